@@ -1,0 +1,6 @@
+"""`python -m batchtune`."""
+
+from batchtune.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The boundaries that no others beat: an exact dynamic programme over the distinct lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.lengths import FloatArray, Histogram, IntArray
+
+# Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
+_TIE = 1e-12
+
+# Where a vectorised pass over the hull's points drops less than this part of them, the rest goes one by one.
+_WORTHWHILE_PASS = 0.02
+
+
+def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]) -> list[FloatArray]:
+    """The boundaries that minimise the cost of all examples, for several bucket counts in one run.
+
+    An example costs what its bucket's end says: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the
+    example costs and C the number of examples up to a length. With f_k(j) the least cost of the examples up
+    to u_j in at most k buckets, f_k(j) = w_j·C_j + min over i of (f_{k-1}(i) - w_j·C_i): the least of lines
+    at w_j, read off the lower convex hull of the points (C_i, f_{k-1}(i)).
+
+    Two facts make it O(K·U) after the hull, and all of it array operations; both hold for any costs:
+
+    - An end u_j with a later u_m that costs no more is never needed: extending the bucket to u_m (over whole
+      buckets where they cost no less) is no dearer. So only ends with w_j < w_m for all m > j take part, and
+      along those the costs rise strictly.
+    - With rising costs, i > j never gives less than i = j (an empty bucket): each example between them costs
+      more than w_j in f_{k-1}(i). So the minimum may run over all i, and one hull serves every j of a layer.
+
+    Args:
+        histogram: U distinct lengths and their counts.
+        example_costs: Shape (U,), not negative and finite: what an example costs in a bucket that ends at
+            that length. It need not be monotone.
+        num_buckets: The largest number of buckets allowed, at least 1 each.
+
+    Returns:
+        For each entry of `num_buckets` the boundaries: ascending, all of them lengths of examples, the last
+        one the longest. Where fewer buckets cost the same, fewer are given.
+
+    Raises:
+        ValueError: The costs have another shape, are negative or not finite, or a bucket count is below 1.
+    """
+    if example_costs.shape != histogram.lengths.shape:
+        raise ValueError(f"{example_costs.size} costs for {histogram.lengths.size} distinct lengths")
+    if not (np.isfinite(example_costs).all() and example_costs.min() >= 0):
+        raise ValueError("example costs must be finite and not negative")
+    if not num_buckets or min(num_buckets) < 1:
+        raise ValueError(f"bucket counts must be at least 1, got {list(num_buckets)}")
+    ends = _useful_ends(example_costs)
+    costs = example_costs[ends]
+    counts = np.concatenate(([0], histogram.cumulative[ends])).astype(np.float64)
+    totals, previous = _solve(costs, counts, min(max(num_buckets), ends.size))
+    return [histogram.lengths[ends[_buckets(totals, previous, most) - 1]] for most in num_buckets]
+
+
+def _useful_ends(example_costs: FloatArray) -> npt.NDArray[np.intp]:
+    """Indices of the lengths that are cheaper than every longer one; the longest is always among them."""
+    least_after = np.minimum.accumulate(example_costs[::-1])[::-1]
+    useful = np.append(example_costs[:-1] < least_after[1:], True)
+    return np.flatnonzero(useful)
+
+
+def _solve(costs: FloatArray, counts: FloatArray, most: int) -> tuple[list[float], list[IntArray]]:
+    """Runs the programme's layers.
+
+    Args:
+        costs: Shape (n,), strictly ascending.
+        counts: Shape (n + 1,), strictly ascending from 0.
+        most: Number of layers, at least 1.
+
+    Returns:
+        The least cost of everything in at most k buckets, k = 1, 2, …, and for each k the end before each
+        end, counted from 1 (0: the bucket begins at the shortest length).
+    """
+    own = np.arange(1, counts.size)
+    least = np.concatenate(([0.0], costs * counts[1:]))
+    totals, previous = [float(least[-1])], [np.zeros(counts.size, dtype=np.int64)]
+    for _ in range(most - 1):
+        hull = _lower_hull(counts, least)
+        slopes = np.diff(least[hull]) / np.diff(counts[hull])
+        # Rounding can make an end beyond one's own look as good as one's own; it never is better.
+        before = np.minimum(hull[np.searchsorted(slopes, costs)], own)
+        least = np.concatenate(([0.0], least[before] + costs * (counts[1:] - counts[before])))
+        totals.append(float(least[-1]))
+        previous.append(np.concatenate(([0], before)))
+    return totals, previous
+
+
+def _buckets(totals: list[float], previous: list[IntArray], most: int) -> IntArray:
+    """The ends (from 1) of the best buckets, at most `most` of them, as few as cost the same."""
+    most = min(most, len(totals))
+    enough = next(k for k in range(most) if totals[k] <= totals[most - 1] * (1 + _TIE))
+    end, ends = previous[0].size - 1, []
+    for layer in range(enough, -1, -1):
+        before = int(previous[layer][end])
+        if before < end:
+            ends.append(end)
+        end = before
+    return np.array(ends[::-1], dtype=np.int64)
+
+
+def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
+    """Indices of the lower convex hull's vertices, for strictly ascending x.
+
+    A point on or above the segment between any two others is no vertex, so all such points can be dropped at
+    once, pass by pass, until none is left.
+    """
+    kept = np.arange(x.size)
+    while kept.size > 2:
+        dx, dy = np.diff(x[kept]), np.diff(y[kept])
+        convex = dy[:-1] * dx[1:] < dy[1:] * dx[:-1]
+        dropped = convex.size - int(np.count_nonzero(convex))
+        if dropped == 0:
+            break
+        kept = kept[np.concatenate(([True], convex, [True]))]
+        if dropped < _WORTHWHILE_PASS * kept.size:
+            return kept[_lower_hull_one_by_one(x[kept].tolist(), y[kept].tolist())]
+    return kept
+
+
+def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.intp]:
+    """As `_lower_hull`, in time linear in the points whatever they are (Andrew's monotone chain)."""
+    hull: list[int] = []
+    for i in range(len(x)):
+        while len(hull) > 1:
+            a, b = hull[-2], hull[-1]
+            if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
+                break
+            hull.pop()
+        hull.append(i)
+    return cast("npt.NDArray[np.intp]", np.array(hull, dtype=np.intp))

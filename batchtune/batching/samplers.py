@@ -1,0 +1,79 @@
+"""The samplers of other libraries, reproduced."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.batching.table import BucketTable, batch_sizes_for
+from batchtune.lengths import FloatArray, Histogram
+
+
+def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatArray:
+    """The boundaries that SpeechBrain's DynamicBatchSampler takes, to the bit.
+
+    Quantiles of lognormal(s=1), that is exp of the normal's, at the points i / (num_buckets + 1), scaled so
+    that the last is max_batch_length (but for rounding). They depend on neither data nor seed.
+
+    Source: `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0.
+
+    Returns:
+        Shape (num_buckets,), ascending.
+
+    Raises:
+        ValueError: `num_buckets` is below 1.
+    """
+    from scipy.special import ndtri
+
+    if num_buckets < 1:
+        raise ValueError(f"num_buckets must be at least 1, got {num_buckets}")
+    parts = num_buckets + 1
+    quantiles = np.exp(ndtri(np.linspace(1 / parts, num_buckets / parts, num_buckets)))
+    return np.asarray(quantiles * max_batch_length / quantiles[-1], dtype=np.float64)
+
+
+def speechbrain_table(
+    histogram: Histogram,
+    max_batch_length: float,
+    *,
+    num_buckets: int | None = None,
+    bucket_boundaries: npt.ArrayLike | None = None,
+    max_batch_ex: int | None = None,
+) -> BucketTable:
+    """The buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into.
+
+    It has one bucket more than boundaries, of batch size 1, for what is longer than the last; it is in the
+    table, with the longest length as its boundary, only where there are such examples.
+
+    Args:
+        histogram: The distinct lengths and their counts.
+        max_batch_length: As SpeechBrain's.
+        num_buckets: As SpeechBrain's; needed without `bucket_boundaries`.
+        bucket_boundaries: As SpeechBrain's, positive; they go before `num_buckets`.
+        max_batch_ex: As SpeechBrain's.
+
+    Raises:
+        ValueError: Neither boundaries nor their number are given, or they break a rule of `BucketTable`.
+    """
+    if bucket_boundaries is not None:
+        boundaries = np.asarray(bucket_boundaries, dtype=np.float64)
+    elif num_buckets is not None:
+        boundaries = speechbrain_boundaries(num_buckets, max_batch_length)
+    else:
+        raise ValueError("either num_buckets or bucket_boundaries is needed")
+    sizes = batch_sizes_for(boundaries, max_batch_length, max_batch_ex)
+    longest = histogram.lengths[-1]
+    if longest > boundaries[-1]:
+        return BucketTable(np.append(boundaries, longest), np.append(sizes, 1))
+    return BucketTable(boundaries, sizes)
+
+
+def count_batches(histogram: Histogram, table: BucketTable) -> int:
+    """Batches of one epoch, `drop_last` off: Σ ceil(n_b / B_b), whatever the shuffle.
+
+    True of every sampler that fills buckets and emits what is left over, SpeechBrain's among them.
+
+    Raises:
+        ValueError: The longest length is beyond the last boundary.
+    """
+    return int(np.sum(-(-table.counts(histogram) // table.batch_sizes)))

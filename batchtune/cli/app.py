@@ -1,0 +1,78 @@
+"""The commands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from batchtune import __version__
+from batchtune.cli import console, settings
+from batchtune.cli.probe_oom import EXAMPLE as PROBE_OOM_EXAMPLE
+from batchtune.cli.probe_oom import probe_oom
+from batchtune.cli.report import EXAMPLE as REPORT_EXAMPLE
+from batchtune.cli.report import report
+from batchtune.cli.sweep_buckets import EXAMPLE as SWEEP_BUCKETS_EXAMPLE
+from batchtune.cli.sweep_buckets import sweep_buckets
+from batchtune.cli.tune import EXAMPLE as TUNE_EXAMPLE
+from batchtune.cli.tune import tune
+from batchtune.errors import BatchtuneError
+
+EXIT_INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """Runs a command and turns what went wrong into one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except BatchtuneError as error:
+            if ctx.params.get("debug"):
+                raise
+            console.print_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            console.note("Interrupted. What was measured is kept: the same command goes on from there.")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    # Plain help: Rich's costs as long to import as everything else together.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Settings: flags over environment (BATCHTUNE_MEMORY, ...) over [tool.batchtune] in pyproject.toml.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"batchtune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option(envvar="BATCHTUNE_DEBUG", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Which batches should this GPU be given?
+
+    batchtune reads the lengths of a data set, finds by measurement the largest batches that fit, compares bucket
+    tables, and writes the sampler config that wastes least.
+    """
+    ctx.default_map = settings.default_map(app)
+
+
+app.command("tune", epilog=TUNE_EXAMPLE)(tune)
+app.command("probe-oom", epilog=PROBE_OOM_EXAMPLE)(probe_oom)
+app.command("sweep-buckets", epilog=SWEEP_BUCKETS_EXAMPLE)(sweep_buckets)
+app.command("report", epilog=REPORT_EXAMPLE)(report)

@@ -1,0 +1,243 @@
+"""Options that several commands share, each group a dataclass; `expand` makes them options of a command.
+
+A field's annotation says how its option is parsed and what the help says; its default is the option's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from batchtune.results import DEFAULT_RUN_FOLDER
+
+if TYPE_CHECKING:
+    from batchtune.lengths import Lengths
+    from batchtune.tuning.probing import ProbeSettings
+    from batchtune.tuning.sweep import SweepSettings
+
+
+def _option(help: str, *, flag: str | None = None, metavar: str | None = None, name: str) -> Any:
+    declared = (flag,) if flag else ()
+    return typer.Option(*declared, envvar=f"BATCHTUNE_{name}", show_envvar=False, help=help, metavar=metavar)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestOptions:
+    """Where the lengths are and how to read them."""
+
+    manifest: Annotated[Path, typer.Argument(help="File that holds the lengths, plain or gzipped.", show_default=False)]
+    format: Annotated[
+        str | None, _option("Format of the manifest; told from its content unless given.", name="FORMAT")
+    ] = None
+    length_key: Annotated[
+        str | None,
+        _option("Column or key of the length; found by its name unless given.", name="LENGTH_KEY", metavar="NAME"),
+    ] = None
+    target_key: Annotated[
+        str | None,
+        _option("Column or key of a second length, that of the target.", name="TARGET_KEY", metavar="NAME"),
+    ] = None
+    unit: Annotated[
+        str | None,
+        _option(
+            "What the lengths count: s, ms, samples, frames, tokens, characters or bytes.",
+            name="UNIT",
+            metavar="UNIT",
+        ),
+    ] = None
+    length_scale: Annotated[
+        str | None,
+        _option("Multiply lengths by a number or a fraction, such as 1/16000.", name="LENGTH_SCALE", metavar="X"),
+    ] = None
+    min_length: Annotated[float | None, _option("Leave shorter examples out.", name="MIN_LENGTH", metavar="X")] = None
+    max_length: Annotated[float | None, _option("Leave longer examples out.", name="MAX_LENGTH", metavar="X")] = None
+    skip_invalid: Annotated[
+        bool, _option("Leave invalid rows out and count them.", flag="--skip-invalid", name="SKIP_INVALID")
+    ] = False
+
+    def load(self) -> Lengths:
+        """Reads the lengths.
+
+        Raises:
+            ManifestError, UsageError: They can't be read as asked.
+        """
+        from batchtune.errors import UsageError
+        from batchtune.lengths import UNITS
+        from batchtune.manifests import ReadOptions, load_lengths, parse_scale
+
+        if self.unit is not None and self.unit not in UNITS:
+            raise UsageError(f"{self.unit!r} is no unit", f"Known ones: {', '.join(UNITS)}.")
+        options = ReadOptions(
+            format=self.format,
+            length_key=self.length_key,
+            target_key=self.target_key,
+            unit=self.unit,
+            length_scale=parse_scale(self.length_scale) if self.length_scale is not None else None,
+            min_length=self.min_length,
+            max_length=self.max_length,
+            skip_invalid=self.skip_invalid,
+        )
+        return load_lengths(self.manifest, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Where results go, and how much is said."""
+
+    run: Annotated[Path, _option("Folder for the files of this tuning.", flag="--run", name="RUN", metavar="DIR")] = (
+        Path(DEFAULT_RUN_FOLDER)
+    )
+    seed: Annotated[int, _option("Of the workload's random numbers and the sampler's shuffles.", name="SEED")] = 0
+    force: Annotated[
+        bool, typer.Option("--force", help="Start over where the folder holds another run, and remove that.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What to measure, and on what."""
+
+    workload: Annotated[
+        str | None,
+        _option(
+            "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
+            "code. The built-in that fits the unit unless given.",
+            name="WORKLOAD",
+            metavar="W",
+        ),
+    ] = None
+    set_: Annotated[
+        list[str] | None,
+        _option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
+    ] = None
+    device: Annotated[str, _option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = "auto"
+    memory: Annotated[
+        str | None,
+        _option(
+            "Cap on the worker's memory, such as 2GiB; the whole device unless given.",
+            name="MEMORY",
+            metavar="SIZE",
+        ),
+    ] = None
+    memory_fraction: Annotated[
+        float, _option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
+    ] = 0.9
+    num_lengths: Annotated[
+        int, _option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS")
+    ] = 12
+    tolerance: Annotated[
+        float,
+        _option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE"),
+    ] = 0.01
+    trial_timeout: Annotated[
+        float, _option("Seconds that one trial may take.", name="TRIAL_TIMEOUT", metavar="SECONDS")
+    ] = 300.0
+
+    def settings(self, lengths: Lengths, *, max_batch_size: int | None, seed: int) -> ProbeSettings:
+        """The settings of the probe.
+
+        Raises:
+            UsageError: A value has no meaning, or the workload must be named because the unit is unknown.
+        """
+        from batchtune.errors import UsageError
+        from batchtune.tuning.probing import ProbeSettings
+        from batchtune.units import parse_size
+        from batchtune.workloads import default_workload, parse_options
+
+        workload = self.workload or default_workload(lengths.unit)
+        if workload is None:
+            raise UsageError(
+                "which training step to measure is not known: the lengths have no unit",
+                "Name it with --workload, or say with --unit what the lengths count.",
+            )
+        options = parse_options(self.set_ or ())
+        if workload == "builtin:conformer-ctc" and lengths.unit is not None:
+            options.setdefault("unit", lengths.unit)
+        return ProbeSettings(
+            workload=workload,
+            options=options,
+            device=self.device,
+            memory_bytes=parse_size(self.memory) if self.memory is not None else None,
+            memory_fraction=self.memory_fraction,
+            num_lengths=self.num_lengths,
+            tolerance=self.tolerance,
+            max_batch_size=max_batch_size,
+            trial_timeout_seconds=self.trial_timeout,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Which bucket tables to compare."""
+
+    num_buckets: Annotated[
+        str, _option("Bucket counts: 15, 10:20 (both ends in) or 10,15,20.", name="NUM_BUCKETS", metavar="N")
+    ] = "10:20"
+    strategy: Annotated[
+        list[str] | None,
+        _option(
+            "speechbrain, linear, exponential, quantile or optimal; can be repeated. All unless given.",
+            name="STRATEGY",
+            metavar="S",
+        ),
+    ] = None
+
+    def settings(self, *, max_batch_size: int | None, seed: int) -> SweepSettings:
+        """The settings of the sweep.
+
+        Raises:
+            UsageError: A value has no meaning.
+        """
+        from batchtune.tuning.sweep import SweepSettings, parse_num_buckets
+
+        counts = parse_num_buckets(self.num_buckets)
+        if self.strategy:
+            return SweepSettings(
+                strategies=tuple(self.strategy), num_buckets=counts, max_batch_size=max_batch_size, seed=seed
+            )
+        return SweepSettings(num_buckets=counts, max_batch_size=max_batch_size, seed=seed)
+
+
+MaxBatchSize = Annotated[
+    int | None,
+    _option("Never more examples in a batch.", flag="--max-batch-size", name="MAX_BATCH_SIZE", metavar="N"),
+]
+
+
+def expand(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes a command of a function that takes option dataclasses: their fields become its options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            own = get_type_hints(group, include_extras=True)
+            parameters += [_parameter(field, own[field.name]) for field in fields(group)]
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def run(**values: Any) -> None:
+        arguments: dict[str, Any] = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**arguments, **values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameter(field: Field[Any], annotation: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

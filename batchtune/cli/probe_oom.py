@@ -1,0 +1,33 @@
+"""`batchtune probe-oom`."""
+
+from __future__ import annotations
+
+from batchtune.cli.options import ManifestOptions, MaxBatchSize, ProbeOptions, RunOptions, expand
+
+EXAMPLE = "Example:  batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12 --memory-fraction 0.9"
+
+
+@expand
+def probe_oom(
+    source: ManifestOptions, probe: ProbeOptions, run: RunOptions, max_batch_size: MaxBatchSize = None
+) -> None:
+    """Find by measurement the largest batches that fit on the device.
+
+    Sorts the lengths in descending order, runs real training steps in a process of their own, and bisects, guided by
+    a model of the memory, between what fits and what runs out of memory. Writes probe.json. Interrupted, it goes on
+    from where it was.
+    """
+    from batchtune.cli import console
+    from batchtune.cli.progress import probe_with_progress
+    from batchtune.reports import RunResults
+    from batchtune.reports.terminal import render_terminal
+    from batchtune.results import encode
+
+    lengths = source.load()
+    console.notes(console.describe(lengths), quiet=run.quiet)
+    settings = probe.settings(lengths, max_batch_size=max_batch_size, seed=run.seed)
+    found = probe_with_progress(lengths, settings, run, default_workload=probe.workload is None)
+    if run.json:
+        console.write_result(encode(found).decode(), None)
+    else:
+        render_terminal(RunResults(name=run.run.name, probe=found, sweep=None), console.result_console())

@@ -1,0 +1,105 @@
+"""Live progress on stderr: what is tried, what was found, how long still. Silent where stderr is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from batchtune.cli import console
+from batchtune.cli.options import RunOptions
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from batchtune.lengths import Lengths
+    from batchtune.results import Device, Probe, Row, Trial
+    from batchtune.tuning.probing import ProbeProgress, ProbeSettings
+    from batchtune.tuning.sweep import SweepSettings
+
+
+def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptions, *, default_workload: bool) -> Probe:
+    """Runs the probe with a line for each trial and a bar below."""
+    from batchtune.tuning.probing import run_probe
+    from batchtune.tuning.sweeping import check_lengths
+
+    check_lengths(lengths, run.run, force=run.force)
+    if default_workload:
+        chosen = (
+            f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
+        )
+        console.notes([chosen], quiet=run.quiet)
+    with _bar(quiet=run.quiet) as bar:
+        watcher = _ProbeWatcher(bar, lengths.unit, quiet=run.quiet)
+        return run_probe(lengths, settings, run.run, force=run.force, on_progress=watcher)
+
+
+@contextmanager
+def row_counter(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row], None]]:
+    """A bar that counts the rows of a sweep."""
+    with _bar(quiet=quiet) as bar:
+        task = bar.add_task("Sweeping", total=len(settings.strategies) * len(settings.num_buckets))
+        yield lambda row: bar.update(task, advance=1, description=f"{row.strategy}, {row.num_buckets} buckets")
+
+
+class _ProbeWatcher:
+    """Turns the probe's progress into lines and a bar."""
+
+    def __init__(self, bar: Progress, unit: str | None, *, quiet: bool) -> None:
+        self._bar = bar
+        self._unit = unit
+        self._quiet = quiet
+        self._task = bar.add_task("Building the workload", total=None)
+        self._introduced = False
+
+    def __call__(self, progress: ProbeProgress) -> None:
+        from batchtune.units import format_length, format_seconds
+
+        if not self._introduced:
+            self._introduced = True
+            console.notes(_about(progress.device), quiet=self._quiet)
+        length = format_length(progress.shape.length, self._unit)
+        if progress.trial is None:
+            left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
+            description = f"Trying {progress.shape.batch_size:,} × {length}{left}"
+            self._bar.update(self._task, description=description, completed=progress.done, total=progress.total)
+        else:
+            self._bar.console.print(_told(progress.trial, length), highlight=False, markup=False)
+            self._bar.update(self._task, completed=progress.done, total=progress.total)
+
+
+def _about(device: Device) -> list[str]:
+    from batchtune.units import format_size
+
+    lines = [
+        f"Device: {device.name}, {format_size(device.total_bytes)}; the limit is {format_size(device.limit_bytes)}."
+    ]
+    if device.other_processes:
+        lines.append(
+            f"Warning: {device.other_processes} other process(es) use this device: times and limits will be off. "
+            "Stop them, or probe another one with --device cuda:N."
+        )
+    return lines
+
+
+def _told(trial: Trial, length: str) -> str:
+    """A trial as a line: `  12 × 24.5 s      ok      1.2 GiB   340 ms`."""
+    from batchtune.units import format_seconds, format_size
+
+    peak = format_size(trial.peak_bytes) if trial.peak_bytes is not None else ""
+    time = format_seconds(trial.step_seconds) if trial.step_seconds is not None else ""
+    outcome = "out of memory" if trial.outcome == "oom" else trial.outcome
+    return f"{f'{trial.batch_size:,} × {length}':>22}  {outcome:<13}  {peak:>9}  {time:>8}".rstrip()
+
+
+@contextmanager
+def _bar(*, quiet: bool) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    stderr = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    shown = stderr.is_terminal and not quiet
+    silent = Console(stderr=True, quiet=True)
+    with Progress(*columns, console=stderr if shown else silent, transient=True, disable=not shown) as bar:
+        yield bar

@@ -1,0 +1,1 @@
+"""A recommendation → one framework's config, one module per framework."""

@@ -1,0 +1,55 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from batchtune.errors import ResultError
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part.
+
+    The content goes to a temporary file in the same folder, which then takes the name.
+
+    Args:
+        path: The file; its folder is made where missing.
+        content: Text (written as UTF-8) or bytes.
+
+    Raises:
+        ResultError: The file can't be written: a full disk, no permission, a folder in its place.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def unwritable(path: Path, error: OSError) -> ResultError:
+    """The error for a file that can't be written, with the system's own reason."""
+    return ResultError(
+        f"{path} can't be written: {error.strerror or error}",
+        "Nothing was left half-written. Make room or choose another place, then run the same command again.",
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

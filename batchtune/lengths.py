@@ -1,0 +1,175 @@
+"""The lengths of a data set: what every part of batchtune works on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.results import LengthsSummary
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+Unit = Literal["s", "ms", "samples", "frames", "tokens", "characters", "bytes"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """The lengths of a data set's examples, in descending order.
+
+    Build one with `Lengths.of`, which sorts and checks.
+
+    Attributes:
+        values: Shape (count,), float64, positive and finite, sorted in descending order.
+        targets: Shape (count,), the target length of the same example, or None. Within equal lengths,
+            descending too.
+        unit: What `values` count, or None where nothing says it.
+        left_out: What was left out on the way here, as reason → number of examples ("shorter than --min-length
+            1" → 12); empty where nothing was.
+        notes: What the reader found out and the user should know, as full sentences.
+    """
+
+    values: FloatArray
+    targets: FloatArray | None = None
+    unit: Unit | None = None
+    left_out: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        values: npt.ArrayLike,
+        targets: npt.ArrayLike | None = None,
+        *,
+        unit: Unit | None = None,
+        left_out: dict[str, int] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> Lengths:
+        """Sorts lengths in descending order, with their targets.
+
+        Args:
+            values: Shape (count,), positive and finite, at least one, in any order.
+            targets: Shape (count,), not negative and finite, or None.
+            unit: What `values` count, or None where nothing says it.
+            left_out: Reason → number of examples that were left out.
+            notes: Full sentences for the user.
+
+        Raises:
+            ValueError: No lengths, or one that is not positive and finite, or targets of another shape.
+        """
+        array = np.asarray(values, dtype=np.float64)
+        if array.ndim != 1 or array.size == 0:
+            raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {array.shape}")
+        if not (np.isfinite(array).all() and array.min() > 0):
+            raise ValueError("lengths must be positive and finite")
+        left = dict(left_out or {})
+        if targets is None:
+            return cls(np.sort(array)[::-1].copy(), None, unit, left, notes)
+        seconds = np.asarray(targets, dtype=np.float64)
+        if seconds.shape != array.shape:
+            raise ValueError(f"{seconds.size} targets for {array.size} lengths")
+        if not (np.isfinite(seconds).all() and seconds.min() >= 0):
+            raise ValueError("target lengths must be finite and not negative")
+        order = np.lexsort((seconds, array))[::-1]
+        return cls(array[order], seconds[order], unit, left, notes)
+
+    @property
+    def count(self) -> int:
+        """Number of examples."""
+        return int(self.values.size)
+
+    @property
+    def longest(self) -> float:
+        """The longest length."""
+        return float(self.values[0])
+
+    @property
+    def shortest(self) -> float:
+        """The shortest length."""
+        return float(self.values[-1])
+
+    @cached_property
+    def total(self) -> float:
+        """The true length of all examples together."""
+        return float(self.values.sum())
+
+    @cached_property
+    def histogram(self) -> Histogram:
+        """The distinct lengths in ascending order, and how often each occurs."""
+        distinct, counts = np.unique(self.values, return_counts=True)
+        return Histogram(distinct, counts.astype(np.int64))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, over the lengths in descending order (then their targets).
+
+        The bytes are IEEE 754 doubles, little-endian, so the same data give the same fingerprint everywhere,
+        in whatever order and format they were stored.
+        """
+        digest = hashlib.sha256(self.values.astype("<f8").tobytes())
+        if self.targets is not None:
+            digest.update(self.targets.astype("<f8").tobytes())
+        return digest.hexdigest()
+
+    def worst_target(self, length: float) -> float | None:
+        """The longest target of the examples that are at most `length` long; None without targets.
+
+        Raises:
+            ValueError: No example is that short.
+        """
+        if self.targets is None:
+            return None
+        first = self.count - int(np.searchsorted(self.values[::-1], length, side="right"))
+        if first == self.count:
+            raise ValueError(f"no example is at most {length} long")
+        return float(self.targets[first:].max())
+
+    def summary(self) -> LengthsSummary:
+        """The record that every result file carries."""
+        return LengthsSummary(
+            count=self.count,
+            total=self.total,
+            min=self.shortest,
+            max=self.longest,
+            unit=self.unit,
+            fingerprint=self.fingerprint,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Distinct lengths and how often each occurs.
+
+    Attributes:
+        lengths: Shape (distinct,), strictly ascending.
+        counts: Shape (distinct,), at least 1 each.
+    """
+
+    lengths: FloatArray
+    counts: IntArray
+
+    @cached_property
+    def cumulative(self) -> IntArray:
+        """Shape (distinct,): number of examples at most that long."""
+        return cast(IntArray, np.cumsum(self.counts))
+
+    @cached_property
+    def cumulative_total(self) -> FloatArray:
+        """Shape (distinct,): true length of the examples at most that long."""
+        return cast(FloatArray, np.cumsum(self.lengths * self.counts))
+
+    @property
+    def count(self) -> int:
+        """Number of examples."""
+        return int(self.cumulative[-1])
+
+    def count_up_to(self, length: float) -> int:
+        """Number of examples that are at most `length` long."""
+        index = int(np.searchsorted(self.lengths, length, side="right"))
+        return int(self.cumulative[index - 1]) if index else 0

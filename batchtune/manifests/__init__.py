@@ -1,0 +1,14 @@
+"""Manifests: a source of lengths → `Lengths`.
+
+A format is one module in `batchtune.manifests.formats` and one line in its registry. Its reader hands on raw
+values and where they stand; finding the column, converting, checking, scaling, filtering and counting are
+done here, once.
+"""
+
+from __future__ import annotations
+
+from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.options import ReadOptions, parse_scale
+from batchtune.manifests.reading import load_lengths
+
+__all__ = ["FORMATS", "ReadOptions", "load_lengths", "parse_scale"]

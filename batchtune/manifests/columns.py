@@ -1,0 +1,128 @@
+"""Which column holds the lengths, and what they count there."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from batchtune.errors import ManifestError
+from batchtune.lengths import Unit
+from batchtune.manifests.rows import Column
+from batchtune.manifests.source import shortened
+from batchtune.manifests.values import number
+
+# The names under which data sets keep lengths, and the unit that each implies; None where it implies none.
+# They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
+KNOWN_UNITS: dict[str, Unit | None] = {
+    **dict.fromkeys(("duration", "dur", "durations", "audio_duration", "speech_duration", "seconds"), "s"),
+    **dict.fromkeys(("duration_s", "duration_sec", "duration_secs", "duration_seconds"), "s"),
+    **dict.fromkeys(("dur_s", "length_s", "length_sec", "length_seconds", "len_s"), "s"),
+    **dict.fromkeys(("duration_ms", "duration_msec", "duration_millis", "duration_milliseconds"), "ms"),
+    **dict.fromkeys(("dur_ms", "length_ms", "len_ms", "milliseconds"), "ms"),
+    **dict.fromkeys(("num_samples", "n_samples", "nsamples", "samples", "audio_samples"), "samples"),
+    **dict.fromkeys(("num_frames", "n_frames", "nframes", "frames"), "frames"),
+    **dict.fromkeys(("num_tokens", "n_tokens", "ntokens", "tokens", "token_count", "token_length"), "tokens"),
+    **dict.fromkeys(("input_length", "input_tokens", "prompt_tokens", "total_tokens"), "tokens"),
+    **dict.fromkeys(("num_prefill_tokens", "num_decode_tokens", "num_total_tokens"), "tokens"),
+    **dict.fromkeys(("num_chars", "n_chars", "chars", "char_count", "text_length"), "characters"),
+    **dict.fromkeys(("num_characters", "n_characters", "characters"), "characters"),
+    **dict.fromkeys(("bytes", "num_bytes", "n_bytes", "size_bytes", "size", "file_size", "filesize"), "bytes"),
+    **dict.fromkeys(("length", "len", "sequence_length", "seq_length", "seq_len", "seqlen"), None),
+}
+
+# Where a row is likely to carry its id; the first of these that is there is shown in messages.
+ID_NAMES = (
+    "id",
+    "utt_id",
+    "uttid",
+    "utt",
+    "key",
+    "audio_filepath",
+    "path",
+    "audio",
+    "wav",
+    "file",
+    "clip",
+    "name",
+)
+
+PEEKED_ROWS = 1000
+_LISTED = 20
+
+
+def normalised(name: str) -> str:
+    """A column's name in lower case, with runs of spaces, hyphens, dots and brackets as one underscore."""
+    return re.sub(r"[\s\-_.()\[\]]+", "_", name.lower()).strip("_")
+
+
+def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
+    """The columns of some rows, in the order in which they are first seen; all keys of all rows count."""
+    examples: dict[str, object] = {}
+    numeric: set[str] = set()
+    for entry in entries:
+        for name, value in entry.items():
+            if examples.get(name) in (None, ""):
+                examples[name] = value
+            if name not in numeric and number(value) is not None:
+                numeric.add(name)
+    return [Column(name, example, name in numeric) for name, example in examples.items()]
+
+
+def id_name(columns: Iterable[str]) -> str | None:
+    """The column that names a row, or None."""
+    names = {normalised(name): name for name in columns}
+    return next((names[known] for known in ID_NAMES if known in names), None)
+
+
+def find_column(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
+    """The column that the user named: exactly so or, where only one is, in other upper and lower case.
+
+    Raises:
+        ManifestError: There is none; the message names the nearest, or all.
+    """
+    exact = [column for column in columns if column.name == key]
+    found = exact or [column for column in columns if column.name.casefold() == key.casefold()]
+    if len(found) == 1:
+        return found[0]
+    folded = {column.name.casefold(): column.name for column in columns}
+    near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
+    meant = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Name one of them with {option} NAME."
+    raise ManifestError(f"{path} has no column {key!r} ({option}). Its columns: {_listed(columns)}", meant)
+
+
+def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> Column:
+    """The one column that is known to hold lengths.
+
+    Args:
+        path: For messages.
+        columns: Of the manifest.
+        taken: A column that already has another use, or None.
+
+    Raises:
+        ManifestError: None is, or several are: the message lists them with an example of each.
+    """
+    known = [column for column in columns if normalised(column.name) in KNOWN_UNITS and column.name != taken]
+    candidates = [column for column in known if column.numeric] or known
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        order = list(KNOWN_UNITS)
+        candidates.sort(key=lambda column: order.index(normalised(column.name)))
+        listed = ", ".join(f"{column.name!r} (such as {shortened(column.example)})" for column in candidates)
+        raise ManifestError(
+            f"{path} has {len(candidates)} columns that may hold the lengths: {listed}",
+            f"Choose with --length-key NAME, for example --length-key {candidates[0].name!r}.",
+        )
+    hint = "Name the column that holds the lengths with --length-key NAME."
+    if any(number(column.name) is not None for column in columns):
+        hint = "One of these names is a number: a table needs a first line that names its columns."
+    raise ManifestError(f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}", hint)
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    names = [column.name + (" (numeric)" if column.numeric else "") for column in columns[:_LISTED]]
+    if len(columns) > _LISTED:
+        names.append(f"and {len(columns) - _LISTED} more")
+    return ", ".join(names)

@@ -1,0 +1,160 @@
+"""JSON read by msgspec, with what it leaves to be wished for: places of errors, `NaN` and `Infinity`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from batchtune.errors import ManifestError
+from batchtune.manifests.source import Head
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+MISSING = msgspec.Raw(b"null")
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# A literal, or a string, closed or not: a broken text is then passed over once, not once for every quote.
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+_FIRST_VALUE_IS_OBJECT = re.compile(rb'\s*\{\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*\{|\}\s*$)', re.DOTALL)
+
+
+class Decoder(Protocol[T_co]):
+    """What is used of `msgspec.json.Decoder`."""
+
+    def decode(self, buf: bytes, /) -> T_co:
+        """JSON to a value."""
+
+
+class Entry(msgspec.Struct):
+    """The values of one example that matter, as the JSON text that they are.
+
+    Keeping them as text makes decoding fast (nothing else is built) and lets values pass that msgspec refuses
+    (1e400), so that they can be reported like any other invalid length.
+    """
+
+    length: msgspec.Raw = MISSING
+    target: msgspec.Raw = MISSING
+    id: msgspec.Raw = MISSING
+
+
+class _AnyKeyDecoder:
+    """Decodes entries whose keys can't be the names of a struct's fields; several times slower."""
+
+    def __init__(self, length_key: str, target_key: str | None, id_key: str | None) -> None:
+        self._keys = {"length": length_key, "target": target_key, "id": id_key}
+
+    def decode(self, buf: bytes, /) -> Entry:
+        found = _OBJECT.decode(buf)
+        return Entry(**{field: found[key] for field, key in self._keys.items() if key in found})
+
+
+def entry_decoder(length_key: str, target_key: str | None, id_key: str | None) -> Decoder[Entry]:
+    """A decoder of JSON objects that keeps the values of these keys only."""
+    if id_key in (length_key, target_key):
+        id_key = None
+    keys = {"length": length_key, "target": target_key, "id": id_key}
+    # A field that is not wanted gets a name that no key has, or it would be read from a key of its own name.
+    names = {field: f"\ue000{field}" if key is None else key for field, key in keys.items()}
+    # Named once more, since only a class's own fields are renamed.
+    fields = [(field, msgspec.Raw, MISSING) for field in keys]
+    try:
+        kind = msgspec.defstruct("Entry", fields, bases=(Entry,), rename=names)
+    except ValueError:  # a key with a quote, a backslash or a control character
+        return _AnyKeyDecoder(length_key, target_key, id_key)
+    return msgspec.json.Decoder(kind)
+
+
+def decoded(path: Path, data: bytes, decoder: Decoder[T], first_line: int = 1, hint: str | None = None) -> T:
+    """Decodes JSON; `NaN` and `Infinity`, which Python's json writes, pass as the strings of that name.
+
+    Args:
+        path: For messages.
+        data: UTF-8.
+        decoder: Of msgspec.
+        first_line: The line on which `data` begin, for messages.
+        hint: What to do where it is malformed.
+
+    Raises:
+        ManifestError: It is malformed, breaks off (the message has line and column), or is of another shape.
+    """
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        raise ManifestError(f"{path}, line {first_line}: the JSON is nested too deeply", hint) from None
+    except msgspec.ValidationError as error:
+        raise ManifestError(
+            f"{path}, line {first_line}: the JSON has another shape than needed: {error}", hint
+        ) from None
+    except msgspec.DecodeError as error:
+        if b"NaN" in data or b"Infinity" in data:
+            try:
+                return decoder.decode(_TOKEN.sub(_quoted, data))
+            except msgspec.DecodeError:
+                pass  # the place in the original text is wanted
+        raise _malformed(path, data, first_line, str(error), hint) from None
+
+
+def values(raws: Sequence[msgspec.Raw]) -> Sequence[object]:
+    """The Python values of some JSON texts; numbers beyond float64 become infinite."""
+    joined = b"[" + b",".join(raws) + b"]"
+    try:
+        found: list[object] = msgspec.json.decode(joined, type=list[Any])
+    except msgspec.DecodeError:
+        found = json.loads(joined, parse_int=float)
+    return found
+
+
+def value(raw: msgspec.Raw) -> object:
+    """The Python value of one JSON text."""
+    return values([raw])[0]
+
+
+def objects(entries: Iterable[dict[str, msgspec.Raw]]) -> Iterable[dict[str, object]]:
+    """Entries with their values decoded."""
+    for entry in entries:
+        yield dict(zip(entry, values(list(entry.values())), strict=True))
+
+
+def holds_object_of_objects(head: Head) -> bool:
+    """Whether a JSON file that begins so is one object of objects, rather than an object on every line."""
+    if len(head.lines) == 1 and head.complete:
+        try:
+            entries = _OBJECT.decode(_TOKEN.sub(_quoted, head.data))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        else:
+            return all(bytes(raw).startswith(b"{") for raw in entries.values())
+    elif len(head.lines) > 1:
+        try:
+            _OBJECT.decode(_TOKEN.sub(_quoted, head.lines[0].encode()))
+            return False  # the first line is an object of its own
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+    return _FIRST_VALUE_IS_OBJECT.match(head.data) is not None
+
+
+def _quoted(match: re.Match[bytes]) -> bytes:
+    token = match[0]
+    return token if token.startswith(b'"') else b'"' + token + b'"'
+
+
+def _malformed(path: Path, data: bytes, first_line: int, reason: str, hint: str | None) -> ManifestError:
+    """The error with line and column, by Python's own parser: msgspec has none where the text breaks off."""
+    text = data.decode()
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        place = f"{path}, line {line}, column {error.colno}"
+        if not text[error.pos :].strip() or error.msg.startswith("Unterminated string"):
+            return ManifestError(f"{place}: the JSON breaks off", hint)
+        return ManifestError(f"{place}: the JSON is malformed: {error.msg}", hint)
+    except (ValueError, RecursionError):
+        pass
+    return ManifestError(f"{path}, line {first_line}: the JSON can't be decoded: {reason}", hint)

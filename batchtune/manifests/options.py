@@ -1,0 +1,70 @@
+"""What a user may say about a manifest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from batchtune.errors import UsageError
+from batchtune.lengths import Unit
+
+# The exponent is bounded: Fraction("1e999999999") would compute for hours.
+_NUMBER = r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
+_SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How a manifest is read.
+
+    Attributes:
+        format: A name in `batchtune.manifests.FORMATS`, or None to detect it from the content.
+        length_key: The column (or JSON key) that holds the lengths, or None to find it among the known names.
+        target_key: The column that holds the target lengths, or None where there are none.
+        unit: What the lengths count after `length_scale`, or None to take it from the format or column.
+        length_scale: What each length is multiplied with, exactly: value * numerator / denominator. It does
+            not touch the target lengths.
+        min_length: The shortest length that is kept, inclusive, after scaling.
+        max_length: The longest length that is kept, inclusive, after scaling.
+        skip_invalid: Whether invalid rows are left out and counted, rather than an error.
+    """
+
+    format: str | None = None
+    length_key: str | None = None
+    target_key: str | None = None
+    unit: Unit | None = None
+    length_scale: Fraction | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    skip_invalid: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length_scale is not None and self.length_scale <= 0:
+            raise ValueError(f"length_scale must be positive, got {self.length_scale}")
+        if self.min_length is not None and self.max_length is not None and self.min_length > self.max_length:
+            raise UsageError(
+                f"--min-length {self.min_length:.15g} is more than --max-length {self.max_length:.15g}",
+                "No example can be in between: exchange them, or leave one out.",
+            )
+
+
+def parse_scale(text: str) -> Fraction:
+    """Reads a length scale: `0.001`, `1/16000` or `16000`, exactly.
+
+    Raises:
+        UsageError: Not a number or fraction, or not positive.
+    """
+    hint = "Write a positive number or a fraction, such as 0.001 or 1/16000."
+    match = _SCALE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no length scale", hint)
+    numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
+    if numerator <= 0 or denominator <= 0:
+        raise UsageError(f"The length scale {text!r} is not positive", hint)
+    scale = numerator / denominator
+    try:
+        float(scale.numerator), float(scale.denominator)
+    except OverflowError:
+        raise UsageError(f"The length scale {text!r} is too large or too small", hint) from None
+    return scale

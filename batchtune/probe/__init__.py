@@ -1,0 +1,1 @@
+"""Measures batch shapes on a device, in a worker process, and finds the frontier."""

@@ -1,0 +1,40 @@
+"""Results → terminal, Markdown, HTML, JSON: one module per format, each with `render(results) -> str`.
+
+A format knows nothing but the records: `run` reads them, `summary` and `page` say what a report contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from batchtune.reports.run import RunResults, load_run
+from batchtune.reports.summary import summary_sentences
+
+__all__ = ["FORMATS", "RunResults", "load_run", "render", "summary_sentences"]
+
+# Format → the module that renders it, imported on first use: jinja2 and rich are slow to start.
+FORMATS = {
+    "terminal": "batchtune.reports.terminal",
+    "markdown": "batchtune.reports.markdown",
+    "html": "batchtune.reports.html",
+    "json": "batchtune.reports.json_format",
+}
+
+
+def render(report_format: str, results: RunResults) -> str:
+    """A run's report as text.
+
+    Args:
+        report_format: A name from `FORMATS`. `terminal` gives plain text, 80 columns wide; to print on a real
+            terminal, with its width and colours, use `batchtune.reports.terminal.render_terminal`.
+        results: What the run folder holds.
+
+    Raises:
+        ValueError: There is no such format.
+    """
+    if report_format not in FORMATS:
+        raise ValueError(f"report_format must be one of {', '.join(FORMATS)}, got {report_format!r}")
+    renderer = cast(Callable[[RunResults], str], import_module(FORMATS[report_format]).render)
+    return renderer(results)

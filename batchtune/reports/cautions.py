@@ -1,0 +1,67 @@
+"""What the reader of a report should look after, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchtune.reports.run import RunResults
+from batchtune.reports.summary import format_percent, with_full_stop
+from batchtune.results import Probe, Sweep
+from batchtune.units import format_length
+
+# Less than this part of what fits is worth a word; a rounded limit is not.
+_LOW_LIMIT = 0.95
+
+# A fit that misses its own measurements by more can't be trusted between them.
+_POOR_FIT = 0.1
+
+
+def warning_sentences(results: RunResults) -> list[str]:
+    """The sweep's own warnings, then what only the results side by side can show; each once."""
+    warnings: list[str] = []
+    if results.sweep is not None:
+        warnings += [with_full_stop(text) for text in results.sweep.warnings]
+    if results.probe is not None:
+        warnings += _probe_warnings(results.probe)
+        if results.sweep is not None:
+            warnings += _limit_warnings(results.probe, results.sweep)
+    return list(dict.fromkeys(warnings))
+
+
+def _probe_warnings(probe: Probe) -> Iterator[str]:
+    others = probe.device.other_processes
+    if others:
+        who = "1 other process" if others == 1 else f"{others} other processes"
+        yield (
+            f"{who} used the device during the probe: memory and times may be wrong. "
+            "Probe again when the device is free."
+        )
+    if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
+        unit = probe.lengths.unit
+        yield (
+            f"The frontier ends at {format_length(probe.frontier[-1].length, unit)}, but the longest example "
+            f"has {format_length(probe.lengths.max, unit)}. Leave longer examples out with --max-length, or "
+            "give the probe more memory."
+        )
+    for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
+        if model is not None and model.relative_error > _POOR_FIT:
+            yield (
+                f"The model of {name} misses the trials by {format_percent(model.relative_error)}: take "
+                "figures that build on it as rough, and check them with `batchtune verify`."
+            )
+
+
+def _limit_warnings(probe: Probe, sweep: Sweep) -> Iterator[str]:
+    unit = sweep.lengths.unit
+    used = format_length(sweep.max_batch_length, unit)
+    measured = format_length(probe.max_batch_length, unit)
+    if sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
+        yield (
+            f"The sweep took max_batch_length = {used}, but the probe measured that {measured} fits: "
+            "training may run out of memory. Sweep again without --max-batch-length."
+        )
+    elif sweep.max_batch_length < probe.max_batch_length * _LOW_LIMIT:
+        yield (
+            f"The sweep took max_batch_length = {used}, but the probe measured that {measured} fits: "
+            "memory is left unused. Sweep again without --max-batch-length to use it."
+        )

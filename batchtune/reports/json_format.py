@@ -1,0 +1,29 @@
+"""A run's report as one JSON document: the summary and the result files, whole."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from batchtune.reports.run import RunResults
+from batchtune.reports.summary import summary_sentences
+from batchtune.results import Probe, Result, Sweep, encode, meta_of
+
+
+class Report(Result, frozen=True, kw_only=True):
+    """What `batchtune report --format json` writes."""
+
+    FORMAT: ClassVar[str] = "batchtune/report"
+
+    summary: list[str]
+    probe: Probe | None
+    sweep: Sweep | None
+
+
+def report_of(results: RunResults) -> Report:
+    """The results and their summary as one record."""
+    return Report(meta=meta_of(Report), summary=summary_sentences(results), probe=results.probe, sweep=results.sweep)
+
+
+def render(results: RunResults) -> str:
+    """The report as JSON; the same results give the same bytes, wherever the run folder lies."""
+    return encode(report_of(results)).decode()

@@ -1,0 +1,213 @@
+"""What a report contains, in the words and numbers that a reader sees, before any format.
+
+The formats for people (terminal, Markdown, HTML) all render a `Page`, so they say the same.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from typing import get_args
+
+from batchtune.reports.cautions import warning_sentences
+from batchtune.reports.rows import rows_table
+from batchtune.reports.run import RunResults
+from batchtune.reports.summary import describe_device, format_percent, summary_sentences
+from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
+from batchtune.results import CostModel, FrontierPoint, LengthsSummary, Outcome, Probe, Row, Sweep
+from batchtune.units import format_length, format_number, format_seconds, format_size
+
+_MAX_TEXT = 400
+_MAX_FRONTIER_POINTS = 24
+_MAX_FAILURES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A report's content. All strings are clean: one line, no control characters.
+
+    Attributes:
+        title: What this is a report of.
+        facts: Name and value of what was measured, where and how.
+        summary: Sentences, most important first.
+        tables: In the order to show them.
+        warnings: What the reader should look after, each with its remedy.
+    """
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    summary: tuple[str, ...]
+    tables: tuple[Table, ...]
+    warnings: tuple[str, ...]
+
+
+def build_page(results: RunResults) -> Page:
+    """Lays out a run's results for people."""
+    probe, sweep = results.probe, results.sweep
+    tables: list[Table] = []
+    if sweep is not None:
+        tables.append(rows_table(sweep))
+        if sweep.recommended_row is not None:
+            tables.append(_bucket_table(sweep, sweep.recommended_row))
+    if probe is not None:
+        tables.append(_frontier_table(probe))
+        tables += _failures_table(probe)
+    return Page(
+        title=clean(f"batchtune report: {results.name}"),
+        facts=tuple((name, clean(value)) for name, value in _facts(results)),
+        summary=tuple(clean(sentence) for sentence in summary_sentences(results)),
+        tables=tuple(_clean_table(table) for table in tables),
+        warnings=tuple(clean(sentence) for sentence in warning_sentences(results)),
+    )
+
+
+def clean(text: str) -> str:
+    """One line of text that can do nothing to the place where it is shown.
+
+    Result files may come from anywhere: white space of any kind becomes one space, control and formatting
+    characters (terminal escapes, changes of writing direction) become U+FFFD, and what is longer than 400
+    characters is cut with an ellipsis.
+    """
+    line = " ".join(text.split())
+    line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def _clean_table(table: Table) -> Table:
+    return Table(
+        title=clean(table.title),
+        columns=table.columns,
+        rows=tuple(tuple(clean(cell) for cell in row) for row in table.rows),
+        notes=tuple(clean(note) for note in table.notes),
+        marked=table.marked,
+        break_before=table.break_before,
+    )
+
+
+def _facts(results: RunResults) -> list[tuple[str, str]]:
+    probe, sweep = results.probe, results.sweep
+    facts = [("Data", _describe_data(results.lengths))]
+    if probe is not None:
+        facts.append(("Device", describe_device(probe.device)))
+        driver = f", driver {probe.device.driver}" if probe.device.driver else ""
+        facts.append(("Software", f"torch {probe.device.torch}{driver}, allocator {probe.device.allocator}"))
+        options = "".join(f" {key}={value}" for key, value in probe.workload.options.items())
+        facts.append(("Workload", probe.workload.spec + options))
+        facts.append(("Trials", _describe_trials(probe)))
+        models = [
+            f"{name} to within {format_percent(model.relative_error)}"
+            for name, model in _models(probe)
+            if model is not None
+        ]
+        if models:
+            facts.append(("Models", f"fit the trials: {', '.join(models)}"))
+    elif sweep is not None and sweep.device_name is not None:
+        facts.append(("Device", sweep.device_name))
+    limit = format_length(results.max_batch_length, results.lengths.unit)
+    return [*facts, ("Limit", f"max_batch_length = {limit}")]
+
+
+def _models(probe: Probe) -> tuple[tuple[str, CostModel | None], ...]:
+    return (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds))
+
+
+def _describe_data(lengths: LengthsSummary) -> str:
+    unit = lengths.unit
+    total = format_length(lengths.total, unit)
+    if unit == "s" and lengths.total >= 60:
+        total += f" ({format_seconds(lengths.total)})"
+    examples = "1 example" if lengths.count == 1 else f"{format_number(lengths.count)} examples"
+    unknown = "" if unit else "; the unit is unknown"
+    return (
+        f"{examples} of {format_length(lengths.min, unit)} to {format_length(lengths.max, unit)}, "
+        f"{total} in all{unknown}"
+    )
+
+
+def _describe_trials(probe: Probe) -> str:
+    counts = Counter(trial.outcome for trial in probe.trials)
+    outcomes = [f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name]]
+    return f"{len(probe.trials)}: {', '.join(outcomes)}" if outcomes else "0"
+
+
+def _bucket_table(sweep: Sweep, row: Row) -> Table:
+    unit = sweep.lengths.unit
+    rows = tuple(
+        (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit))
+        for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True)
+    )
+    columns = (Column("up to"), Column("batch size"), Column("largest batch"))
+    notes = ("Boundaries are rounded here; sampler.yaml and sweep.json hold them in full.",)
+    return Table(title=f"Recommended buckets ({row.strategy})", columns=columns, rows=rows, notes=notes)
+
+
+def _frontier_table(probe: Probe) -> Table:
+    shown = _spread(probe.frontier, _MAX_FRONTIER_POINTS)
+    has_targets = any(point.target_length is not None for point in shown)
+    columns = [Column("length"), Column("batch size"), Column("closed by", numeric=False)]
+    columns += [Column("peak memory"), Column("step time")]
+    if has_targets:
+        columns.insert(1, Column("target length"))
+    notes = []
+    if len(shown) < len(probe.frontier):
+        notes.append(f"{len(shown)} of {len(probe.frontier)} lengths shown; all are in probe.json.")
+    return Table(
+        title="Frontier: the largest batch that fits",
+        columns=tuple(columns),
+        rows=tuple(_frontier_row(point, probe.lengths.unit, has_targets) for point in shown),
+        notes=tuple(notes),
+    )
+
+
+def _frontier_row(point: FrontierPoint, unit: str | None, has_targets: bool) -> tuple[str, ...]:
+    closed_by: str = point.closed_by
+    if point.oom_batch_size is not None:
+        closed_by = f"{closed_by} at {format_number(point.oom_batch_size)}"
+    target = UNKNOWN if point.target_length is None else format_number(point.target_length)
+    return (
+        format_length(point.length, unit),
+        *([target] if has_targets else []),
+        format_number(point.batch_size),
+        closed_by,
+        UNKNOWN if point.peak_bytes is None else format_size(point.peak_bytes),
+        UNKNOWN if point.step_seconds is None else format_seconds(point.step_seconds),
+    )
+
+
+def _spread(points: list[FrontierPoint], most: int) -> list[FrontierPoint]:
+    """At most so many of the points, evenly spaced, both ends in."""
+    if len(points) <= most:
+        return points
+    return [points[round(step * (len(points) - 1) / (most - 1))] for step in range(most)]
+
+
+def _failures_table(probe: Probe) -> list[Table]:
+    """The trials that failed, but not for lack of memory; none where there were none."""
+    failed = [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")]
+    if not failed:
+        return []
+    rows = tuple(
+        (
+            f"{format_number(trial.batch_size)} {TIMES} {format_length(trial.length, probe.lengths.unit)}",
+            trial.outcome,
+            trial.error or UNKNOWN,
+        )
+        for trial in failed[:_MAX_FAILURES]
+    )
+    notes = []
+    if len(rows) < len(failed):
+        notes.append(f"{len(rows)} of {len(failed)} shown; all are in probe.json.")
+    columns = (
+        Column("batch shape", numeric=False),
+        Column("outcome", numeric=False),
+        Column("message", numeric=False, wraps=True),
+    )
+    return [
+        Table(
+            title="Trials that failed, but not for lack of memory",
+            columns=columns,
+            rows=rows,
+            notes=tuple(notes),
+        )
+    ]

@@ -1,0 +1,161 @@
+"""The table of a sweep's rows: few enough to read, among them every row that matters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from batchtune.reports.summary import fixed_baseline, format_percent, format_times, today_row
+from batchtune.reports.table import UNKNOWN, Column, Table
+from batchtune.results import Baseline, LowerBound, Row, Sweep
+from batchtune.units import format_number, format_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """One line of the table: a string for each of its columns, in their order."""
+
+    strategy: str
+    buckets: str = UNKNOWN
+    batches: str
+    padding: str = UNKNOWN
+    mean_batch: str = UNKNOWN
+    effective_buckets: str = UNKNOWN
+    epoch_time: str
+    against_fixed: str
+
+
+_COLUMNS = {
+    "strategy": Column("strategy", numeric=False),
+    "buckets": Column("buckets"),
+    "batches": Column("batches"),
+    "padding": Column("padding"),
+    "mean_batch": Column("mean batch"),
+    "effective_buckets": Column("effective buckets"),
+    "epoch_time": Column("estimated epoch"),
+    "against_fixed": Column("against fixed"),
+}
+
+
+def rows_table(sweep: Sweep) -> Table:
+    """The rows worth a look, then the baselines and the bound.
+
+    The time column is left out where no row has a time; what is left unshown is said in a note.
+    """
+    chosen = chosen_rows(sweep)
+    timed = has_times(sweep)
+    fixed = fixed_baseline(sweep)
+    lines = [_row_line(sweep.rows[index], fixed, timed) for index in chosen]
+    lines += [_baseline_line(baseline, fixed, timed, sweep.lengths.count) for baseline in sweep.baselines]
+    lines.append(_bound_line(sweep.lower_bound, fixed, timed))
+    names = [field.name for field in fields(_Line) if timed or field.name != "epoch_time"]
+    if fixed is None:
+        names.remove("against_fixed")
+    return Table(
+        title="Bucket tables compared",
+        columns=tuple(_COLUMNS[name] for name in names),
+        rows=tuple(tuple(getattr(line, name) for name in names) for line in lines),
+        notes=tuple(_notes(sweep, len(chosen), timed)),
+        marked=None if sweep.recommended is None else chosen.index(sweep.recommended),
+        break_before=len(chosen),
+    )
+
+
+def has_times(sweep: Sweep) -> bool:
+    """Whether every row has an estimated time, so that rows are compared by it."""
+    return bool(sweep.rows) and all(row.estimated_epoch_seconds is not None for row in sweep.rows)
+
+
+def chosen_rows(sweep: Sweep) -> list[int]:
+    """Indices of the rows worth a look, in the sweep's order.
+
+    Of each strategy and sizing: the fewest and the most buckets, and the best; of the recommended one
+    also its neighbours; and today's practice.
+    """
+    timed = has_times(sweep)
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, row in enumerate(sweep.rows):
+        groups.setdefault((row.strategy, row.sizing), []).append(index)
+    chosen: set[int] = set()
+    for members in groups.values():
+        members.sort(key=lambda index: sweep.rows[index].num_buckets)
+        chosen |= {members[0], members[-1]}
+        chosen.add(min(members, key=lambda index: _cost(sweep.rows[index], timed)))
+        if sweep.recommended in members:
+            place = members.index(sweep.recommended)
+            chosen |= set(members[max(0, place - 1) : place + 2])
+    today = today_row(sweep)
+    if today is not None:
+        chosen.add(next(index for index, row in enumerate(sweep.rows) if row is today))
+    return sorted(chosen)
+
+
+def _cost(row: Row, timed: bool) -> tuple[float, int]:
+    seconds = row.estimated_epoch_seconds
+    return (seconds if timed and seconds is not None else row.batches, row.num_buckets)
+
+
+def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:
+    return _Line(
+        strategy=row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})",
+        buckets=_buckets(row),
+        batches=format_number(row.batches),
+        padding=format_percent(row.padding_ratio),
+        mean_batch=f"{row.mean_batch_size:.1f}",
+        effective_buckets=f"{row.effective_buckets:.1f}",
+        epoch_time=_time(row.estimated_epoch_seconds),
+        against_fixed=_against(fixed, row, timed),
+    )
+
+
+def _buckets(row: Row) -> str:
+    """As asked for; where the data have fewer distinct lengths, how many there are of them."""
+    if len(row.boundaries) < row.num_buckets:
+        return f"{format_number(len(row.boundaries))} of {format_number(row.num_buckets)}"
+    return format_number(row.num_buckets)
+
+
+def _baseline_line(baseline: Baseline, fixed: Baseline | None, timed: bool, count: int) -> _Line:
+    return _Line(
+        strategy=baseline.name,
+        batches=format_number(baseline.batches),
+        padding=format_percent(baseline.padding_ratio),
+        mean_batch=f"{count / baseline.batches:.1f}" if baseline.batches else UNKNOWN,
+        epoch_time=_time(baseline.estimated_epoch_seconds),
+        against_fixed=_against(fixed, baseline, timed),
+    )
+
+
+def _bound_line(bound: LowerBound, fixed: Baseline | None, timed: bool) -> _Line:
+    return _Line(
+        strategy="lower bound",
+        batches=format_number(bound.batches),
+        epoch_time=_time(bound.estimated_epoch_seconds),
+        against_fixed=_against(fixed, bound, timed),
+    )
+
+
+def _time(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_seconds(seconds)
+
+
+def _against(fixed: Baseline | None, other: Row | Baseline | LowerBound, timed: bool) -> str:
+    if fixed is None:
+        return UNKNOWN
+    if timed:
+        return format_times(fixed.estimated_epoch_seconds, other.estimated_epoch_seconds) or UNKNOWN
+    return format_times(fixed.batches, other.batches) or UNKNOWN
+
+
+def _notes(sweep: Sweep, shown: int, timed: bool) -> list[str]:
+    notes = []
+    if shown < len(sweep.rows):
+        notes.append(f"{shown} of {len(sweep.rows)} rows shown; all are in sweep.json.")
+    if sweep.recommended is not None:
+        notes.append("▶ marks the recommended row.")
+    fixed = fixed_baseline(sweep)
+    if fixed is not None:
+        size = format_number(fixed.batch_size)
+        what = "time" if timed else "batches"
+        notes.append(f"“Against fixed” is a fixed batch size of {size}'s {what} divided by the row's.")
+    notes.append("1 effective bucket is full randomness; more means that fewer examples can meet in a batch.")
+    return notes

@@ -1,0 +1,168 @@
+"""The summary of a run, in sentences that a person can read aloud: what to set, and what it saves."""
+
+from __future__ import annotations
+
+from batchtune.reports.run import RunResults
+from batchtune.reports.table import TIMES
+from batchtune.results import Baseline, Device, Probe, Row, Sweep
+from batchtune.units import format_length, format_number, format_seconds, format_size
+
+FIXED_BASELINE = "fixed-random"
+
+# What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
+_TODAY_BUCKETS = range(10, 21)
+
+
+def summary_sentences(results: RunResults) -> list[str]:
+    """What to set and what it saves, most important first; the same in every format."""
+    sentences = _sweep_sentences(results.sweep) if results.sweep is not None else []
+    if results.probe is not None:
+        sentences += _probe_sentences(results.probe)
+        if results.sweep is None:
+            sentences.append("`batchtune sweep-buckets` finds the buckets that waste least with it.")
+    return sentences
+
+
+def with_full_stop(text: str) -> str:
+    """A sentence from a result file, where sentences have none."""
+    text = text.strip()
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def today_row(sweep: Sweep) -> Row | None:
+    """Today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
+    rows = [row for row in sweep.rows if row.strategy == "speechbrain" and row.num_buckets in _TODAY_BUCKETS]
+    return max(rows, key=lambda row: row.num_buckets, default=None)
+
+
+def fixed_baseline(sweep: Sweep) -> Baseline | None:
+    """The largest fixed batch size, its batches drawn at random; None where it was not computed."""
+    return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
+
+
+def format_ratio(value: float) -> str:
+    """A ratio with 3 significant digits that keeps its zeros: `1.60`, `12.3`, `104`."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def format_percent(ratio: float) -> str:
+    """A ratio as per cent: `11.4%`."""
+    return f"{100 * ratio:.1f}%"
+
+
+def format_times(baseline_cost: float | None, cost: float | None) -> str | None:
+    """The baseline's cost as a multiple of the cost; None where one is unknown or 0."""
+    if not baseline_cost or not cost:
+        return None
+    return f"{format_ratio(baseline_cost / cost)}{TIMES}"
+
+
+def describe_device(device: Device) -> str:
+    """The device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
+    return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
+
+
+def _sweep_sentences(sweep: Sweep) -> list[str]:
+    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
+    if row is None:
+        why = with_full_stop(f": {sweep.reason}" if sweep.reason else "")
+        sentences = [f"No bucket table is recommended{why or '.'}"]
+        if fixed is not None:
+            sentences.append(
+                f"A fixed batch size of {format_number(fixed.batch_size)} needs {_batches(fixed.batches)} for an epoch."
+            )
+        return sentences
+    others: list[tuple[str, Row | Baseline]] = []
+    today = today_row(sweep)
+    if today is not None and today is not row:
+        others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
+    if fixed is not None:
+        others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
+    return [
+        _what_to_set(sweep, row, others),
+        _what_it_saves(row, others),
+        _bound(sweep, row),
+        _padding(row, others),
+        *([f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []),
+    ]
+
+
+def _what_to_set(sweep: Sweep, row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+    count = len(row.boundaries)
+    buckets = "1 bucket" if count == 1 else f"{format_number(count)} buckets"
+    sizing = ", batch sizes from the frontier" if row.sizing == "frontier" else ""
+    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    needs = " and ".join(f"{name} needs {format_number(other.batches)}" for name, other in others)
+    return (
+        f"Set {buckets} ({row.strategy}{sizing}) with max_batch_length = {limit}: an epoch needs "
+        f"{_batches(row.batches)}" + (f" where {needs}." if needs else ".")
+    )
+
+
+def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+    seconds = row.estimated_epoch_seconds
+    if seconds is None:
+        saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
+        unknown = "Step times are not known, so batches are what is compared"
+        return f"{unknown}: {' and '.join(saved)}." if saved else f"{unknown}."
+    faster = [
+        f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
+        for name, other in others
+        if other.estimated_epoch_seconds
+    ]
+    estimate = f"One epoch is estimated at {format_seconds(seconds)}"
+    return f"{estimate}: {' and '.join(faster)}." if faster else f"{estimate}."
+
+
+def _bound(sweep: Sweep, row: Row) -> str:
+    bound = sweep.lower_bound
+    what, above = [_batches(bound.batches)], [_above(row.batches, bound.batches)]
+    if bound.estimated_epoch_seconds and row.estimated_epoch_seconds:
+        what.append(format_seconds(bound.estimated_epoch_seconds))
+        above.append(_above(row.estimated_epoch_seconds, bound.estimated_epoch_seconds))
+    return f"The bound that nothing can beat is {' and '.join(what)}: this is {' and '.join(above)} above it."
+
+
+def _above(cost: float, bound: float) -> str:
+    return format_percent(max(0.0, cost / bound - 1) if bound else 0.0)
+
+
+def _padding(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+    against = " and ".join(f"{format_percent(other.padding_ratio)} with {name}" for name, other in others)
+    sentence = f"Padding is {format_percent(row.padding_ratio)} of all cells"
+    return f"{sentence}, against {against}." if against else f"{sentence}."
+
+
+def _probe_sentences(probe: Probe) -> list[str]:
+    unit = probe.lengths.unit
+    sentences = [
+        f"max_batch_length = {format_length(probe.max_batch_length, unit)} is the most that fits at every "
+        f"length, measured on {describe_device(probe.device)}."
+    ]
+    if len(probe.frontier) > 1:
+        shortest, longest = probe.frontier[0], probe.frontier[-1]
+        sentences.append(
+            f"One batch holds up to {format_number(shortest.batch_size)} examples of "
+            f"{format_length(shortest.length, unit)}, and {format_number(longest.batch_size)} of "
+            f"{format_length(longest.length, unit)}."
+        )
+    return sentences
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{format_number(count)} batches"
+
+
+def _fewer(ours: int, theirs: int) -> str:
+    if ours == theirs:
+        return "no fewer batches"
+    share = format_percent(abs(1 - ours / theirs))
+    return f"{share} {'fewer' if ours < theirs else 'more'} batches"
+
+
+def _speed(our_seconds: float, their_seconds: float) -> str:
+    if our_seconds == 0 or format_ratio(their_seconds / our_seconds) == "1.00":
+        return "as fast as"
+    if our_seconds < their_seconds:
+        return f"{format_ratio(their_seconds / our_seconds)} times faster than"
+    return f"{format_ratio(our_seconds / their_seconds)} times slower than"

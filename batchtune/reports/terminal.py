@@ -1,0 +1,154 @@
+"""A run's report on a terminal: readable at a glance in 80 columns, and without colour."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column as RichColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from batchtune.reports.page import build_page
+from batchtune.reports.run import RunResults
+from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
+
+_WIDTH = 80
+# A table of few, narrow columns and more rows than this is set in several blocks side by side.
+_FOLD_ROWS = 6
+_FOLD_BLOCKS = 2
+
+# What stands for our own signs where the terminal's encoding has none of them.
+_PLAIN = str.maketrans({"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ": "u", "“": '"', "”": '"', "\ufffd": "?"})
+
+
+def render(results: RunResults) -> str:
+    """The report as plain text, 80 columns wide, whatever the environment says of colours and widths."""
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
+    )
+    render_terminal(results, console)
+    return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
+
+
+def render_terminal(results: RunResults, console: Console) -> None:
+    """Prints the report; colours and width are the console's."""
+    page = build_page(results)
+    console.print(_text(page.title, console, "bold"))
+    console.print()
+    console.print(_facts(page.facts, console))
+    console.print()
+    console.print(_text(page.summary[0], console, "bold"))
+    if len(page.summary) > 1:
+        console.print()
+        console.print(_bullets(page.summary[1:], "-", console))
+    for table in page.tables:
+        console.print()
+        console.print(_text(table.title, console, "bold"))
+        console.print(_rich_table(table, console))
+        for note in table.notes:
+            console.print(_text(note, console, "dim"))
+    if page.warnings:
+        console.print()
+        console.print(_text("Warnings", console, "bold yellow"))
+        console.print(_bullets(page.warnings, "!", console))
+
+
+def _facts(facts: Sequence[tuple[str, str]], console: Console) -> RichTable:
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(_text(name, console), _text(value, console))
+    return grid
+
+
+def _bullets(sentences: Sequence[str], bullet: str, console: Console) -> RichTable:
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for sentence in sentences:
+        grid.add_row(bullet, _text(sentence, console))
+    return grid
+
+
+def _rich_table(table: Table, console: Console) -> RichTable:
+    """The table as airy as the width allows: with headings on one line, on several, and closer together."""
+    table = fold(table)
+    rich_table = _lay_out(table, console, one_line=True, padding=1)
+    if any(column.wraps for column in table.columns):
+        return rich_table
+    if _width(rich_table, console) > console.width:
+        rich_table = _lay_out(table, console, one_line=False, padding=1)
+    if _width(rich_table, console) > console.width:
+        rich_table = _lay_out(table, console, one_line=False, padding=0)
+    return rich_table
+
+
+def _width(rich_table: RichTable, console: Console) -> int:
+    unlimited = console.options.update(max_width=10_000)
+    return Measurement.get(console, unlimited, rich_table).maximum
+
+
+def _lay_out(table: Table, console: Console, *, one_line: bool, padding: int) -> RichTable:
+    rich_table = RichTable(
+        *(_rich_column(column, console, one_line) for column in table.columns),
+        box=box.SIMPLE_HEAD,
+        padding=(0, padding, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for index, row in enumerate(table.rows):
+        if index == table.break_before:
+            rich_table.add_section()
+        cells = [_text(cell, console) for cell in row]
+        if table.marked is not None:
+            mark = "▶ " if index == table.marked else "  "
+            cells[0] = _text(mark + row[0], console)
+        rich_table.add_row(*cells, style="bold green" if index == table.marked else "")
+    return rich_table
+
+
+def _rich_column(column: Column, console: Console, one_line: bool) -> RichColumn:
+    # Only text may be broken into lines where the width is short: a number without its end is another number.
+    return RichColumn(
+        header=_text(column.title if one_line else "\n".join(column.title.split()), console),
+        justify="right" if column.numeric else "left",
+        vertical="top" if one_line else "bottom",
+        no_wrap=column.numeric,
+        overflow="fold",
+    )
+
+
+def fold(table: Table) -> Table:
+    """A long table of three columns or fewer in two blocks side by side, the first to be read first.
+
+    Other tables come back as they are.
+    """
+    if len(table.columns) > 3 or len(table.rows) <= _FOLD_ROWS or any(c.wraps for c in table.columns):
+        return table
+    height = -(-len(table.rows) // _FOLD_BLOCKS)
+    empty = ("",) * len(table.columns)
+    cells = table.rows + (empty,) * (height * _FOLD_BLOCKS - len(table.rows))
+    return Table(
+        title=table.title,
+        columns=table.columns * _FOLD_BLOCKS,
+        rows=tuple(
+            tuple(cell for block in range(_FOLD_BLOCKS) for cell in cells[row + block * height])
+            for row in range(height)
+        ),
+        notes=table.notes,
+    )
+
+
+def _text(text: str, console: Console, style: str = "") -> Text:
+    """Text that is no markup, with nothing in it that the terminal's encoding can't write."""
+    try:
+        text.encode(console.encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN).encode(console.encoding, "replace").decode(console.encoding)
+    return Text(text, style=style, overflow="fold")

@@ -1,0 +1,1 @@
+"""Puts the measured costs and the bucket tables together: sweep, recommend, verify."""

@@ -1,0 +1,90 @@
+"""Chooses one row of a sweep, and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batchtune.results import Baseline, Row
+from batchtune.units import format_seconds
+
+TOLERANCE = 0.01
+"""Rows within this part of the best are as good as the best: then fewer buckets decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The row to use.
+
+    Attributes:
+        index: Its position among the rows, or None where no row beats the baseline.
+        reason: Why, in a sentence without a full stop.
+    """
+
+    index: int | None
+    reason: str
+
+
+def recommend(rows: Sequence[Row], baselines: Sequence[Baseline]) -> Recommendation:
+    """Recommends the row with the fewest buckets among the best.
+
+    It must need fewer batches than the fixed batch size, and lie within 1% of the lowest estimated time
+    (number of batches where any time is unknown) of all rows that do. Among rows with as many buckets the
+    lower time or number decides, then the sizing `length`, which every framework can express, then the order.
+
+    Args:
+        rows: The rows of a sweep, at least one.
+        baselines: Its baselines, at least one.
+    """
+    fixed = min(baselines, key=lambda baseline: baseline.batches)
+    better = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
+    if not better:
+        fewest = min(rows, key=lambda row: row.batches)
+        return Recommendation(
+            None,
+            f"no table needs fewer batches than a fixed batch size of {fixed.batch_size} "
+            f"({fixed.batches:,}): the best, {_name(fewest)}, needs {fewest.batches:,}",
+        )
+    timed = all(row.estimated_epoch_seconds is not None for row in rows)
+    costs = {index: _cost(rows[index], timed) for index in better}
+    # Among equals the one with fewer buckets is the best: nothing is then left to trade.
+    best = min(better, key=lambda index: (costs[index], _preference(rows[index]), index))
+    near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
+    chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
+    return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed))
+
+
+def _buckets(row: Row) -> int:
+    return len(row.boundaries)
+
+
+def _preference(row: Row) -> tuple[int, bool]:
+    return _buckets(row), row.sizing != "length"
+
+
+def _cost(row: Row, timed: bool) -> float:
+    if timed and row.estimated_epoch_seconds is not None:
+        return row.estimated_epoch_seconds
+    return float(row.batches)
+
+
+def _name(row: Row) -> str:
+    buckets = f"{_buckets(row)} bucket{'' if _buckets(row) == 1 else 's'}"
+    return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
+
+
+def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool) -> str:
+    if timed and chosen.estimated_epoch_seconds is not None:
+        seconds = format_seconds(chosen.estimated_epoch_seconds)
+        needs = f"takes an estimated {seconds} an epoch ({chosen.batches:,} batches)"
+        least = format_seconds(_cost(best, timed))
+    else:
+        needs, least = f"needs {chosen.batches:,} batches", f"{best.batches:,}"
+    start = f"{_name(chosen)} {needs}"
+    against = f"a fixed batch size of {fixed.batch_size} needs {fixed.batches:,}"
+    if chosen is best:
+        return f"{start}, and no table {'takes less time' if timed else 'needs fewer'}; {against}"
+    above = _cost(chosen, timed) / _cost(best, timed) - 1
+    how_far = f"{above:.1%} above the best" if above else "as good as the best"
+    keep = ", and fewer buckets keep more randomness" if _buckets(chosen) < _buckets(best) else ""
+    return f"{start}, {how_far} ({least}, {_name(best)}){keep}; {against}"

@@ -1,0 +1,118 @@
+"""The sweep with what the run folder knows: `probe.json` gives its costs, `sweep.json` is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from batchtune.cost import Frontier, predict
+from batchtune.errors import ResultError
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import (
+    PROBE_FILE,
+    RUN_FILE,
+    SWEEP_FILE,
+    CostModel,
+    LengthsSummary,
+    Probe,
+    Row,
+    Run,
+    Sweep,
+    read_result,
+    write_result,
+)
+from batchtune.tuning.probing import clear_run
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.units import format_length
+
+
+def run_sweep(
+    lengths: Lengths,
+    settings: SweepSettings,
+    folder: Path,
+    *,
+    max_batch_length: float | None = None,
+    force: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+) -> Sweep:
+    """Sweeps bucket counts and strategies with the run folder's probe, if it has one, and writes `sweep.json`.
+
+    Args:
+        lengths: The data set.
+        settings: What to compare.
+        folder: The run folder; made where missing.
+        max_batch_length: The largest padded length of a batch; None: what the probe found.
+        force: Throw away what the folder holds of other data.
+        on_row: Told of each row.
+
+    Raises:
+        ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
+    """
+    check_lengths(lengths, folder, force=force)
+    probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
+    limit = max_batch_length if max_batch_length is not None else probe.max_batch_length if probe else None
+    if limit is None:
+        raise ResultError(
+            f"how large a batch may be is not known: there is no {PROBE_FILE} in {folder}",
+            "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
+        )
+    found = sweep(lengths, limit, settings, costs_of(probe) if probe else Costs(), on_row)
+    if probe and limit > probe.max_batch_length:
+        warning = (
+            f"max_batch_length = {format_length(limit, lengths.unit)} is more than fits on {probe.device.name}: "
+            f"{format_length(probe.max_batch_length, lengths.unit)} by the probe. Rows with sizing 'length' would run "
+            "out of memory there."
+        )
+        found = _with_warning(found, warning)
+    write_result(folder / SWEEP_FILE, found)
+    return found
+
+
+def costs_of(probe: Probe) -> Costs:
+    """What a probe says a batch costs: its frontier, its step-time model."""
+    model = probe.models.step_seconds
+    return Costs(
+        frontier=Frontier.of(probe.frontier, probe.device.limit_bytes, probe.models.peak_bytes),
+        step_seconds=_step_seconds(model) if model else None,
+        device_name=probe.device.name,
+    )
+
+
+def check_lengths(lengths: Lengths, folder: Path, *, force: bool) -> None:
+    """Sees to it that the folder's results are of these lengths.
+
+    Raises:
+        ResultError: They are of others, and `force` is not given (with it, they are removed).
+    """
+    theirs = _lengths_of(folder)
+    if theirs is None or theirs.fingerprint == lengths.fingerprint:
+        return
+    if force:
+        clear_run(folder)
+        return
+    raise ResultError(
+        f"{folder} holds a run of other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; "
+        f"these are {lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})",
+        "Give another folder with --run, or --force to start over in this one.",
+    )
+
+
+def _lengths_of(folder: Path) -> LengthsSummary | None:
+    """The data that the folder's results are of; None where it holds none."""
+    if (folder / RUN_FILE).exists():
+        return read_result(folder / RUN_FILE, Run).lengths
+    if (folder / PROBE_FILE).exists():
+        return read_result(folder / PROBE_FILE, Probe).lengths
+    if (folder / SWEEP_FILE).exists():
+        return read_result(folder / SWEEP_FILE, Sweep).lengths
+    return None
+
+
+def _step_seconds(model: CostModel) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    return lambda batch_sizes, lengths: predict(model, batch_sizes, lengths)
+
+
+def _with_warning(found: Sweep, warning: str) -> Sweep:
+    from msgspec.structs import replace
+
+    return replace(found, warnings=[*found.warnings, warning])

@@ -1,0 +1,14 @@
+"""What one training step is: the protocol, the built-in workloads, and how a user's own is loaded.
+
+Importing this package does not import torch: a workload's module is imported where the workload is built,
+which is the worker process.
+"""
+
+from __future__ import annotations
+
+from batchtune.workloads.loading import load_workload
+from batchtune.workloads.options import parse_options
+from batchtune.workloads.protocol import Workload
+from batchtune.workloads.registry import BUILTINS, default_workload
+
+__all__ = ["BUILTINS", "Workload", "default_workload", "load_workload", "parse_options"]

@@ -1,0 +1,206 @@
+"""`builtin:conformer-ctc`: a speech recogniser with CTC loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch  # noqa: TID253 - this module is imported where a workload is built, in the worker process
+from torch import Tensor, nn  # noqa: TID253 - as above
+from torch.nn import functional as F  # noqa: TID253 - as above
+
+from batchtune.shapes import BatchShape
+from batchtune.workloads.layers import SelfAttention, feed_forward, rotary_angles
+from batchtune.workloads.training import (
+    Size,
+    TrainingConfig,
+    TrainingWorkload,
+    check_choice,
+    check_integer,
+    check_number,
+    run_block,
+    whole,
+)
+
+FEATURES = 80
+FRAMES_PER_SECOND = 100
+SUBSAMPLING = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformerCTCConfig(TrainingConfig):
+    """Options of `builtin:conformer-ctc`.
+
+    Sizes and their parameters: tiny 0.5 million, small 4.1 million, base 25 million, large 104 million.
+
+    Attributes:
+        unit: What the manifest's lengths count: `s`, `ms`, `samples`, or `frames` of 10 ms.
+        sample_rate: Samples per second, for lengths in samples.
+        tokens_per_second: Length of the targets where the manifest has no target length.
+        kernel: Width of the depthwise convolution in subsampled frames, odd.
+    """
+
+    SIZES: ClassVar[Mapping[str, Size]] = {
+        "tiny": Size(dim=64, layers=4, heads=4, vocab=1024),
+        "small": Size(dim=144, layers=8, heads=4, vocab=1024),
+        "base": Size(dim=256, layers=16, heads=4, vocab=1024),
+        "large": Size(dim=512, layers=17, heads=8, vocab=1024),
+    }
+
+    unit: str = "s"
+    sample_rate: int = 16000
+    tokens_per_second: float = 5.0
+    kernel: int = 31
+
+    def __post_init__(self) -> None:
+        # The short form of super() does not work in a class that slots=True has made anew.
+        super(ConformerCTCConfig, self).__post_init__()
+        check_choice("unit", self.unit, ("s", "ms", "samples", "frames"))
+        check_integer("sample_rate", self.sample_rate, 1)
+        check_number("tokens_per_second", self.tokens_per_second, 0.0)
+        check_integer("kernel", self.kernel, 1)
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, got {self.kernel}")
+
+    def seconds(self, length: float) -> float:
+        """A length of the manifest in seconds."""
+        per_second = {"s": 1, "ms": 1000, "samples": self.sample_rate, "frames": FRAMES_PER_SECOND}
+        return length / per_second[self.unit]
+
+
+class SpeechBatch(NamedTuple):
+    """Features (batch, frames, 80) and targets (batch, tokens) in 1..vocab-1; 0 is the blank."""
+
+    features: Tensor
+    targets: Tensor
+
+
+class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
+    """CTC training of a conformer on 80 features for every 10 ms.
+
+    Two convolutions of stride 2 over time leave a quarter of the frames, 25 a second. The targets have
+    `target_length` tokens, or `tokens_per_second` where the manifest has none, but at most as many as there
+    are subsampled frames. No token follows itself, so an alignment always exists.
+
+    Args:
+        **options: The fields of `ConformerCTCConfig`.
+    """
+
+    __signature__ = inspect.signature(ConformerCTCConfig)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(ConformerCTCConfig(**options))
+
+    def build_model(self) -> nn.Module:
+        """The recogniser."""
+        return Conformer(self.config)
+
+    def make_batch(self, shape: BatchShape) -> SpeechBatch:
+        """Random features and targets, all of full length."""
+        seconds = self.config.seconds(shape.length)
+        # Of a single frame, oneDNN's strided convolution in bf16 gives gradients of uninitialised memory.
+        frames = max(SUBSAMPLING, whole(seconds * FRAMES_PER_SECOND))
+        tokens = shape.target_length
+        if tokens is None:
+            tokens = seconds * self.config.tokens_per_second
+        features = torch.randn(shape.batch_size, frames, FEATURES, device=self.device)
+        return SpeechBatch(features, self._make_targets(shape.batch_size, min(whole(tokens), subsampled(frames))))
+
+    def _make_targets(self, batch_size: int, tokens: int) -> Tensor:
+        """Each token is the one before plus something that is not 0 modulo the number of tokens."""
+        classes = self.config.hyper.vocab - 1
+        steps = torch.randint(1, classes, (batch_size, tokens), device=self.device)
+        return steps.cumsum(dim=1) % classes + 1
+
+    def loss(self, batch: SpeechBatch) -> Tensor:
+        """Mean CTC loss per target token."""
+        logits: Tensor = self.model(batch.features)
+        batch_size, frames, _ = logits.shape
+        return F.ctc_loss(
+            logits.float().log_softmax(dim=-1).transpose(0, 1),
+            batch.targets,
+            input_lengths=torch.full((batch_size,), frames),
+            target_lengths=torch.full((batch_size,), batch.targets.shape[1]),
+        )
+
+
+def subsampled(frames: int) -> int:
+    """Number of frames after the two convolutions of stride 2."""
+    return -(-frames // SUBSAMPLING)
+
+
+class Conformer(nn.Module):
+    """Features (batch, frames, 80) to logits (batch, subsampled frames, vocab).
+
+    The blocks are those of Gulati et al., 2020 (arXiv:2005.08100), with rotary positions and with LayerNorm
+    instead of batch normalisation in the convolution module.
+    """
+
+    def __init__(self, config: ConformerCTCConfig) -> None:
+        super().__init__()
+        hyper = config.hyper
+        self.checkpointed = config.checkpoint
+        self.head_dim = hyper.dim // hyper.heads
+        self.subsampling = nn.Sequential(
+            nn.Conv1d(FEATURES, hyper.dim, kernel_size=3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv1d(hyper.dim, hyper.dim, kernel_size=3, stride=2, padding=1),
+            nn.SiLU(),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(ConformerBlock(config) for _ in range(hyper.layers))
+        self.output = nn.Linear(hyper.dim, hyper.vocab)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits of each subsampled frame."""
+        x: Tensor = self.dropout(self.subsampling(features.transpose(1, 2)).transpose(1, 2))
+        angles = rotary_angles(x.shape[1], self.head_dim, x.device)
+        for block in self.blocks:
+            x = run_block(block, x, angles, checkpointed=self.checkpointed)
+        logits: Tensor = self.output(x)
+        return logits
+
+
+class ConformerBlock(nn.Module):
+    """Half a feed-forward step, self-attention, convolution, the other half, LayerNorm."""
+
+    def __init__(self, config: ConformerCTCConfig) -> None:
+        super().__init__()
+        hyper = config.hyper
+        self.first = feed_forward(hyper.dim, nn.SiLU(), config.dropout)
+        self.attention_norm = nn.LayerNorm(hyper.dim)
+        self.attention = SelfAttention(hyper.dim, hyper.heads, causal=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.convolution = ConvolutionModule(hyper.dim, config.kernel, config.dropout)
+        self.second = feed_forward(hyper.dim, nn.SiLU(), config.dropout)
+        self.norm = nn.LayerNorm(hyper.dim)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Maps (batch, frames, dim) to the same shape."""
+        x = x + 0.5 * self.first(x)
+        x = x + self.dropout(self.attention(self.attention_norm(x), angles))
+        x = x + self.convolution(x)
+        output: Tensor = self.norm(x + 0.5 * self.second(x))
+        return output
+
+
+class ConvolutionModule(nn.Module):
+    """Pointwise convolution with a gate, depthwise convolution over time, pointwise convolution."""
+
+    def __init__(self, dim: int, kernel: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.gated = nn.Linear(dim, 2 * dim)  # a pointwise convolution is a linear layer
+        self.depthwise = nn.Conv1d(dim, dim, kernel, padding=kernel // 2, groups=dim)
+        self.depthwise_norm = nn.LayerNorm(dim)
+        self.output = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (batch, frames, dim) to the same shape."""
+        x = F.glu(self.gated(self.norm(x)), dim=-1)
+        x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
+        output: Tensor = self.dropout(self.output(F.silu(self.depthwise_norm(x))))
+        return output

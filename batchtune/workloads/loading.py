@@ -1,0 +1,194 @@
+"""From `--workload` to a workload object: imports the user's code and says clearly what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from batchtune.errors import BatchtuneError, WorkloadError
+from batchtune.workloads.protocol import Workload
+from batchtune.workloads.registry import BUILTINS
+from batchtune.workloads.tracebacks import first_line, user_traceback
+
+_FORMS = "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."
+_METHODS = ("setup", "make_batch", "step")
+
+
+def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
+    """Imports what `spec` names and calls it with the options.
+
+    This runs the user's code and may import torch: call it in the worker process only. The folder of a file,
+    or the current folder for a package, is put first on `sys.path` and stays there, so that imports inside
+    the workload's methods work as well.
+
+    Args:
+        spec: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`, NAME being a class or function
+            that returns a workload.
+        options: Keyword arguments for it.
+
+    Returns:
+        The workload, not yet set up.
+
+    Raises:
+        WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be
+            built, takes no such options, or what it returns is no workload. Where the user's code raised,
+            `traceback` holds the last lines of its own frames.
+    """
+    location, separator, name = spec.rpartition(":")
+    if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
+        raise WorkloadError(f"{spec!r} names no workload", _FORMS)
+    target = _builtin(name) if location == "builtin" else _lookup(_import(location, name), location, name)
+    if not callable(target):
+        raise WorkloadError(
+            f"{name} in {location} is of type {type(target).__name__}, but a class or a function is needed",
+            "Name the class, or a function that returns the workload.",
+        )
+    _check_options(spec, target, options)
+    return _checked(spec, _build(spec, target, options))
+
+
+def _builtin(name: str) -> Any:
+    if name not in BUILTINS:
+        raise WorkloadError(f"there is no built-in workload {name!r}", _suggestion(name, sorted(BUILTINS), "Built in"))
+    module, _, attribute = BUILTINS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _import(location: str, name: str) -> ModuleType:
+    """Imports a file or a package's module."""
+    try:
+        return _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
+    except BatchtuneError:
+        raise
+    except (Exception, SystemExit) as error:  # a script without a main guard leaves with SystemExit
+        raise WorkloadError(
+            f"{location} can't be imported: {first_line(error)}",
+            "The error is in that code or in what it imports.",
+            user_traceback(error),
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is no file", _FORMS)
+    path = path.resolve()
+    _put_first(str(path.parent))
+    # A name of its own, so that a workload in `random.py` or `torch.py` takes no other module's place.
+    module_name = f"batchtune_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look a class's module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _import_module(location: str, name: str) -> ModuleType:
+    file = f"{location}.py"
+    hint = f"Did you mean {file}:{name}?" if Path(file).is_file() else _FORMS
+    if not all(part.isidentifier() for part in location.split(".")):
+        raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint)
+    _put_first(os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(location)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing != location and not location.startswith(f"{missing}."):
+            raise  # the module is there; something that it imports is not
+        raise WorkloadError(
+            f"there is no module {missing!r} for {location}:{name}",
+            "Run from the folder that holds it, or install it.",
+        ) from None
+
+
+def _put_first(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _lookup(module: ModuleType, location: str, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    public = sorted(
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+    )
+    raise WorkloadError(f"{location} has no {name!r}", _suggestion(name, public, "It has"))
+
+
+def _suggestion(name: str, names: list[str], lead: str) -> str:
+    if not names:
+        return "It defines no public class or function."
+    near = difflib.get_close_matches(name, names, n=1)
+    return (f"Did you mean {near[0]}? " if near else "") + f"{lead}: {', '.join(names)}."
+
+
+def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
+    """Holds the options against the signature, so that a wrong one is told with those that there are."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return  # written in C: the call itself will tell
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in named]
+    if named:
+        listing = "It takes " + ", ".join(
+            p.name if p.default is p.empty else f"{p.name}={_word(p.default)}" for p in named
+        )
+    else:
+        listing = "It takes no options"
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for key in options:
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                lead = f"Did you mean {near[0]}? " if near else ""
+                raise WorkloadError(f"{spec} has no option {key!r}", f"{lead}{listing}.")
+    for parameter in named:
+        if parameter.default is parameter.empty and parameter.name not in options:
+            raise WorkloadError(
+                f"{spec} needs the option {parameter.name!r}", f"Add --set {parameter.name}=... {listing}."
+            )
+
+
+def _word(value: Any) -> str:
+    """A default as one would write it after `--set key=`."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _build(spec: str, target: Any, options: Mapping[str, Any]) -> object:
+    try:
+        return target(**options)
+    except BatchtuneError:
+        raise
+    except (Exception, SystemExit) as error:
+        if spec.startswith("builtin:") and isinstance(error, ValueError):
+            raise WorkloadError(f"{spec}: {error}", "Change that --set option.") from None
+        raise WorkloadError(
+            f"{spec} can't be built: {first_line(error)}",
+            "The error was raised when it was called with the --set options.",
+            user_traceback(error),
+        ) from error
+
+
+def _checked(spec: str, workload: object) -> Workload:
+    missing = [method for method in _METHODS if not callable(getattr(workload, method, None))]
+    if missing:
+        raise WorkloadError(
+            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is no workload",
+            "A workload has the methods setup(device), make_batch(shape) and step(batch).",
+        )
+    return cast(Workload, workload)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+import warnings
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def real_dynamic_batch_sampler() -> Any:
+    """The class of SpeechBrain itself.
+
+    The sampler reads no audio, so where torchaudio does not load, an empty module takes its place for the
+    import. Afterwards SpeechBrain's modules are forgotten: some of them import more as soon as anyone looks
+    at them, and hypothesis looks at every module there is.
+    """
+    if importlib.util.find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stand_in = False
+        try:
+            importlib.import_module("torchaudio")
+        except (ImportError, OSError):
+            sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+            stand_in = True
+        try:
+            return importlib.import_module("speechbrain.dataio.sampler").DynamicBatchSampler
+        finally:
+            if stand_in:
+                del sys.modules["torchaudio"]
+            for name in [name for name in sys.modules if name.partition(".")[0] == "speechbrain"]:
+                del sys.modules[name]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.batching.optimal import _lower_hull, _lower_hull_one_by_one, optimal_boundaries
+from batchtune.lengths import FloatArray, Histogram, IntArray
+
+
+def histogram_of(counts: list[int]) -> Histogram:
+    return Histogram(np.arange(1.0, len(counts) + 1), np.array(counts, dtype=np.int64))
+
+
+def cost_of(histogram: Histogram, costs: FloatArray, boundaries: FloatArray) -> float:
+    ends = np.searchsorted(histogram.lengths, boundaries)
+    return float(np.sum(costs[ends] * np.diff(histogram.cumulative[ends], prepend=0)))
+
+
+def by_brute_force(histogram: Histogram, costs: FloatArray, most: int) -> tuple[float, int]:
+    """The least cost over all sets of at most `most` ends, and the fewest buckets that give it."""
+    longest = len(costs) - 1
+    return min(
+        (cost_of(histogram, costs, histogram.lengths[[*inner, longest]]), size + 1)
+        for size in range(most)
+        for inner in combinations(range(longest), size)
+    )
+
+
+def by_plain_programme(costs: FloatArray, counts: IntArray, most: int) -> float:
+    """The recurrence as it is written down, in O(K·U²)."""
+    up_to = np.concatenate(([0], np.cumsum(counts)))
+    least = np.full(up_to.size, np.inf)
+    least[0] = 0
+    best = np.inf
+    for _ in range(most):
+        least = np.array(
+            [np.inf] + [min(least[:j] + costs[j - 1] * (up_to[j] - up_to[:j])) for j in range(1, up_to.size)]
+        )
+        best = min(best, least[-1])
+    return float(best)
+
+
+CASES = st.integers(1, 8).flatmap(
+    lambda distinct: st.tuples(
+        st.lists(st.integers(1, 9), min_size=distinct, max_size=distinct),
+        st.lists(st.integers(0, 12), min_size=distinct, max_size=distinct),
+    )
+)
+
+
+@given(case=CASES)
+@settings(deadline=None, max_examples=300)
+def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_a_tie(
+    case: tuple[list[int], list[int]],
+) -> None:
+    histogram, costs = histogram_of(case[0]), np.array(case[1], dtype=float)
+    asked = list(range(1, costs.size + 3))
+    for most, boundaries in zip(asked, optimal_boundaries(histogram, costs, asked), strict=True):
+        found = cost_of(histogram, costs, boundaries), boundaries.size
+        assert found == by_brute_force(histogram, costs, min(most, costs.size))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.floats(1e-3, 1e3)), min_size=1, max_size=60),
+    st.integers(1, 12),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=100)
+def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
+    cells: list[tuple[int, float]], most: int, rising: bool
+) -> None:
+    histogram = histogram_of([count for count, _ in cells])
+    costs = np.array([cost for _, cost in cells])
+    if rising:
+        costs = np.cumsum(costs)
+    (boundaries,) = optimal_boundaries(histogram, costs, [most])
+    assert boundaries.size <= most
+    assert cost_of(histogram, costs, boundaries) == pytest.approx(
+        by_plain_programme(costs, histogram.counts, most), rel=1e-10
+    )
+
+
+def test_batch_sizes_of_real_shape_agree_with_the_plain_programme() -> None:
+    rng = np.random.default_rng(3)
+    lengths, counts = np.unique(rng.gamma(4, 2, 2000).round(1) + 0.1, return_counts=True)
+    histogram = Histogram(lengths, counts)
+    costs = 1 / np.floor(200 / lengths)
+    (boundaries,) = optimal_boundaries(histogram, costs, [8])
+    assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 8))
+
+
+def test_more_buckets_never_cost_more() -> None:
+    rng = np.random.default_rng(4)
+    histogram = histogram_of(rng.integers(1, 99, 300).tolist())
+    costs = rng.random(300)
+    totals = [cost_of(histogram, costs, b) for b in optimal_boundaries(histogram, costs, range(1, 40))]
+    assert np.all(np.diff(totals) <= 0)
+
+
+def test_equal_costs_need_one_bucket() -> None:
+    (boundaries,) = optimal_boundaries(histogram_of([3, 1, 7, 2, 9]), np.full(5, 1 / 3), [4])
+    assert boundaries.tolist() == [5]
+
+
+def test_one_distinct_length_is_one_bucket() -> None:
+    assert optimal_boundaries(histogram_of([7]), np.array([2.0]), [3])[0].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_buckets", "rule"),
+    [
+        ([1.0], [1], "1 costs for 2 distinct lengths"),
+        ([1.0, -1.0], [1], "finite and not negative"),
+        ([1.0, float("nan")], [1], "finite and not negative"),
+        ([1.0, 2.0], [0], "at least 1"),
+        ([1.0, 2.0], [], "at least 1"),
+    ],
+)
+def test_misuse_is_refused_with_the_rule(costs: list[float], num_buckets: list[int], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        optimal_boundaries(histogram_of([1, 1]), np.array(costs), num_buckets)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=80))
+@settings(deadline=None)
+def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:
+    x, y = np.arange(len(heights), dtype=float), np.array(heights, dtype=float)
+    assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
+
+
+def test_a_hull_that_unravels_from_one_end_is_found() -> None:
+    x = np.arange(500.0)
+    y = x * x
+    y[-1] = -1e9
+    assert _lower_hull(x, y).tolist() == [0, 499]

@@ -1,0 +1,1 @@
+"""What all tests share. Being here, it also puts this folder on the import path: `import report_records`."""

@@ -1,0 +1,265 @@
+"""`sampler.yaml`: written, read back, refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_records import made_sweep, without_recommendation
+from ruamel.yaml import YAML
+
+from batchtune.errors import ResultError
+from batchtune.exports.sampler import (
+    Evidence,
+    SamplerConfig,
+    read_sampler_yaml,
+    render_sampler_yaml,
+    sampler_config,
+)
+
+# `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_sampler_yaml.py` writes it anew; read the difference.
+SNAPSHOT = Path(__file__).parent / "snapshots" / "sampler.yaml"
+CONFIG = sampler_config(made_sweep())
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "sampler.yaml"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def changed(folder: Path, **fields: Any) -> Path:
+    """A file that differs from a good one in these fields; a value of `...` leaves the field out."""
+    document = {**msgspec.to_builtins(CONFIG), **fields}
+    with (folder / "sampler.yaml").open("w", encoding="utf-8") as stream:
+        YAML(typ="safe", pure=True).dump({k: v for k, v in document.items() if v is not ...}, stream)
+    return folder / "sampler.yaml"
+
+
+def test_the_file_is_as_in_its_snapshot() -> None:
+    text = render_sampler_yaml(CONFIG)
+    if os.environ.get("REFRESH_SNAPSHOTS") == "1":
+        SNAPSHOT.parent.mkdir(exist_ok=True)
+        SNAPSHOT.write_text(text, encoding="utf-8")
+    assert text == SNAPSHOT.read_text(encoding="utf-8")
+
+
+def test_the_config_is_the_recommended_row() -> None:
+    row = made_sweep().recommended_row
+    assert row is not None
+    assert (CONFIG.bucket_boundaries, CONFIG.bucket_batch_sizes) == (row.boundaries, row.batch_sizes)
+
+
+def test_the_largest_batch_size_and_the_number_of_buckets_are_the_tables() -> None:
+    assert (CONFIG.max_batch_size, CONFIG.num_buckets) == (max(CONFIG.bucket_batch_sizes), 13)
+
+
+def test_the_seed_is_the_sweeps() -> None:
+    assert CONFIG.seed == 7
+
+
+def test_the_seed_is_0_where_the_sweep_has_none() -> None:
+    assert sampler_config(msgspec.structs.replace(made_sweep(), settings={})).seed == 0
+
+
+def test_the_evidence_names_data_device_and_costs() -> None:
+    row = made_sweep().recommended_row
+    assert row is not None
+    assert CONFIG.evidence == Evidence(
+        fingerprint=made_sweep().lengths.fingerprint,
+        device="NVIDIA H200",
+        batches=634,
+        padding_ratio=row.padding_ratio,
+        estimated_epoch_seconds=row.estimated_epoch_seconds,
+    )
+
+
+def test_a_sweep_that_recommends_nothing_has_no_config_and_says_why() -> None:
+    with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
+        sampler_config(without_recommendation(made_sweep()))
+
+
+def test_a_recommended_row_that_is_not_there_is_damage() -> None:
+    with pytest.raises(ResultError, match="row 66 of 66"):
+        sampler_config(msgspec.structs.replace(made_sweep(), recommended=66))
+
+
+@pytest.mark.parametrize("seed", ["seven", None, 1.5, True])
+def test_a_seed_that_is_no_whole_number_is_damage(seed: object) -> None:
+    with pytest.raises(ResultError, match="seed"):
+        sampler_config(msgspec.structs.replace(made_sweep(), settings={"seed": seed}))
+
+
+def test_a_damaged_recommended_row_is_not_exported() -> None:
+    sweep = made_sweep()
+    assert sweep.recommended is not None
+    rows = list(sweep.rows)
+    rows[sweep.recommended] = msgspec.structs.replace(sweep.rows[sweep.recommended], boundaries=[])
+    with pytest.raises(ResultError, match="row is damaged: bucket_boundaries is empty"):
+        sampler_config(msgspec.structs.replace(sweep, rows=rows))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+positive = st.floats(1e-9, 1e12)
+ratios = st.floats(0, 1)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SamplerConfig:
+    boundaries = sorted(draw(st.sets(positive, min_size=1, max_size=40)))
+    sizes = draw(st.lists(st.integers(1, 10**6), min_size=len(boundaries), max_size=len(boundaries)))
+    return msgspec.structs.replace(
+        CONFIG,
+        unit=draw(st.none() | texts),
+        max_batch_length=draw(positive),
+        max_batch_size=max(sizes),
+        num_buckets=len(boundaries),
+        bucket_boundaries=boundaries,
+        bucket_batch_sizes=sizes,
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        evidence=Evidence(
+            fingerprint=draw(texts),
+            device=draw(st.none() | texts),
+            batches=draw(st.integers(0, 10**12)),
+            padding_ratio=draw(ratios),
+            estimated_epoch_seconds=draw(st.none() | positive),
+        ),
+    )
+
+
+@given(configs())
+@settings(deadline=None, max_examples=150)
+def test_what_is_written_is_read_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, config: SamplerConfig
+) -> None:
+    folder = tmp_path_factory.mktemp("sampler")
+    assert read_sampler_yaml(written(folder, render_sampler_yaml(config))) == config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA\nformat: evil",
+        "a: b",
+        "!!python/object/apply:os.system ['true']",
+        "# no comment",
+        "'\"\\",
+        "null",
+        "123",
+        "- item",
+        "&anchor *alias",
+        "\ttab \x1b[31m",
+        "{{ x }}, ",
+        "bucket_boundaries: [1.0, 2.0]\n\n",
+        "word " * 100,
+        "\x85 \u2028 \ufeff \ud7ff",
+        "",
+    ],
+)
+def test_a_hostile_device_name_stays_a_string(tmp_path: Path, name: str) -> None:
+    config = msgspec.structs.replace(CONFIG, evidence=msgspec.structs.replace(CONFIG.evidence, device=name))
+    assert read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))) == config
+
+
+def test_the_same_sweep_gives_the_same_bytes() -> None:
+    assert render_sampler_yaml(sampler_config(made_sweep())) == render_sampler_yaml(CONFIG)
+
+
+def test_no_line_ends_in_a_space_or_is_too_long_to_read() -> None:
+    lines = render_sampler_yaml(CONFIG).splitlines()
+    assert all(line == line.rstrip() and len(line) <= 100 for line in lines)
+
+
+def test_small_numbers_are_numbers_to_readers_of_yaml_1_1_too() -> None:
+    evidence = msgspec.structs.replace(CONFIG.evidence, padding_ratio=1e-05)
+    text = render_sampler_yaml(msgspec.structs.replace(CONFIG, evidence=evidence))
+    assert "padding_ratio: 1.0e-05\n" in text
+
+
+def test_numbers_written_by_hand_without_a_point_are_read(tmp_path: Path) -> None:
+    path = changed(tmp_path, max_batch_length=600, bucket_boundaries=[10, 20], **table_of_two())
+    assert read_sampler_yaml(path).bucket_boundaries == [10.0, 20.0]
+
+
+def table_of_two(**fields: Any) -> dict[str, Any]:
+    return {"num_buckets": 2, "bucket_batch_sizes": [60, 30], "max_batch_size": 60, **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"format": "batchtune/sweep"}, "has the format 'batchtune/sweep'"),
+        ({"format": ...}, "has no format"),
+        ({"version": 2}, "has version 2"),
+        ({"version": "one"}, r"\$\.version"),
+        ({"seed": ...}, "seed"),
+        ({"evidence": ...}, "evidence"),
+        ({"drop_lats": True}, "drop_lats"),
+        ({"batch_ordering": "sideways"}, r"\$\.batch_ordering"),
+        ({"bucket_batch_sizes": [1.5] * 13}, r"\$\.bucket_batch_sizes"),
+        ({"bucket_boundaries": "none"}, r"\$\.bucket_boundaries"),
+        ({"bucket_boundaries": []}, "bucket_boundaries is empty"),
+        ({"bucket_boundaries": [1.0, 2.0]}, "13 bucket_batch_sizes for 2 bucket_boundaries"),
+        ({"num_buckets": 12}, "num_buckets is 12, but there are 13"),
+        ({"bucket_boundaries": [2.0, 1.0], **table_of_two()}, r"entry 1 \(1\.0\) follows 2\.0"),
+        ({"bucket_boundaries": [2.0, 2.0], **table_of_two()}, "must ascend"),
+        ({"bucket_boundaries": [0.0, 2.0], **table_of_two()}, "positive and finite"),
+        ({"bucket_boundaries": [1.0, float("inf")], **table_of_two()}, "positive and finite"),
+        ({"bucket_boundaries": [1.0, float("nan")], **table_of_two()}, "positive and finite"),
+        (
+            {"bucket_boundaries": [1.0, 2.0], **table_of_two(bucket_batch_sizes=[60, 0])},
+            "entry 1 of bucket_batch_sizes is 0",
+        ),
+        ({"max_batch_size": 5}, "max_batch_size is 5, but the largest"),
+        ({"max_batch_length": 0}, "max_batch_length must be positive"),
+    ],
+)
+def test_a_file_that_is_off_is_refused_with_the_field_named(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ResultError, match=message) as caught:
+        read_sampler_yaml(changed(tmp_path, **fields))
+    assert "sampler.yaml" in caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "just a sentence",
+        "- a\n- list\n",
+        "{a: b",
+        "a: 1\na: 2\n",
+        "when: 2024-99-99\n",
+        "a: &x [*x]\n",
+        "[" * 5000,
+        "format: batchtune/sampler\nversion: !!python/object/apply:os.system ['true']\n",
+        "--- 1\n--- 2\n",
+        "\x00",
+    ],
+)
+def test_what_is_no_sampler_file_is_refused_without_a_traceback(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ResultError, match=r"sampler\.yaml"):
+        read_sampler_yaml(written(tmp_path, text))
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "sampler.yaml").write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(ResultError, match="no UTF-8 text"):
+        read_sampler_yaml(tmp_path / "sampler.yaml")
+
+
+def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="does not exist") as caught:
+        read_sampler_yaml(tmp_path / "sampler.yaml")
+    assert "sweep-buckets" in str(caught.value.hint)
+
+
+def test_a_folder_in_the_files_place_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="can't be read"):
+        read_sampler_yaml(tmp_path)

@@ -1,0 +1,55 @@
+"""What the tests of the manifests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.lengths import Lengths
+from batchtune.manifests import ReadOptions, load_lengths
+
+Read = Callable[..., Lengths]
+Refusal = Callable[..., ManifestError]
+
+_DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Writes a manifest and reads it: read(content, name="manifest", **options)."""
+
+    def run(content: str | bytes, name: str = "manifest", **options: object) -> Lengths:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return load_lengths(path, ReadOptions(**options))  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def refusal(read: Read) -> Refusal:
+    """The ManifestError that reading a manifest must end with."""
+
+    def run(content: str | bytes, name: str = "manifest", **options: object) -> ManifestError:
+        with pytest.raises(ManifestError) as caught:
+            read(content, name, **options)
+        assert caught.value.hint
+        return caught.value
+
+    return run
+
+
+@pytest.fixture
+def data() -> Callable[[str], Path]:
+    """A file of the real data; the test is skipped where it is absent."""
+
+    def find(name: str) -> Path:
+        path = _DATA / name
+        if not path.exists():
+            pytest.skip(f"real data are absent: {name}")
+        return path
+
+    return find

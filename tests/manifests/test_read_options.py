@@ -1,0 +1,79 @@
+"""The options of a reader, and the length scale as it is written."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.errors import UsageError
+from batchtune.manifests import ReadOptions, parse_scale
+
+
+@pytest.mark.parametrize(
+    ("text", "scale"),
+    [
+        ("0.001", Fraction(1, 1000)),
+        ("1/16000", Fraction(1, 16000)),
+        ("16000", Fraction(16000)),
+        (" 1 / 16000 ", Fraction(1, 16000)),
+        ("1e-3", Fraction(1, 1000)),
+        ("0.5/2", Fraction(1, 4)),
+        (".25", Fraction(1, 4)),
+    ],
+)
+def test_a_scale_is_read_exactly(text: str, scale: Fraction) -> None:
+    assert parse_scale(text) == scale
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "0",
+        "0.0",
+        "-1",
+        "1/0",
+        "0/5",
+        "1/-2",
+        "1/2/3",
+        "nan",
+        "inf",
+        "1e999999999",
+        "1e-999",
+        "1_0",
+        "1,5",
+    ],
+)
+def test_what_is_no_positive_number_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_scale(text)
+    assert caught.value.hint
+
+
+@settings(deadline=None)
+@given(st.fractions(min_value=Fraction(1, 10**9), max_value=10**9, max_denominator=10**9))
+def test_a_written_fraction_is_read_back(scale: Fraction) -> None:
+    assert parse_scale(str(scale)) == scale
+
+
+@settings(deadline=None)
+@given(st.text(max_size=20))
+def test_any_text_gives_a_positive_scale_or_a_usage_error(text: str) -> None:
+    try:
+        assert parse_scale(text) > 0
+    except UsageError:
+        pass
+
+
+def test_limits_that_exclude_each_other_are_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="--min-length 3 is more than --max-length 2"):
+        ReadOptions(min_length=3, max_length=2)
+
+
+def test_a_scale_that_is_not_positive_is_a_misuse() -> None:
+    with pytest.raises(ValueError, match="length_scale must be positive"):
+        ReadOptions(length_scale=Fraction(0))

@@ -1,0 +1,101 @@
+"""Tables: CSV and TSV, SpeechBrain's and any other."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+def test_the_delimiter_is_detected(read, delimiter: str) -> None:
+    rows = [["path", "duration", "text"], ["a", "3", "x"], ["b", "4", "y"]]
+    assert read("\n".join(delimiter.join(row) for row in rows)).values.tolist() == [4.0, 3.0]
+
+
+def test_a_table_of_one_column_is_read(read) -> None:
+    assert read("duration\n3\n4\n").values.tolist() == [4.0, 3.0]
+
+
+def test_commas_in_a_tab_separated_cell_are_text(read) -> None:
+    assert read("text\tduration\na, b, c\t3\n").values.tolist() == [3.0]
+
+
+def test_a_quoted_cell_may_hold_the_delimiter_and_line_ends(read) -> None:
+    assert read('text,duration\n"a, ""b""\nc",3\n').values.tolist() == [3.0]
+
+
+def test_lines_are_counted_as_they_stand_in_the_file(refusal) -> None:
+    message = refusal('id,text,duration\na,"x\ny\nz",3\n\nb,t,0\n').message
+    assert "line 6, id 'b'" in message
+
+
+@pytest.mark.parametrize(("row", "cells"), [("a", "1 cell"), ("a,3,x", "3 cells")])
+def test_a_row_of_another_width_is_an_error_with_its_line(refusal, row: str, cells: str) -> None:
+    message = refusal(f"path,duration\nb,1\n{row}\n").message
+    assert f"line 3: {cells}, separated by commas, where the header has 2" in message
+
+
+def test_a_row_of_another_width_is_no_row_to_skip(refusal) -> None:
+    assert "line 3" in refusal("path,duration\nb,1\na\n", skip_invalid=True).message
+
+
+def test_a_quote_that_is_never_closed_is_an_error_where_it_opens(refusal) -> None:
+    content = 'path,duration,text\na,1,x\nb,2,"y\nc,3,z\nd,4,w\n'
+    assert "line 3: the row is malformed" in refusal(content).message
+
+
+def test_a_quote_that_a_later_row_closes_does_not_swallow_rows_in_silence(refusal) -> None:
+    content = 'path,duration,text\na,1,"x\nb,2,y\nc,3,"z"\n'
+    assert "line 2: the row is malformed" in refusal(content).message
+
+
+def test_quotes_inside_a_cell_are_text(read) -> None:
+    assert read('path,duration,text\na,1,say "hi"\n').values.tolist() == [1.0]
+
+
+def test_single_quotes_in_a_tab_separated_table_do_not_join_rows(read) -> None:
+    assert read('path\tduration\ttext\na\t1\t"x\nb\t2\ty"\n').values.tolist() == [2.0, 1.0]
+
+
+def test_a_quoted_cell_with_a_tab_is_one_cell(read) -> None:
+    assert read('path\tduration\ttext\na\t"1"\t"x\ty"\nb\t"2"\tz\n').values.tolist() == [2.0, 1.0]
+
+
+def test_lines_of_a_tab_separated_table_are_counted_past_quoted_line_ends(refusal) -> None:
+    assert "line 4, id 'b'" in refusal('id\ttext\tduration\na\t"x\ny"\t1\nb\tz\t0\n').message
+
+
+def test_a_row_of_empty_cells_is_no_blank_line(refusal) -> None:
+    assert "line 3: 'duration' is '' (empty)" in refusal("text\tduration\na\t1\n\t\n").message
+
+
+def test_a_column_named_twice_is_an_error(refusal) -> None:
+    assert "line 1: the header names 'a' more than once" in refusal("a,duration,a\n1,2,3\n").message
+
+
+def test_columns_without_a_name_are_passed_over(read) -> None:
+    assert read(",duration,\n0,3,\n").values.tolist() == [3.0]
+
+
+def test_a_cell_longer_than_the_csv_modules_limit_is_read(read) -> None:
+    assert read(f"text,duration\n{'x' * 200_000},3\n").values.tolist() == [3.0]
+
+
+def test_the_csv_modules_limit_is_left_as_it_was(read) -> None:
+    before = csv.field_size_limit()
+    read("text,duration\nx,3\n")
+    assert csv.field_size_limit() == before
+
+
+def test_a_decimal_comma_is_no_number(refusal) -> None:
+    assert "'1,5' (text)" in refusal("path;duration\na;1,5\nb;2\n").message
+
+
+def test_spaces_around_speechbrains_cells_are_passed_over(read) -> None:
+    lengths = read('ID , duration , wrd\n a , 3.5 , "x, y"\n')
+    assert (lengths.values.tolist(), lengths.unit) == ([3.5], "s")
+
+
+def test_speechbrains_csv_needs_an_id_column(refusal) -> None:
+    assert "no column 'ID'" in refusal("id,duration\na,3\n", format="speechbrain-csv").message

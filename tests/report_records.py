@@ -1,0 +1,237 @@
+"""Made records for the tests of reports and exports: LibriSpeech train-clean-100 on a large GPU."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import msgspec
+
+from batchtune.reports import RunResults
+from batchtune.results import (
+    Baseline,
+    CostModel,
+    Device,
+    FrontierPoint,
+    LengthsSummary,
+    LowerBound,
+    Meta,
+    Models,
+    Probe,
+    Row,
+    Sweep,
+    Trial,
+    WorkloadRecord,
+)
+
+COUNT = 28_539
+TOTAL_SECONDS = 362_127.1
+MAX_BATCH_LENGTH = 600.0
+GIB = 1024**3
+
+_OPTIMAL = (641, 638, 636, 634, 632, 631, 630, 630, 629, 628, 628)
+OPTIMAL_BATCHES = dict(zip(range(10, 21), _OPTIMAL, strict=True))
+OTHER_BATCHES = {"quantile": 660, "linear": 645, "exponential": 665}
+
+
+def made_meta(kind: str) -> Meta:
+    return Meta(format=f"batchtune/{kind}", version=1, batchtune="0.1.0")
+
+
+def made_lengths(unit: str | None = "s") -> LengthsSummary:
+    return LengthsSummary(count=COUNT, total=TOTAL_SECONDS, min=1.41, max=24.525, unit=unit, fingerprint="424c05e7" * 8)
+
+
+def made_probe(unit: str | None = "s") -> Probe:
+    lengths = (1.41, 3.5, 7.0, 12.0, 16.0, 24.525)
+    frontier = [
+        FrontierPoint(
+            length=length,
+            target_length=None,
+            batch_size=int(612 / length),
+            closed_by="oom" if length in (1.41, 24.525) else "memory",
+            oom_batch_size=int(612 / length) + 2 if length in (1.41, 24.525) else None,
+            step_seconds=0.02 + 0.0004 * 612 + 0.001 * length,
+            peak_bytes=int((124 + length / 24) * GIB),
+        )
+        for length in lengths
+    ]
+    trials = [
+        made_trial(index, "ok" if index % 3 else "oom", batch_size=8 * (index + 1), length=lengths[index % 6])
+        for index in range(12)
+    ]
+    return Probe(
+        meta=made_meta("probe"),
+        lengths=made_lengths(unit),
+        workload=WorkloadRecord(spec="builtin:conformer-ctc", options={"layers": 12, "precision": "bf16"}),
+        device=Device(
+            kind="cuda",
+            name="NVIDIA H200",
+            total_bytes=140 * GIB,
+            limit_bytes=126 * GIB,
+            driver="570.86",
+            torch="2.13.0",
+            allocator="native",
+            other_processes=0,
+        ),
+        settings={"tolerance": 0.01, "seed": 7},
+        trials=trials,
+        frontier=frontier,
+        models=Models(
+            peak_bytes=CostModel(floor=0, constant=2e9, linear=2.1e8, quadratic=1e5, relative_error=0.004),
+            step_seconds=CostModel(floor=0, constant=0.02, linear=4e-4, quadratic=0, relative_error=0.031),
+        ),
+        max_batch_length=MAX_BATCH_LENGTH,
+    )
+
+
+def made_trial(
+    index: int, outcome: str, *, batch_size: int = 24, length: float = 24.525, error: str | None = None
+) -> Trial:
+    passed = outcome == "ok"
+    made = {
+        "index": index,
+        "batch_size": batch_size,
+        "length": length,
+        "target_length": None,
+        "outcome": outcome,
+        "steps": 3 if passed else 0,
+        "step_seconds": 0.25 if passed else None,
+        "peak_bytes": 100 * GIB if passed else None,
+        "reserved_bytes": 110 * GIB if passed else None,
+        "alloc_retries": 0 if passed else None,
+        "error": error,
+        "elapsed_seconds": 1.5,
+    }
+    return msgspec.convert(made, Trial)
+
+
+def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
+    """66 rows, 10 to 20 buckets each; recommended: 13 buckets of `optimal`, within 1% of the best."""
+    rows = [_speechbrain_row(num_buckets, timed) for num_buckets in range(10, 21)]
+    for strategy, batches in OTHER_BATCHES.items():
+        rows += [_filled_row(strategy, n, batches - 2 * n + 20, timed) for n in range(10, 21)]
+    rows += [_filled_row("optimal", n, batches, timed) for n, batches in OPTIMAL_BATCHES.items()]
+    rows += [
+        msgspec.structs.replace(_filled_row("optimal", n, batches - 2, timed), sizing="frontier")
+        for n, batches in OPTIMAL_BATCHES.items()
+    ]
+    return Sweep(
+        meta=made_meta("sweep"),
+        lengths=made_lengths(unit),
+        max_batch_length=MAX_BATCH_LENGTH,
+        settings={"seed": 7},
+        device_name="NVIDIA H200" if timed else None,
+        rows=rows,
+        baselines=[
+            _baseline("fixed-random", 466_900.0, timed),
+            _baseline("fixed-sorted", 362_400.0, timed),
+        ],
+        lower_bound=LowerBound(
+            batches=604,
+            padded_length=TOTAL_SECONDS,
+            estimated_epoch_seconds=_seconds(604, TOTAL_SECONDS, timed),
+        ),
+        recommended=next(
+            index
+            for index, row in enumerate(rows)
+            if (row.strategy, row.sizing, row.num_buckets) == ("optimal", "length", 13)
+        ),
+        reason="optimal with 13 buckets is within 1% of the best, and fewer buckets keep more randomness",
+        warnings=["speechbrain with num_buckets=10 can't make a batch of more than 14 examples"],
+    )
+
+
+def with_recommended(sweep: Sweep, strategy: str, num_buckets: int) -> Sweep:
+    """The same sweep, with another row recommended."""
+    index = next(
+        index for index, row in enumerate(sweep.rows) if (row.strategy, row.num_buckets) == (strategy, num_buckets)
+    )
+    return msgspec.structs.replace(sweep, recommended=index)
+
+
+def without_recommendation(sweep: Sweep) -> Sweep:
+    return msgspec.structs.replace(
+        sweep, recommended=None, reason="no table needs fewer batches than a fixed batch size of 24"
+    )
+
+
+def _speechbrain_row(num_buckets: int, timed: bool) -> Row:
+    # Its first boundary is max_batch_length / exp(2·z); all but a few of these examples lie below it.
+    batch_size = int(2.718281828 ** (2 * NormalDist().inv_cdf(num_buckets / (num_buckets + 1))))
+    batches = -(-COUNT // batch_size) + (1 if num_buckets == 20 else 0)
+    boundaries = [MAX_BATCH_LENGTH / (batch_size + 0.4) * (i + 1) for i in range(num_buckets)]
+    return _row("speechbrain", boundaries, batches, TOTAL_SECONDS / 0.78, 1, 1.0, timed)
+
+
+def _filled_row(strategy: str, num_buckets: int, batches: int, timed: bool) -> Row:
+    boundaries = [round(24.525 * ((i + 1) / num_buckets) ** 0.75, 3) for i in range(num_buckets)]
+    padded = TOTAL_SECONDS / (1 - 0.4 / num_buckets)
+    return _row(strategy, boundaries, batches, padded, num_buckets, 0.7 * num_buckets, timed)
+
+
+def _row(
+    strategy: str,
+    boundaries: list[float],
+    batches: int,
+    padded_length: float,
+    used_buckets: int,
+    effective_buckets: float,
+    timed: bool,
+) -> Row:
+    return Row(
+        strategy=strategy,
+        sizing="length",
+        num_buckets=len(boundaries),
+        used_buckets=used_buckets,
+        boundaries=boundaries,
+        batch_sizes=[max(1, int(MAX_BATCH_LENGTH / boundary)) for boundary in boundaries],
+        batches=batches,
+        padded_length=padded_length,
+        padding_ratio=1 - TOTAL_SECONDS / padded_length,
+        fill=TOTAL_SECONDS / (batches * MAX_BATCH_LENGTH),
+        mean_batch_size=COUNT / batches,
+        largest_padded_length=599.8,
+        effective_buckets=effective_buckets,
+        estimated_epoch_seconds=_seconds(batches, padded_length, timed),
+    )
+
+
+def _baseline(name: str, padded_length: float, timed: bool) -> Baseline:
+    return Baseline(
+        name=name,
+        batch_size=24,
+        batches=1190,
+        padded_length=padded_length,
+        padding_ratio=1 - TOTAL_SECONDS / padded_length,
+        estimated_epoch_seconds=_seconds(1190, padded_length, timed),
+    )
+
+
+def _seconds(batches: int, padded_length: float, timed: bool) -> float | None:
+    return 0.08 * batches + 0.0004 * padded_length if timed else None
+
+
+def hostile_results(text: str) -> RunResults:
+    """A run in which every string that a file can freely choose holds this text."""
+    probe, sweep = made_probe(unit=text), made_sweep(unit=text)
+    replace = msgspec.structs.replace
+    device = replace(probe.device, name=text, kind=text, driver=text, torch=text, allocator=text)
+    return RunResults(
+        name=text,
+        probe=replace(
+            probe,
+            workload=WorkloadRecord(spec=text, options={text: text}),
+            device=device,
+            settings={text: text},
+            trials=[*probe.trials, made_trial(12, "crash", error=text)],
+        ),
+        sweep=replace(
+            sweep,
+            settings={text: text},
+            device_name=text,
+            rows=[replace(row, strategy=text if row.strategy == "optimal" else row.strategy) for row in sweep.rows],
+            baselines=[*sweep.baselines, replace(sweep.baselines[0], name=text)],
+            reason=text,
+            warnings=[text],
+        ),
+    )

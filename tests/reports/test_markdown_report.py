@@ -1,0 +1,82 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from report_records import hostile_results, made_probe, made_sweep
+
+from batchtune.reports import RunResults
+from batchtune.reports.markdown import escape, render
+from batchtune.reports.page import clean
+
+RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep())
+
+# The rules of GitHub's Markdown that its own are not: tables, strikethrough; raw HTML is on, as there.
+PARSER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+
+def shown_text(markdown: str) -> str:
+    """What a reader sees of inline Markdown; markup in it fails the test."""
+    tokens = PARSER.parse(markdown)
+    inline = next(token for token in tokens if token.type == "inline")
+    children = inline.children or []
+    assert {child.type for child in children} <= {"text", "text_special"}, children
+    return "".join(child.content for child in children)
+
+
+@given(st.text(alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1).map(clean))
+@settings(deadline=None, max_examples=400)
+def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
+    table = f"| a | b |\n| :-- | --: |\n| {escape(text)} | end |"
+    tokens = PARSER.parse(table)
+    cells = [token for token in tokens if token.type == "inline"]
+    assert len(cells) == 4
+    children = cells[2].children or []
+    assert {child.type for child in children} <= {"text", "text_special"}
+    assert "".join(child.content for child in children) == text
+
+
+@given(st.text(alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1).map(clean))
+@settings(deadline=None, max_examples=400)
+def test_any_text_is_shown_unchanged_in_a_list(text: str) -> None:
+    if text:
+        assert shown_text(f"- {escape(text)}") == text
+
+
+def test_an_address_is_not_made_a_link() -> None:
+    assert escape("see https://example.org") == "see https\\://example.org"
+
+
+def test_words_with_underscores_stay_readable_in_the_source() -> None:
+    assert escape("max_batch_length = 600.5 s") == "max_batch_length = 600.5 s"
+
+
+def test_the_summary_comes_before_everything_else() -> None:
+    assert render(RESULTS).splitlines()[2].startswith("- Set 13 buckets (optimal)")
+
+
+def test_the_recommended_row_is_marked_and_bold() -> None:
+    cells = ["optimal", "13", "634", "3.1%", "45.0", "9.1", "3 min 20 s", "1.41\u00d7"]
+    row = " | ".join(f"**{cell}**" for cell in cells)
+    assert f"| ▶ {row} |" in render(RESULTS).splitlines()
+
+
+def test_every_table_row_has_as_many_cells_as_its_header_whatever_the_strings() -> None:
+    tokens = PARSER.parse(render(hostile_results("a|b\n\n<b>`c`</b>\\|")))
+    widths = []
+    for token in tokens:
+        if token.type == "tr_open":
+            widths.append(0)
+        elif token.type in ("td_open", "th_open"):
+            widths[-1] += 1
+    assert sum(token.type == "table_open" for token in tokens) == 5
+    assert set(widths) == {2, 8, 3, 5}
+
+
+def test_no_raw_html_comes_out_of_any_string() -> None:
+    tokens = PARSER.parse(render(hostile_results("<script>alert(1)</script>")))
+    kinds = {token.type for token in tokens}
+    kinds |= {child.type for token in tokens for child in token.children or []}
+    assert not kinds & {"html_block", "html_inline"}

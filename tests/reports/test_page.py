@@ -1,0 +1,62 @@
+"""The content that all formats for people share."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from report_records import made_lengths, made_probe, made_sweep, made_trial
+
+from batchtune.reports import RunResults
+from batchtune.reports.page import build_page, clean
+from batchtune.results import Probe, Sweep
+
+
+def facts_of(probe: Probe | None = None, sweep: Sweep | None = None) -> dict[str, str]:
+    return dict(build_page(RunResults(name="run", probe=probe, sweep=sweep)).facts)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        (" a\n\tb\r\nc ", "a b c"),
+        ("a\x1b[31mb", "a\ufffd[31mb"),
+        ("a\x00b\x7fc\x9bd", "a\ufffdb\ufffdc\ufffdd"),
+        ("safe\u202egnp.exe", "safe\ufffdgnp.exe"),
+        ("x" * 401, "x" * 399 + "…"),
+        ("é ▶ 漢字", "é ▶ 漢字"),
+    ],
+)
+def test_a_string_becomes_one_harmless_line(text: str, cleaned: str) -> None:
+    assert clean(text) == cleaned
+
+
+def test_trials_are_counted_by_outcome() -> None:
+    probe = msgspec.structs.replace(
+        made_probe(), trials=[made_trial(0, "oom"), made_trial(1, "ok"), made_trial(2, "ok")]
+    )
+    assert facts_of(probe)["Trials"] == "3: 2 ok, 1 oom"
+
+
+def test_the_device_of_a_sweep_without_a_probe_is_told() -> None:
+    assert facts_of(sweep=made_sweep())["Device"] == "NVIDIA H200"
+
+
+def test_an_unknown_unit_is_told() -> None:
+    sweep = msgspec.structs.replace(made_sweep(), lengths=made_lengths(None))
+    assert facts_of(sweep=sweep)["Data"] == ("28,539 examples of 1.41 to 24.52, 362,127 in all; the unit is unknown")
+
+
+def test_a_long_frontier_is_thinned_and_says_so() -> None:
+    probe = made_probe()
+    points = [msgspec.structs.replace(probe.frontier[0], length=1.0 + n) for n in range(100)]
+    long = RunResults(name="run", probe=msgspec.structs.replace(probe, frontier=points), sweep=None)
+    table = build_page(long).tables[0]
+    assert (table.rows[0][0], table.rows[-1][0]) == ("1 s", "100 s")
+    assert table.notes == ("24 of 100 lengths shown; all are in probe.json.",)
+
+
+def test_target_lengths_have_a_column_where_there_are_any() -> None:
+    probe = made_probe()
+    points = [msgspec.structs.replace(point, target_length=80.0) for point in probe.frontier]
+    targets = RunResults(name="run", probe=msgspec.structs.replace(probe, frontier=points), sweep=None)
+    assert build_page(targets).tables[0].columns[1].title == "target length"

@@ -1,0 +1,100 @@
+"""What every format of a report must do; a new one in the registry is held to it too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from report_records import hostile_results, made_probe, made_sweep, made_trial, without_recommendation
+
+from batchtune.reports import FORMATS, RunResults, render
+from batchtune.results import Baseline, LowerBound
+
+UNTIMED_PROBE = msgspec.structs.replace(
+    made_probe(unit=None),
+    trials=[],
+    frontier=[
+        msgspec.structs.replace(point, step_seconds=None, peak_bytes=None, target_length=80.0)
+        for point in made_probe().frontier
+    ],
+)
+RUNS = {
+    "both": RunResults(name="run", probe=made_probe(), sweep=made_sweep()),
+    "probe": RunResults(name="run", probe=made_probe(), sweep=None),
+    "sweep": RunResults(name="run", probe=None, sweep=made_sweep()),
+    "untimed": RunResults(name="run", probe=UNTIMED_PROBE, sweep=made_sweep(timed=False, unit=None)),
+    "nothing recommended": RunResults(name="run", probe=None, sweep=without_recommendation(made_sweep())),
+    "no rows": RunResults(
+        name="run", probe=None, sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
+    ),
+    "no frontier": RunResults(name="run", probe=msgspec.structs.replace(made_probe(), frontier=[]), sweep=None),
+    "zeros": RunResults(
+        name="run",
+        probe=None,
+        sweep=msgspec.structs.replace(
+            made_sweep(),
+            rows=[
+                msgspec.structs.replace(
+                    made_sweep().rows[0], batches=0, estimated_epoch_seconds=0.0, mean_batch_size=0.0
+                )
+            ],
+            recommended=0,
+            baselines=[
+                Baseline(
+                    name="fixed-random",
+                    batch_size=0,
+                    batches=0,
+                    padded_length=0.0,
+                    padding_ratio=0.0,
+                    estimated_epoch_seconds=0.0,
+                )
+            ],
+            lower_bound=LowerBound(batches=0, padded_length=0.0, estimated_epoch_seconds=0.0),
+        ),
+    ),
+    "hostile": hostile_results("\x1b[31m<script>|`\n"),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_run_can_be_shown_and_ends_with_one_line_end(name: str, run: str) -> None:
+    text = render(name, RUNS[run])
+    assert text.endswith("\n") and not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_results_give_the_same_text(name: str) -> None:
+    assert render(name, RUNS["both"]) == render(name, RUNS["both"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_recommendation_is_in_every_format(name: str) -> None:
+    assert "Set 13 buckets (optimal)" in render(name, RUNS["both"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_message_of_a_failed_trial_is_in_every_format(name: str) -> None:
+    probe = made_probe()
+    crash = made_trial(12, "crash", error="worker died: SIGSEGV")
+    results = RunResults(name="run", probe=msgspec.structs.replace(probe, trials=[*probe.trials, crash]), sweep=None)
+    assert "worker died: SIGSEGV" in render(name, results)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_format_lets_a_terminal_escape_through(name: str) -> None:
+    assert "\x1b" not in render(name, RUNS["hostile"])
+
+
+def test_an_unknown_format_is_a_misuse() -> None:
+    with pytest.raises(ValueError, match="'pdf'"):
+        render("pdf", RUNS["both"])
+
+
+def test_reports_start_without_the_libraries_that_render_them() -> None:
+    slow = {"torch", "jinja2", "rich", "pandas", "ruamel.yaml"}
+    code = f"import sys, batchtune.reports; print(sorted({slow} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

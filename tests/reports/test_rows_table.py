@@ -1,0 +1,98 @@
+"""Which rows of a sweep are shown, and how."""
+
+from __future__ import annotations
+
+import msgspec
+from report_records import made_sweep, with_recommended, without_recommendation
+
+from batchtune.reports.rows import chosen_rows, rows_table
+from batchtune.results import Sweep
+
+
+def shown(sweep: Sweep, strategy: str, sizing: str = "length") -> list[int]:
+    rows = [sweep.rows[index] for index in chosen_rows(sweep)]
+    return [row.num_buckets for row in rows if (row.strategy, row.sizing) == (strategy, sizing)]
+
+
+def titles(sweep: Sweep) -> list[str]:
+    return [column.title for column in rows_table(sweep).columns]
+
+
+def test_the_recommended_row_is_shown_with_its_neighbours() -> None:
+    assert shown(made_sweep(), "optimal") == [10, 12, 13, 14, 20]
+
+
+def test_of_each_sizing_the_fewest_and_the_most_buckets_are_shown() -> None:
+    assert shown(made_sweep(), "optimal", "frontier") == [10, 20]
+
+
+def test_the_best_row_of_a_strategy_is_shown() -> None:
+    sweep = made_sweep(timed=False)
+    index = next(i for i, row in enumerate(sweep.rows) if (row.strategy, row.num_buckets) == ("linear", 15))
+    rows = list(sweep.rows)
+    rows[index] = msgspec.structs.replace(rows[index], batches=605)
+    assert shown(msgspec.structs.replace(sweep, rows=rows), "linear") == [10, 15, 20]
+
+
+def test_todays_practice_is_shown_among_more_buckets() -> None:
+    sweep = made_sweep()
+    rows = [
+        msgspec.structs.replace(row, num_buckets=60, batches=900) if row.num_buckets == 19 else row
+        for row in sweep.rows
+    ]
+    assert 20 in shown(msgspec.structs.replace(sweep, rows=rows), "speechbrain")
+
+
+def test_the_mark_is_on_the_recommended_row() -> None:
+    sweep = with_recommended(made_sweep(), "linear", 14)
+    table = rows_table(sweep)
+    assert table.marked is not None
+    assert table.rows[table.marked][:2] == ("linear", "14")
+
+
+def test_nothing_is_marked_without_a_recommendation() -> None:
+    assert rows_table(without_recommendation(made_sweep())).marked is None
+
+
+def test_what_is_left_out_is_said() -> None:
+    assert rows_table(made_sweep()).notes[0] == "15 of 66 rows shown; all are in sweep.json."
+
+
+def test_nothing_is_said_of_rows_left_out_where_all_are_shown() -> None:
+    sweep = made_sweep()
+    few = msgspec.structs.replace(sweep, rows=sweep.rows[:2], recommended=0)
+    assert not any("rows shown" in note for note in rows_table(few).notes)
+
+
+def test_the_time_column_is_left_out_without_times() -> None:
+    assert "estimated epoch" in titles(made_sweep())
+    assert "estimated epoch" not in titles(made_sweep(timed=False))
+
+
+def test_ratios_are_of_batches_without_times() -> None:
+    table = rows_table(made_sweep(timed=False))
+    assert table.marked is not None
+    assert table.rows[table.marked][-1] == "1.88\u00d7"  # 1190 / 634
+
+
+def test_ratios_are_left_out_without_the_fixed_baseline() -> None:
+    assert "against fixed" not in titles(msgspec.structs.replace(made_sweep(), baselines=[]))
+
+
+def test_baselines_and_bound_follow_the_rows_as_a_group_of_their_own() -> None:
+    table = rows_table(made_sweep())
+    assert table.break_before is not None
+    names = [row[0] for row in table.rows[table.break_before :]]
+    assert names == ["fixed-random", "fixed-sorted", "lower bound"]
+
+
+def test_a_row_with_fewer_buckets_than_asked_for_says_so() -> None:
+    sweep = made_sweep()
+    row = msgspec.structs.replace(sweep.rows[0], boundaries=[12.0, 24.525], batch_sizes=[50, 24])
+    table = rows_table(msgspec.structs.replace(sweep, rows=[row], recommended=None))
+    assert table.rows[0][1] == "2 of 10"
+
+
+def test_a_sweep_without_rows_still_shows_its_baselines() -> None:
+    empty = msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
+    assert len(rows_table(empty).rows) == 3

@@ -1,0 +1,125 @@
+"""The sentences of a summary."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from report_records import made_probe, made_sweep, with_recommended, without_recommendation
+
+from batchtune.reports import RunResults, summary_sentences
+from batchtune.reports.summary import format_ratio, today_row
+from batchtune.results import Row, Sweep
+
+
+def summary_of(sweep: Sweep) -> list[str]:
+    return summary_sentences(RunResults(name="run", probe=None, sweep=sweep))
+
+
+def test_the_first_sentence_says_what_to_set_and_what_it_saves() -> None:
+    assert summary_of(made_sweep())[0] == (
+        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch needs 634 batches where "
+        "SpeechBrain's num_buckets=20 needs 1021 and a fixed batch size of 24 needs 1190."
+    )
+
+
+def test_estimated_times_are_compared_where_they_are_known() -> None:
+    assert summary_of(made_sweep())[1] == (
+        "One epoch is estimated at 3 min 20 s: 1.34 times faster than SpeechBrain's num_buckets=20 "
+        "(4 min 27 s) and 1.41 times faster than a fixed batch size of 24 (4 min 42 s)."
+    )
+
+
+def test_without_times_batches_are_compared_and_it_says_so() -> None:
+    assert summary_of(made_sweep(timed=False))[1] == (
+        "Step times are not known, so batches are what is compared: 37.9% fewer batches than with "
+        "SpeechBrain's num_buckets=20 and 46.7% fewer batches than with a fixed batch size of 24."
+    )
+
+
+def test_the_bound_is_told_with_the_distance_from_it() -> None:
+    assert summary_of(made_sweep(timed=False))[2] == (
+        "The bound that nothing can beat is 604 batches: this is 5.0% above it."
+    )
+
+
+def test_padding_is_held_against_todays_practice() -> None:
+    assert summary_of(made_sweep())[3] == (
+        "Padding is 3.1% of all cells, against 22.0% with SpeechBrain's num_buckets=20 and 22.4% with a "
+        "fixed batch size of 24."
+    )
+
+
+def test_the_sweeps_reason_ends_with_a_full_stop() -> None:
+    assert summary_of(made_sweep())[4] == (
+        "Why: optimal with 13 buckets is within 1% of the best, and fewer buckets keep more randomness."
+    )
+
+
+def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
+    assert summary_of(without_recommendation(made_sweep())) == [
+        "No bucket table is recommended: no table needs fewer batches than a fixed batch size of 24.",
+        "A fixed batch size of 24 needs 1190 batches for an epoch.",
+    ]
+
+
+def test_a_recommended_row_that_is_todays_practice_is_not_compared_with_itself() -> None:
+    first = summary_of(with_recommended(made_sweep(), "speechbrain", 20))[0]
+    assert first == (
+        "Set 20 buckets (speechbrain) with max_batch_length = 600 s: an epoch needs 1021 batches where a "
+        "fixed batch size of 24 needs 1190."
+    )
+
+
+def test_a_slower_recommendation_is_called_slower() -> None:
+    sweep = with_recommended(made_sweep(), "speechbrain", 10)
+    assert "1.24 times slower than a fixed batch size of 24" in summary_of(sweep)[1]
+
+
+def test_batch_sizes_from_the_frontier_are_named() -> None:
+    sweep = made_sweep()
+    index = next(i for i, row in enumerate(sweep.rows) if row.sizing == "frontier")
+    first = summary_of(msgspec.structs.replace(sweep, recommended=index))[0]
+    assert first.startswith("Set 10 buckets (optimal, batch sizes from the frontier) with")
+
+
+def test_a_sweep_without_speechbrain_and_baselines_still_has_a_summary() -> None:
+    sweep = made_sweep()
+    rows = [row for row in sweep.rows if row.strategy == "optimal"]
+    bare = msgspec.structs.replace(sweep, rows=rows, baselines=[], recommended=0, reason="")
+    assert summary_of(bare) == [
+        "Set 10 buckets (optimal) with max_batch_length = 600 s: an epoch needs 641 batches.",
+        "One epoch is estimated at 3 min 22 s.",
+        "The bound that nothing can beat is 604 batches and 3 min 13 s: this is 6.1% and 4.7% above it.",
+        "Padding is 4.0% of all cells.",
+    ]
+
+
+def test_a_probe_alone_tells_the_limit_and_the_next_command() -> None:
+    assert summary_sentences(RunResults(name="run", probe=made_probe(), sweep=None)) == [
+        "max_batch_length = 600 s is the most that fits at every length, measured on NVIDIA H200, limited to "
+        "126 GiB of 140 GiB.",
+        "One batch holds up to 434 examples of 1.41 s, and 24 of 24.52 s.",
+        "`batchtune sweep-buckets` finds the buckets that waste least with it.",
+    ]
+
+
+def test_lengths_of_unknown_unit_are_bare_numbers() -> None:
+    assert "max_batch_length = 600: an epoch" in summary_of(made_sweep(unit=None))[0]
+
+
+@pytest.mark.parametrize(("swept", "today"), [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None), ((), None)])
+def test_todays_practice_is_speechbrain_with_the_most_of_10_to_20_buckets(
+    swept: tuple[int, ...], today: int | None
+) -> None:
+    sweep = made_sweep()
+    rows: list[Row] = [msgspec.structs.replace(sweep.rows[0], num_buckets=number) for number in swept]
+    row = today_row(msgspec.structs.replace(sweep, rows=rows))
+    assert (row.num_buckets if row else None) == today
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "0.50"), (1.6, "1.60"), (9.994, "9.99"), (9.996, "10.0"), (99.94, "99.9"), (99.96, "100")],
+)
+def test_a_ratio_has_three_digits_and_keeps_its_zeros(value: float, text: str) -> None:
+    assert format_ratio(value) == text

@@ -1,0 +1,101 @@
+"""The report on a terminal.
+
+The snapshots hold whole reports, 80 columns wide. To write them anew after a wanted change:
+
+    REFRESH_SNAPSHOTS=1 python -m pytest tests/reports/test_terminal_report.py
+
+and read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from report_records import hostile_results, made_probe, made_sweep, made_trial, without_recommendation
+from rich.console import Console
+
+from batchtune.reports import RunResults
+from batchtune.reports.table import Column, Table
+from batchtune.reports.terminal import fold, render, render_terminal
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+RUNS = {
+    "both": RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep()),
+    "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
+    "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
+    "nothing-recommended": RunResults(name="librispeech-100", probe=None, sweep=without_recommendation(made_sweep())),
+}
+
+
+def printed(results: RunResults, console: Console) -> str:
+    render_terminal(results, console)
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_report_is_as_in_its_snapshot(name: str) -> None:
+    path, text = SNAPSHOTS / f"{name}.txt", render(RUNS[name])
+    if os.environ.get("REFRESH_SNAPSHOTS") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_line_is_wider_than_80_columns(name: str) -> None:
+    assert max(len(line) for line in render(RUNS[name]).splitlines()) <= 80
+
+
+def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = render(RUNS["both"])
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert render(RUNS["both"]) == plain
+
+
+def test_a_narrow_terminal_cuts_no_number() -> None:
+    console = Console(file=io.StringIO(), width=66, color_system=None, _environ={})
+    lines = [line.split() for line in printed(RUNS["both"], console).splitlines()]
+    cells = ["13", "634", "3.1%", "45.0", "9.1", "3", "min", "20", "s", "1.41\u00d7"]
+    assert any(line[-len(cells) :] == cells for line in lines)
+
+
+def test_the_recommended_row_is_bold_where_there_are_colours() -> None:
+    console = Console(file=io.StringIO(), width=100, color_system="standard", force_terminal=True, _environ={})
+    marked = next(line for line in printed(RUNS["both"], console).splitlines() if "▶ optimal" in line)
+    assert marked.startswith("\x1b[1")
+
+
+def test_what_looks_like_markup_is_shown_as_it_is() -> None:
+    assert "[bold]text[/bold]" in render(hostile_results("[bold]text[/bold]"))
+
+
+def test_an_encoding_without_our_signs_gets_others_in_their_place() -> None:
+    class AsciiStream(io.StringIO):
+        encoding = "ascii"
+
+    console = Console(file=AsciiStream(), width=80, color_system=None, _environ={})
+    text = printed(RUNS["both"], console)
+    assert text.isascii() and "> optimal" in text
+
+
+def test_a_failed_trials_long_message_is_shown_whole() -> None:
+    message = " ".join(f"word{number}" for number in range(40))
+    probe = msgspec.structs.replace(made_probe(), trials=[made_trial(0, "crash", error=message)])
+    crash = RunResults(name="run", probe=probe, sweep=None)
+    assert message in " ".join(render(crash).split())
+
+
+def test_a_long_table_is_folded_to_be_read_down_the_first_block() -> None:
+    table = Table(title="t", columns=(Column("a"),), rows=tuple((str(number),) for number in range(7)))
+    assert fold(table).rows == (("0", "4"), ("1", "5"), ("2", "6"), ("3", ""))
+
+
+def test_a_short_table_is_not_folded() -> None:
+    table = Table(title="t", columns=(Column("a"),), rows=tuple((str(number),) for number in range(6)))
+    assert fold(table) is table

@@ -1,0 +1,116 @@
+"""Numbers with their units, at the edges where rounding changes the unit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.errors import UsageError
+from batchtune.units import format_length, format_number, format_seconds, format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("1073741824", 1024**3),
+        ("100b", 100),
+        ("2GiB", 2 * 1024**3),
+        ("2 gib", 2 * 1024**3),
+        ("24g", 24 * 1024**3),
+        ("1.5K", 1536),
+        ("500MB", 500 * 1000**2),
+        (" 1kB ", 1000),
+        ("1TiB", 1024**4),
+    ],
+)
+def test_a_size_is_read_with_its_unit(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GiB", "0", "0.5", "-1GiB", "2 XB", "2iB", "1e3", "nan", "1\u212a", "9" * 400, "9" * 308 + "TiB"],
+)
+def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(repr(text))):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1000, "1,000 B"),
+        (1023, "1,023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1000 * 1024, "1,000 KiB"),
+        (1023.4 * 1024, "1,023 KiB"),
+        (1023.6 * 1024, "1 MiB"),
+        (1.9 * 1024**3, "1.9 GiB"),
+        (126.4 * 1024**3, "126 GiB"),
+        (1024**4, "1 TiB"),
+        (1234 * 1024**4, "1,234 TiB"),
+        (-1536, "-1.5 KiB"),
+    ],
+)
+def test_a_size_is_shown_with_three_digits_in_the_unit_that_suits_it(size_bytes: float, text: str) -> None:
+    assert format_size(size_bytes) == text
+
+
+@given(st.integers(0, 2**60))
+@settings(deadline=None)
+def test_a_shown_size_is_never_off_by_more_than_half_a_percent_or_half_a_byte(size_bytes: int) -> None:
+    shown = parse_size(format_size(size_bytes).replace(",", "")) if size_bytes else 0
+    assert abs(shown - size_bytes) <= max(1.0, 0.005 * size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1021, "1021"),
+        (24.525, "24.52"),
+        (9999.4, "9999"),
+        (9999.5, "10,000"),
+        (28_539, "28,539"),
+        (-12_345.6, "-12,346"),
+    ],
+)
+def test_a_number_is_shown_with_four_digits_or_in_groups(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_a_length_of_unknown_unit_is_a_bare_number() -> None:
+    assert (format_length(24.5, "s"), format_length(24.5, None)) == ("24.5 s", "24.5")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (4.3e-4, "430 µs"),
+        (0.000_999_4, "999 µs"),
+        (0.000_999_6, "1 ms"),
+        (0.045, "45 ms"),
+        (0.9994, "999 ms"),
+        (0.9999, "1 s"),
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (60, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (7199, "2 h 00 min"),
+        (11_520, "3 h 12 min"),
+        (4_500_000, "1,250 h 00 min"),
+    ],
+)
+def test_a_time_span_is_shown_in_the_unit_of_its_rounded_value(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+
+from batchtune.results import Baseline, Row, Sizing
+from batchtune.tuning.recommend import recommend
+
+
+def row(
+    batches: int,
+    buckets: int = 10,
+    seconds: float | None = None,
+    *,
+    strategy: str = "optimal",
+    sizing: Sizing = "length",
+) -> Row:
+    return Row(
+        strategy=strategy,
+        sizing=sizing,
+        num_buckets=buckets,
+        used_buckets=buckets,
+        boundaries=[float(n) for n in range(1, buckets + 1)],
+        batch_sizes=[1] * buckets,
+        batches=batches,
+        padded_length=1.0,
+        padding_ratio=0.0,
+        fill=1.0,
+        mean_batch_size=1.0,
+        largest_padded_length=1.0,
+        effective_buckets=1.0,
+        estimated_epoch_seconds=seconds,
+    )
+
+
+def fixed(batches: int) -> list[Baseline]:
+    return [
+        Baseline(
+            name=name,
+            batch_size=24,
+            batches=batches,
+            padded_length=1.0,
+            padding_ratio=0.0,
+            estimated_epoch_seconds=None,
+        )
+        for name in ("fixed-random", "fixed-sorted")
+    ]
+
+
+def test_fewer_buckets_win_within_one_percent_of_the_fewest_batches() -> None:
+    assert recommend([row(1011, 5), row(1010, 7), row(1000, 20)], fixed(2000)).index == 1
+
+
+def test_fewer_buckets_do_not_win_beyond_one_percent() -> None:
+    assert recommend([row(1011, 5), row(1000, 20)], fixed(2000)).index == 1
+
+
+def test_the_time_decides_where_it_is_known() -> None:
+    assert recommend([row(1000, 5, 120.0), row(1100, 9, 100.0)], fixed(2000)).index == 1
+
+
+def test_batches_decide_where_a_time_is_unknown() -> None:
+    assert recommend([row(1000, 5), row(1100, 9, 100.0)], fixed(2000)).index == 0
+
+
+def test_among_as_many_buckets_the_lower_time_wins() -> None:
+    assert recommend([row(9, 5, 100.5), row(9, 5, 100.2), row(9, 9, 100.0)], fixed(20)).index == 1
+
+
+def test_among_equals_batch_sizes_from_the_length_win() -> None:
+    assert recommend([row(9, sizing="frontier"), row(9)], fixed(20)).index == 1
+
+
+def test_among_rows_alike_the_first_wins() -> None:
+    assert recommend([row(12, strategy="linear"), row(9), row(9)], fixed(20)).index == 1
+
+
+def test_a_row_that_needs_as_many_batches_as_the_baseline_is_not_recommended() -> None:
+    assert recommend([row(20)], fixed(20)).index is None
+
+
+def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -> None:
+    assert recommend([row(30, 5, 1.0), row(10, 9, 2.0)], fixed(20)).index == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (
+            [row(634, 12), row(628, 20)],
+            "optimal with 12 buckets needs 634 batches, 1.0% above the best (628, optimal with 20 buckets), "
+            "and fewer buckets keep more randomness; a fixed batch size of 24 needs 1,190",
+        ),
+        (
+            [row(628, 1)],
+            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1,190",
+        ),
+        (
+            [row(634, 12, 725.0, sizing="frontier"), row(640, 20, 722.0)],
+            "optimal with 12 buckets sized by the frontier takes an estimated 12 min 05 s an epoch "
+            "(634 batches), 0.4% above the best (12 min 02 s, optimal with 20 buckets), "
+            "and fewer buckets keep more randomness; a fixed batch size of 24 needs 1,190",
+        ),
+        (
+            [row(634, 12, 725.0)],
+            "optimal with 12 buckets takes an estimated 12 min 05 s an epoch (634 batches), "
+            "and no table takes less time; a fixed batch size of 24 needs 1,190",
+        ),
+        (
+            [row(1300, 12), row(1250, 14, strategy="linear")],
+            "no table needs fewer batches than a fixed batch size of 24 (1,190): "
+            "the best, linear with 14 buckets, needs 1,250",
+        ),
+    ],
+)
+def test_the_reason_is_a_sentence_for_people(rows: list[Row], reason: str) -> None:
+    assert recommend(rows, fixed(1190)).reason == reason

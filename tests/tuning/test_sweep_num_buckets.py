@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from batchtune.errors import UsageError
+from batchtune.tuning.sweep import SweepSettings, parse_num_buckets
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("15", (15,)),
+        ("10:13", (10, 11, 12, 13)),
+        ("7:7", (7,)),
+        ("10,15,20", (10, 15, 20)),
+        ("20, 10, 10", (10, 20)),
+        ("5,10:12", (5, 10, 11, 12)),
+        (" 1:1000 ", tuple(range(1, 1001))),
+    ],
+)
+def test_bucket_counts_are_read_in_ascending_order(text: str, counts: tuple[int, ...]) -> None:
+    assert parse_num_buckets(text) == counts
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("20:10", "from low to high, got '20:10'"),
+        ("0", "from 1 to 1000, got 0"),
+        ("0:5", "from 1 to 1000, got 0"),
+        ("1:1001", "from 1 to 1000, got 1001"),
+        ("abc", "a number, a range or a list of them, got 'abc'"),
+        ("10:", "got '10:'"),
+        (":10", "got ':10'"),
+        ("10:20:2", "got '10:20:2'"),
+        ("10,,20", "got '10,,20'"),
+        ("-5", "got '-5'"),
+        ("1.5", r"got '1\.5'"),
+        ("", "got ''"),
+        ("9" * 5000, "got '999"),
+    ],
+)
+def test_what_is_no_bucket_count_is_refused_with_the_rule_and_the_value(text: str, rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        parse_num_buckets(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"strategies": ("best",)}, "'best' is no strategy"),
+        ({"strategies": ()}, "at least one strategy"),
+        ({"num_buckets": ()}, "at least one number of buckets"),
+        ({"num_buckets": (10, 0)}, "from 1 to 1000, got 0"),
+        ({"max_batch_size": 0}, "at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_the_rule(wrong: dict[str, object], rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        SweepSettings(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from batchtune.errors import WorkloadError
+from batchtune.shapes import BatchShape
+from batchtune.workloads import BUILTINS, Workload, load_workload
+
+CPU = torch.device("cpu")
+SHAPES = {
+    "conformer-ctc": [
+        BatchShape(1, 0.01),
+        BatchShape(3, 1.234),
+        BatchShape(2, 1.0, 7),
+        BatchShape(2, 0.5, 999),
+    ],
+    "transformer-lm": [BatchShape(1, 1), BatchShape(3, 17), BatchShape(2, 20, 9)],
+}
+CASES = [pytest.param(name, shape, id=f"{name}-{shape}") for name in BUILTINS for shape in SHAPES[name]]
+
+
+def built(name: str, **options: Any) -> Any:
+    workload = load_workload(f"builtin:{name}", {"size": "tiny", "layers": 2, "vocab": 50, **options})
+    workload.setup(CPU)
+    return workload
+
+
+def parameters_of(workload: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in workload.model.parameters()])
+
+
+def gradients_of(workload: Any) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten().clone() for parameter in workload.model.parameters()])
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+class TestConformance:
+    def test_is_a_workload(self, name: str) -> None:
+        assert isinstance(built(name), Workload)
+
+    def test_every_parameter_gets_a_gradient(self, name: str) -> None:
+        workload = built(name)
+        workload.step(workload.make_batch(SHAPES[name][1]))
+        assert [n for n, p in workload.model.named_parameters() if p.grad is None] == []
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
+    def test_a_step_gives_every_parameter_its_optimizer_state(self, name: str, optimizer: str) -> None:
+        workload = built(name, optimizer=optimizer)
+        workload.step(workload.make_batch(SHAPES[name][1]))
+        assert len(workload.optimizer.state) == len(list(workload.model.parameters()))
+
+    @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+    @pytest.mark.parametrize("checkpoint", [False, True])
+    def test_a_step_changes_the_parameters_and_keeps_them_finite(self, name: str, dtype: str, checkpoint: bool) -> None:
+        workload = built(name, dtype=dtype, checkpoint=checkpoint)
+        before = parameters_of(workload)
+        workload.step(workload.make_batch(SHAPES[name][1]))
+        after = parameters_of(workload)
+        assert torch.isfinite(after).all() and not torch.equal(before, after)
+
+    def test_steps_on_one_batch_lower_its_loss(self, name: str) -> None:
+        workload = built(name, dropout=0)
+        batch = workload.make_batch(SHAPES[name][1])
+        first = workload.loss(batch).item()
+        for _ in range(5):
+            workload.step(batch)
+        assert workload.loss(batch).item() < first
+
+    def test_checkpointing_gives_the_same_gradients(self, name: str) -> None:
+        plain, checkpointed = built(name, dropout=0), built(name, dropout=0, checkpoint=True)
+        for workload in (plain, checkpointed):
+            torch.manual_seed(1)
+            workload.step(workload.make_batch(SHAPES[name][1]))
+        torch.testing.assert_close(gradients_of(checkpointed), gradients_of(plain))
+
+    def test_the_same_seed_gives_the_same_parameters_after_a_step(self, name: str) -> None:
+        outcomes = []
+        for _ in range(2):
+            workload = built(name, seed=3)
+            workload.step(workload.make_batch(SHAPES[name][1]))
+            outcomes.append(parameters_of(workload))
+        torch.testing.assert_close(outcomes[0], outcomes[1])
+
+    def test_another_seed_gives_other_parameters(self, name: str) -> None:
+        assert not torch.equal(parameters_of(built(name, seed=1)), parameters_of(built(name, seed=2)))
+
+    def test_a_step_leaves_no_tensor_but_parameters_gradients_and_optimizer_state(self, name: str) -> None:
+        import gc
+
+        workload = built(name)
+        workload.step(workload.make_batch(SHAPES[name][1]))
+        gc.collect()
+        before = live_tensor_bytes()
+        workload.step(workload.make_batch(SHAPES[name][-1]))
+        gc.collect()
+        assert live_tensor_bytes() == before
+
+    def test_a_step_goes_on_after_one_that_failed_in_the_backward_pass(self, name: str) -> None:
+        workload = built(name)
+        hook = next(workload.model.parameters()).register_hook(raise_out_of_memory)
+        batch = workload.make_batch(SHAPES[name][1])
+        with pytest.raises(MemoryError):
+            workload.step(batch)
+        hook.remove()
+        workload.step(batch)
+        assert torch.isfinite(parameters_of(workload)).all()
+
+    @pytest.mark.parametrize(
+        ("options", "rule"),
+        [
+            ({"size": "huge"}, "size must be one of tiny, small, base, large, got 'huge'"),
+            ({"dim": 0}, "dim must be an integer of at least 1, got 0"),
+            ({"layers": 2.5}, "layers must be an integer of at least 1, got 2.5"),
+            ({"heads": True}, "heads must be an integer of at least 1, got True"),
+            ({"dim": 100, "heads": 8}, "dim must be a multiple of 2 * heads, got dim=100, heads=8"),
+            ({"vocab": 2}, "vocab must be an integer of at least 3, got 2"),
+            ({"dropout": 1}, "dropout must be a number of at least 0 and below 1, got 1"),
+            ({"dropout": "some"}, "dropout must be a number of at least 0 and below 1, got 'some'"),
+            ({"dtype": "int8"}, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
+            ({"dtype": ["fp32"]}, "dtype must be one of fp32, bf16, fp16, got ['fp32']"),
+            ({"checkpoint": 1}, "checkpoint must be true or false, got 1"),
+            ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd, adafactor, got 'lion'"),
+            ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ],
+    )
+    def test_an_option_outside_its_range_is_refused_with_the_rule_and_the_value(
+        self, name: str, options: dict[str, Any], rule: str
+    ) -> None:
+        with pytest.raises(WorkloadError) as caught:
+            load_workload(f"builtin:{name}", options)
+        assert caught.value.message == f"builtin:{name}: {rule}"
+
+    def test_an_unknown_option_is_refused_with_those_that_there_are(self, name: str) -> None:
+        with pytest.raises(WorkloadError) as caught:
+            load_workload(f"builtin:{name}", {"layer": 3})
+        assert caught.value.hint is not None
+        assert caught.value.hint.startswith("Did you mean layers? It takes size=small, dim=none, layers=none")
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_the_loss_is_finite_before_and_after_a_step(name: str, shape: BatchShape) -> None:
+    workload = built(name)
+    batch = workload.make_batch(shape)
+    first = workload.loss(batch).item()
+    workload.step(batch)
+    losses = torch.tensor([first, workload.loss(batch).item()])
+    assert torch.isfinite(losses).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "millions"),
+    [
+        ("conformer-ctc", "tiny", 0.5),
+        ("conformer-ctc", "small", 4.1),
+        ("conformer-ctc", "base", 25),
+        ("conformer-ctc", "large", 104),
+        ("transformer-lm", "tiny", 1.4),
+        ("transformer-lm", "small", 5.3),
+        ("transformer-lm", "base", 110),
+        ("transformer-lm", "large", 335),
+    ],
+)
+def test_a_size_has_about_the_documented_number_of_parameters(name: str, size: str, millions: float) -> None:
+    workload: Any = load_workload(f"builtin:{name}", {"size": size})
+    with torch.device("meta"):
+        model = workload.build_model()
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [
+        ({}, 1.5),
+        ({"unit": "ms"}, 1500),
+        ({"unit": "samples"}, 24000),
+        ({"unit": "samples", "sample_rate": 8000}, 12000),
+        ({"unit": "frames"}, 150),
+    ],
+)
+def test_a_speech_batch_has_100_frames_of_80_features_for_each_second(options: dict[str, Any], length: float) -> None:
+    batch = built("conformer-ctc", **options).make_batch(BatchShape(2, length))
+    assert batch.features.shape == (2, 150, 80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "frames"), [(0.3, 30), (0.301, 31), (0.001, 4), (0.04, 4), (2.29, 229), (32.735, 3274)]
+)
+def test_a_part_of_a_frame_counts_as_one_and_four_frames_are_the_least(seconds: float, frames: int) -> None:
+    assert built("conformer-ctc").make_batch(BatchShape(1, seconds)).features.shape[1] == frames
+
+
+def test_the_conformer_leaves_a_quarter_of_the_frames_rounded_up() -> None:
+    workload = built("conformer-ctc")
+    assert workload.model(torch.randn(2, 101, 80)).shape == (2, 26, 50)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens"),
+    [
+        (BatchShape(2, 4.0), 20),
+        (BatchShape(2, 4.0, 33), 33),
+        (BatchShape(2, 4.0, 0), 0),
+        (BatchShape(2, 4.0, 1000), 100),
+    ],
+)
+def test_a_target_is_as_long_as_asked_but_no_longer_than_the_subsampled_frames(shape: BatchShape, tokens: int) -> None:
+    assert built("conformer-ctc").make_batch(shape).targets.shape == (2, tokens)
+
+
+def test_no_target_token_is_blank_or_follows_itself() -> None:
+    targets = built("conformer-ctc", vocab=4).make_batch(BatchShape(4, 10, 200)).targets
+    assert targets.min() == 1 and targets.max() == 3 and (targets.diff(dim=1) != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"unit": "tokens"}, "unit must be one of s, ms, samples, frames, got 'tokens'"),
+        ({"sample_rate": 0}, "sample_rate must be an integer of at least 1, got 0"),
+        ({"tokens_per_second": -1}, "tokens_per_second must be a number of at least 0, got -1"),
+        ({"kernel": 4}, "kernel must be odd, got 4"),
+    ],
+)
+def test_a_speech_option_outside_its_range_is_refused(options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        load_workload("builtin:conformer-ctc", options)
+    assert caught.value.message == f"builtin:conformer-ctc: {rule}"
+
+
+def test_a_text_batch_is_prompt_and_answer_and_the_token_after_them() -> None:
+    assert built("transformer-lm").make_batch(BatchShape(3, 20, 9)).shape == (3, 30)
+
+
+def test_the_language_model_sees_no_later_token() -> None:
+    model = built("transformer-lm").model.eval()
+    tokens = torch.randint(50, (1, 12))
+    changed = tokens.clone()
+    changed[0, 7:] = (changed[0, 7:] + 1) % 50
+    torch.testing.assert_close(model(tokens)[:, :7], model(changed)[:, :7])
+
+
+def test_the_language_model_tells_positions_apart() -> None:
+    model = built("transformer-lm").model.eval()
+    first, second = model(torch.tensor([[1, 2, 3], [2, 1, 3]]))[:, -1]
+    assert not torch.allclose(first, second, atol=1e-6)
+
+
+def raise_out_of_memory(_: torch.Tensor) -> None:
+    raise MemoryError("made")
+
+
+def live_tensor_bytes() -> int:
+    import gc
+
+    storages = {}
+    for found in gc.get_objects():
+        if type(found) in (torch.Tensor, torch.nn.Parameter):
+            storages[found.untyped_storage().data_ptr()] = found.untyped_storage().nbytes()
+    return sum(storages.values())

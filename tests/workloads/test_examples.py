@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from batchtune.shapes import BatchShape
+from batchtune.workloads import load_workload
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "stdlib_lengths.py"
+MANIFEST = EXAMPLES / "stdlib_lengths.csv"
+
+
+@pytest.fixture(autouse=True)
+def _path_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The manifest that the script writes here, and what it says on stderr."""
+    output = tmp_path_factory.mktemp("examples") / "lengths.csv"
+    command = [sys.executable, str(SCRIPT), "-o", str(output)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    yield output, done.stderr
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    import runpy
+
+    return runpy.run_path(str(SCRIPT))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_script_writes_thousands_of_functions_with_unlike_names(written: tuple[Path, str]) -> None:
+    names = [row["id"] for row in rows_of(written[0])]
+    assert len(set(names)) == len(names) > 3000
+
+
+def test_the_script_writes_positive_lengths(written: tuple[Path, str]) -> None:
+    assert min(int(row["num_tokens"]) for row in rows_of(written[0])) > 0
+
+
+def test_the_script_says_how_much_it_read(written: tuple[Path, str]) -> None:
+    assert written[1].startswith(f"{len(rows_of(written[0])):,} functions; 0 files could not be read")
+
+
+def test_a_file_that_can_not_be_read_is_told(script: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def broken(:\n")
+    (tmp_path / "whole.py").write_text("def whole():\n    return 1\n")
+    rows, unreadable = script["collect"](tmp_path)
+    assert [name for name, _ in rows] == ["whole:whole"] and unreadable[0].startswith("broken.py: ")
+
+
+def test_a_function_s_tokens_are_counted_from_def_to_its_last_line(script: dict[str, Any]) -> None:
+    source = b"@decorated\ndef f(a):  # comment\n\n    return a\n\nx = 1\n"
+    # def f ( a ) : NEWLINE INDENT return a NEWLINE
+    assert list(script["functions_in"](source)) == [("f", 11)]
+
+
+def test_methods_and_nested_functions_have_qualified_names(script: dict[str, Any]) -> None:
+    source = b"class A:\n    def m(self):\n        def inner(): pass\n    async def n(self): pass\n"
+    assert [name for name, _ in script["functions_in"](source)] == ["A.m", "A.m.inner", "A.n"]
+
+
+def test_a_name_that_is_defined_again_is_numbered(script: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text("def f(): pass\ndef f(): pass\n")
+    assert [name for name, _ in script["collect"](tmp_path)[0]] == ["twice:f", "twice:f#2"]
+
+
+def test_the_committed_manifest_is_the_one_that_the_readme_tells_of() -> None:
+    lengths = sorted(int(row["num_tokens"]) for row in rows_of(MANIFEST))
+    assert (len(lengths), lengths[len(lengths) // 2], lengths[-1]) == (7025, 45, 1602)
+
+
+def test_the_custom_workload_has_at_most_30_lines() -> None:
+    assert len((EXAMPLES / "custom_workload.py").read_text(encoding="utf-8").splitlines()) <= 30
+
+
+def test_the_custom_workload_trains_on_the_same_batch_again_and_again() -> None:
+    workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20})
+    workload.setup(torch.device("cpu"))
+    before = workload.classify.weight.detach().clone()
+    batch = workload.make_batch(BatchShape(3, 11))
+    for _ in range(2):
+        workload.step(batch)
+    assert not torch.equal(workload.classify.weight, before)
+
+
+def test_the_custom_workload_makes_batches_of_the_shape_asked_for() -> None:
+    workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {})
+    workload.setup(torch.device("cpu"))
+    assert [part.shape for part in workload.make_batch(BatchShape(3, 11.0))] == [(3, 11), (3, 11)]

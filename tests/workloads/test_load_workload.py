@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ManifestError, UsageError, WorkloadError
+from batchtune.lengths import UNITS
+from batchtune.workloads import BUILTINS, default_workload, load_workload, parse_options
+from batchtune.workloads.tracebacks import user_traceback
+
+GOOD = """
+class Good:
+    def __init__(self, layers=2, *, name="x"):
+        self.layers, self.name = layers, name
+    def setup(self, device): ...
+    def make_batch(self, shape): ...
+    def step(self, batch): ...
+
+def make(**anything):
+    return Good(**anything)
+
+def needs(path):
+    return Good()
+
+def fails(depth=0):
+    if depth < 30:
+        raise_it(depth + 1)
+
+def raise_it(depth):
+    if depth == 30:
+        raise KeyError("weights")
+    fails(depth)
+
+def leaves():
+    raise SystemExit(3)
+
+def tells():
+    from batchtune.errors import ManifestError
+    raise ManifestError("no vocabulary in vocab.txt")
+
+class Half:
+    step = None
+    def setup(self, device): ...
+
+instance = Good()
+number = 3
+_hidden = Good
+"""
+
+
+@pytest.fixture(autouse=True)
+def _import_state_is_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+    yield
+    for name in set(sys.modules) - modules:
+        if "workload_under_test" in name or name.startswith("sibling"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workload_under_test.py").write_text(GOOD)
+    return tmp_path
+
+
+def failure(spec: str, **options: object) -> WorkloadError:
+    with pytest.raises(WorkloadError) as caught:
+        load_workload(spec, options)
+    return caught.value
+
+
+def test_a_file_s_class_is_built_with_the_options(folder: Path) -> None:
+    workload = load_workload("workload_under_test.py:Good", {"layers": 5})
+    assert workload.layers == 5  # type: ignore[attr-defined]
+
+
+def test_a_file_is_found_by_its_whole_path(folder: Path) -> None:
+    assert type(load_workload(f"{folder}/workload_under_test.py:Good", {})).__name__ == "Good"
+
+
+def test_a_module_is_found_from_the_current_folder(folder: Path) -> None:
+    assert type(load_workload("workload_under_test:Good", {})).__name__ == "Good"
+
+
+def test_a_function_may_build_the_workload(folder: Path) -> None:
+    assert load_workload("workload_under_test.py:make", {"name": "y"}).name == "y"  # type: ignore[attr-defined]
+
+
+def test_a_file_may_import_its_siblings_from_another_folder(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "sibling_model.py").write_text("LAYERS = 7")
+    (folder / "deep" / "workload_under_test_2.py").write_text(f"from sibling_model import LAYERS\n{GOOD}")
+    assert load_workload("deep/workload_under_test_2.py:Good", {}).layers == 2  # type: ignore[attr-defined]
+
+
+def test_a_file_takes_no_other_module_s_place(folder: Path) -> None:
+    import string
+
+    (folder / "string.py").write_text(GOOD)
+    load_workload("string.py:Good", {})
+    assert sys.modules["string"] is string
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
+    assert callable(load_workload(f"builtin:{name}", {}).step)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message", "hint"),
+    [
+        ("", "'' names no workload", "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."),
+        ("workload_under_test.py", "'workload_under_test.py' names no workload", "Write builtin:NAME"),
+        (":Good", "':Good' names no workload", "Write builtin:NAME"),
+        ("workload_under_test.py:", "'workload_under_test.py:' names no workload", "Write builtin:NAME"),
+        (
+            "workload_under_test.py:Good()",
+            "'workload_under_test.py:Good()' names no workload",
+            "Write builtin:NAME",
+        ),
+        (
+            "builtin:conformer",
+            "there is no built-in workload 'conformer'",
+            "Did you mean conformer-ctc? Built in: conformer-ctc, transformer-lm.",
+        ),
+        ("builtin:", "there is no built-in workload ''", "Built in: conformer-ctc, transformer-lm."),
+        ("nowhere.py:Good", "nowhere.py does not exist", "Write builtin:NAME"),
+        (
+            "nowhere.at.all:Good",
+            "there is no module 'nowhere' for nowhere.at.all:Good",
+            "Run from the folder",
+        ),
+        (
+            "./workload_under_test:Good",
+            "is neither a .py file nor a module",
+            "Did you mean ./workload_under_test.py:Good?",
+        ),
+        ("a/b:Good", "'a/b' is neither a .py file nor a module", "Write builtin:NAME"),
+        ("..relative:Good", "'..relative' is neither a .py file nor a module", "Write builtin:NAME"),
+        (
+            "workload_under_test.py:Godo",
+            "workload_under_test.py has no 'Godo'",
+            "Did you mean Good? It has: Good, Half, fails, leaves, make, needs, raise_it, tells.",
+        ),
+        (
+            "workload_under_test.py:number",
+            "number in workload_under_test.py is of type int, but a class or a function is needed",
+            "Name the class",
+        ),
+        (
+            "workload_under_test.py:instance",
+            "instance in workload_under_test.py is of type Good, but a class or a function is needed",
+            "Name the class",
+        ),
+        (
+            "workload_under_test.py:Half",
+            "workload_under_test.py:Half gives a Half without make_batch, step: that is no workload",
+            "A workload has the methods setup(device), make_batch(shape) and step(batch).",
+        ),
+        (
+            "workload_under_test.py:needs",
+            "workload_under_test.py:needs needs the option 'path'",
+            "Add --set path=... It takes path.",
+        ),
+    ],
+)
+def test_what_can_not_be_found_or_is_no_workload_is_told(folder: Path, spec: str, message: str, hint: str) -> None:
+    error = failure(spec)
+    assert (message in error.message, (error.hint or "").startswith(hint), error.traceback) == (
+        True,
+        True,
+        None,
+    )
+
+
+def test_an_unknown_option_is_told_with_the_options_and_their_defaults(folder: Path) -> None:
+    error = failure("workload_under_test.py:Good", layer=3)
+    assert (error.message, error.hint) == (
+        "workload_under_test.py:Good has no option 'layer'",
+        "Did you mean layers? It takes layers=2, name=x.",
+    )
+
+
+def test_options_for_what_takes_none_are_told_so(folder: Path) -> None:
+    assert failure("workload_under_test.py:leaves", layers=1).hint == "It takes no options."
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "last_line"),
+    [
+        ("import torch\n1 / 0", "ZeroDivisionError: division by zero", "ZeroDivisionError: division by zero"),
+        ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'", "'no_such_thing'"),
+        ("def broken(:", "SyntaxError: invalid syntax", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(2)", "SystemExit: 2", "SystemExit: 2"),
+        ("raise RuntimeError()", "RuntimeError", "RuntimeError"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["workload_under_test_bad.py:Good", "workload_under_test_bad:Good"])
+def test_a_failing_import_is_told_with_its_traceback(
+    folder: Path, spec: str, source: str, message: str, last_line: str
+) -> None:
+    (folder / "workload_under_test_bad.py").write_text(source)
+    error = failure(spec)
+    location = spec.partition(":")[0]
+    assert error.message.startswith(f"{location} can't be imported: {message}")
+    assert error.traceback is not None
+    assert last_line in error.traceback.splitlines()[-1]
+
+
+def test_a_failing_constructor_is_told_with_the_last_lines_of_its_traceback(folder: Path) -> None:
+    error = failure("workload_under_test.py:fails")
+    assert error.message == "workload_under_test.py:fails can't be built: KeyError: 'weights'"
+    assert error.traceback is not None
+    lines = error.traceback.splitlines()
+    assert len(lines) <= 15 and lines[-1] == "KeyError: 'weights'" and "raise KeyError" in error.traceback
+
+
+def test_a_constructor_that_leaves_the_program_is_a_failure(folder: Path) -> None:
+    assert failure("workload_under_test.py:leaves").message.endswith("can't be built: SystemExit: 3")
+
+
+def test_an_error_meant_for_the_user_comes_through_unchanged(folder: Path) -> None:
+    with pytest.raises(ManifestError, match=r"no vocabulary in vocab\.txt"):
+        load_workload("workload_under_test.py:tells", {})
+
+
+def test_a_traceback_shows_the_user_s_frames_and_no_library_s(folder: Path) -> None:
+    (folder / "workload_under_test_deep.py").write_text(
+        "import torch\n\ndef deep():\n    torch.nn.Linear(2, 2)(torch.zeros(3))\n"
+    )
+    traceback = failure("workload_under_test_deep.py:deep").traceback
+    assert traceback is not None
+    assert "workload_under_test_deep.py" in traceback and "site-packages" not in traceback
+
+
+def test_a_traceback_shows_the_cause_too() -> None:
+    try:
+        try:
+            raise KeyError("cause")
+        except KeyError as cause:
+            raise RuntimeError("effect") from cause
+    except RuntimeError as error:
+        assert "KeyError: 'cause'" in user_traceback(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12),
+        ("-3", -3),
+        ("0.5", 0.5),
+        ("1e-3", 1e-3),
+        (".5", 0.5),
+        ("2.", 2.0),
+        ("true", True),
+        ("False", False),
+        ("none", None),
+        ("bf16", "bf16"),
+        ("", ""),
+        ("a=b", "a=b"),
+        ("1_000", "1_000"),
+        ("nan", "nan"),
+        (" 7 ", 7),
+    ],
+)
+def test_an_option_s_value_has_the_type_that_it_reads_as(text: str, value: object) -> None:
+    parsed = parse_options([f"key={text}"])["key"]
+    assert (parsed, type(parsed)) == (value, type(value))
+
+
+def test_options_keep_their_order() -> None:
+    assert list(parse_options(["b=1", "a=2"])) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["layers"], "'layers' is no workload option"),
+        (["=3"], "'=3' is no workload option"),
+        ([" =3"], "' =3' is no workload option"),
+        ([""], "'' is no workload option"),
+        (["a=1", "b=2", "a=1"], "the workload option 'a' is set twice"),
+    ],
+)
+def test_what_is_no_option_is_refused(pairs: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_options(pairs)
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_has_a_built_in_workload_that_there_is(unit: str) -> None:
+    assert (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS
+
+
+@pytest.mark.parametrize(
+    ("unit", "workload"),
+    [
+        ("s", "builtin:conformer-ctc"),
+        ("samples", "builtin:conformer-ctc"),
+        ("tokens", "builtin:transformer-lm"),
+        ("bytes", "builtin:transformer-lm"),
+        (None, None),
+        ("parsecs", None),
+    ],
+)
+def test_the_unit_chooses_the_default_workload(unit: str | None, workload: str | None) -> None:
+    assert default_workload(unit) == workload
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, batchtune.workloads; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
