@@ -1,0 +1,150 @@
+"""The supervisor against real worker processes, each going wrong in its own way."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ProbeError, WorkloadError
+from batchtune.probe.protocol import Setup
+from batchtune.probe.supervisor import Supervisor
+from batchtune.shapes import BatchShape
+
+HERE = Path(__file__).parent
+SHAPE = BatchShape(2, 3.0)
+
+
+def supervise(name: str, *, timeout_seconds: float = 60.0, memory_bytes: int = 1 << 30, device: str = "cpu") -> Supervisor:
+    setup = Setup(
+        workload=name if ":" in name else f"{HERE / 'faulty_workload.py'}:{name}",
+        options={},
+        device=device,
+        memory_bytes=memory_bytes,
+        memory_fraction=1.0,
+        limit_bytes=None,
+        seed=0,
+    )
+    return Supervisor(setup, trial_timeout_seconds=timeout_seconds)
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() <= before
+
+
+def children() -> set[int]:
+    """Processes that run this suite's workloads, wherever they hang in the process tree."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if b"batchtune.probe.worker" in line and state != "Z":
+            found.add(int(entry.name))
+    return found
+
+
+def test_a_good_workload_is_measured() -> None:
+    with supervise("Good") as supervisor:
+        device = supervisor.start()
+        trial, _ = supervisor.measure(SHAPE, 7)
+    assert (device.kind, device.limit_bytes) == ("cpu", 1 << 30)
+    assert (trial.index, trial.outcome, trial.error) == (7, "ok", None)
+    assert trial.steps >= 2
+    assert trial.step_seconds is not None and trial.step_seconds > 0
+    assert trial.peak_bytes is not None and 0 < trial.peak_bytes < 1 << 30
+
+
+def test_the_limit_is_real_and_the_worker_lives_on() -> None:
+    with supervise("HungryInStep") as supervisor:
+        supervisor.start()
+        outcomes = [supervisor.measure(BatchShape(size, 1.0), 0)[0].outcome for size in (1, 4, 1)]
+    assert outcomes == ["ok", "oom", "ok"]
+
+
+def test_an_error_in_the_setup_is_the_workloads_own() -> None:
+    with supervise("RaisesInSetup") as supervisor, pytest.raises(WorkloadError, match="epoch-3") as caught:
+        supervisor.start()
+    assert caught.value.traceback is not None
+    assert "raise ValueError" in caught.value.traceback
+
+
+def test_a_worker_that_dies_in_the_setup_shows_its_last_words() -> None:
+    with supervise("DiesInSetup") as supervisor, pytest.raises(WorkloadError, match="SIGABRT") as caught:
+        supervisor.start()
+    assert "a library's last words" in (caught.value.traceback or "")
+
+
+def test_a_setup_that_needs_more_than_the_limit_says_that_the_limit_is_too_small() -> None:
+    with supervise("HungryInSetup") as supervisor, pytest.raises(ProbeError, match="limit is too small"):
+        supervisor.start()
+
+
+def test_a_limit_below_what_pytorch_needs_is_told_before_the_setup() -> None:
+    with (
+        supervise("Good", memory_bytes=50 << 20) as supervisor,
+        pytest.raises(ProbeError, match="Python and PyTorch alone"),
+    ):
+        supervisor.start()
+
+
+def test_a_workload_that_is_not_there_is_told() -> None:
+    with supervise("no_such_file.py:Step") as supervisor, pytest.raises(WorkloadError, match="no_such_file"):
+        supervisor.start()
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    with supervise("Good", device="tpu") as supervisor, pytest.raises(ProbeError, match="tpu"):
+        supervisor.start()
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "message"),
+    [("RaisesInMakeBatch", "make_batch", "vocabulary"), ("RaisesInStep", "step", "shapes cannot be multiplied")],
+)
+def test_an_error_in_a_trial_is_the_workloads_own(name: str, stage: str, message: str) -> None:
+    with supervise(name) as supervisor:
+        supervisor.start()
+        trial, measured = supervisor.measure(SHAPE, 0)
+    assert trial.outcome == "error"
+    assert message in (trial.error or "")
+    assert measured is not None
+    assert measured.stage == stage
+    assert "faulty_workload.py" in (measured.traceback or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "error"),
+    [
+        ("ExitsInStep", "crash", "exit code 0"),
+        ("Segfaults", "crash", "SIGSEGV"),
+        ("Killed", "oom", "SIGKILL"),
+        ("Forks", "crash", "exit code 3"),
+    ],
+)
+def test_a_worker_that_dies_is_replaced(name: str, outcome: str, error: str) -> None:
+    with supervise(name) as supervisor:
+        supervisor.start()
+        first, _ = supervisor.measure(SHAPE, 0)
+        second, _ = supervisor.measure(SHAPE, 1)
+    assert (first.outcome, second.outcome) == (outcome, outcome)
+    assert error in (first.error or "")
+
+
+def test_a_worker_that_hangs_is_stopped() -> None:
+    with supervise("Hangs", timeout_seconds=1.0) as supervisor:
+        supervisor.start()
+        trial, _ = supervisor.measure(SHAPE, 0)
+    assert (trial.outcome, trial.error) == ("timeout", "no answer within 1 s")
+
+
+def test_what_the_workload_prints_disturbs_nothing() -> None:
+    with supervise("Floods") as supervisor:
+        supervisor.start()
+        assert supervisor.measure(SHAPE, 0)[0].outcome == "ok"
+
+

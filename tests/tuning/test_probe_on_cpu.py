@@ -1,0 +1,126 @@
+"""The whole probe on the CPU, under a real limit, with a workload whose memory is known."""
+
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ProbeError, ResultError, WorkloadError
+from batchtune.lengths import Lengths
+from batchtune.probe.protocol import Setup
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import PROBE_FILE, RUN_FILE, TRIALS_FILE, Probe, read_result
+from batchtune.shapes import BatchShape
+from batchtune.tuning.probing import ProbeSettings, run_probe
+
+PROBE_TESTS = Path(__file__).parents[1] / "probe"
+KNOWN = f"{PROBE_TESTS / 'known_workload.py'}:Known"
+FAULTY = f"{PROBE_TESTS / 'faulty_workload.py'}"
+MIB = 1 << 20
+# One example of the longest takes 52 MiB (20 · 1 + 20² · 0.08), of the others 18 and 7.
+LENGTHS = Lengths.of([5.0, 10.0, 20.0] * 12)
+OPTIONS = {"a": 1.0 * MIB, "b": 0.08 * MIB}
+
+
+def settings(memory_bytes: int, workload: str = KNOWN, options: dict[str, float] | None = None) -> ProbeSettings:
+    return ProbeSettings(
+        workload=workload,
+        options=OPTIONS if options is None else options,
+        device="cpu",
+        memory_bytes=memory_bytes,
+        memory_fraction=1.0,
+        num_lengths=3,
+    )
+
+
+def brute_force(memory_bytes: int) -> dict[float, int]:
+    """The largest batch size that fits at each length, by trying every one that the data can fill."""
+    setup = Setup(
+        workload=KNOWN,
+        options=OPTIONS,
+        device="cpu",
+        memory_bytes=memory_bytes,
+        memory_fraction=1.0,
+        limit_bytes=None,
+        seed=0,
+    )
+    with Supervisor(setup, trial_timeout_seconds=60) as supervisor:
+        supervisor.start()
+        return {
+            length: max(
+                size
+                for size in range(1, LENGTHS.histogram.count_up_to(length) + 1)
+                if supervisor.measure(BatchShape(size, length), size)[0].outcome == "ok"
+            )
+            for length in (5.0, 10.0, 20.0)
+        }
+
+
+@pytest.mark.parametrize("memory_mib", [400, 450, 500, 600, 750])
+def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_mib: int) -> None:
+    probe = run_probe(LENGTHS, settings(memory_mib * MIB), tmp_path)
+    truth = brute_force(memory_mib * MIB)
+    assert [point.length for point in probe.frontier] == list(truth)
+    for point in probe.frontier:
+        assert truth[point.length] - 1 <= point.batch_size <= truth[point.length]
+
+
+def test_what_was_found_is_written(tmp_path: Path) -> None:
+    probe = run_probe(LENGTHS, settings(450 * MIB), tmp_path / "run")
+    assert read_result(tmp_path / "run" / PROBE_FILE, Probe) == probe
+    assert probe.device.limit_bytes == 450 * MIB
+    assert probe.lengths == LENGTHS.summary()
+    assert probe.models.peak_bytes is not None
+    assert len((tmp_path / "run" / TRIALS_FILE).read_bytes().splitlines()) == len(probe.trials)
+
+
+def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
+    first = run_probe(LENGTHS, settings(450 * MIB), tmp_path)
+    assert run_probe(LENGTHS, settings(450 * MIB), tmp_path) == first
+
+
+def test_a_folder_of_other_lengths_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run_probe(LENGTHS, settings(450 * MIB), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ResultError, match="other lengths"):
+        run_probe(Lengths.of([5.0, 10.0]), settings(450 * MIB), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_of_another_limit_is_refused_unless_forced(tmp_path: Path) -> None:
+    run_probe(LENGTHS, settings(450 * MIB), tmp_path)
+    with pytest.raises(ResultError, match="memory_bytes"):
+        run_probe(LENGTHS, settings(500 * MIB), tmp_path)
+    assert run_probe(LENGTHS, settings(500 * MIB), tmp_path, force=True).device.limit_bytes == 500 * MIB
+
+
+def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="even a batch of one of the shortest example"):
+        run_probe(LENGTHS, settings(400 * MIB, options={"a": 100.0 * MIB, "b": 0.0}), tmp_path)
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+def test_examples_that_are_too_long_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match=r"12 of 36 examples are longer than 10") as caught:
+        run_probe(LENGTHS, settings(500 * MIB, options={"a": 15.0 * MIB, "b": 0.0}), tmp_path)
+    assert "--max-length 10.0" in (caught.value.hint or "")
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["RaisesInMakeBatch", "RaisesInStep"])
+def test_the_workloads_own_error_stops_the_probe(tmp_path: Path, name: str) -> None:
+    with pytest.raises(WorkloadError, match="no lack of memory|failed in its") as caught:
+        run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:{name}", {}), tmp_path)
+    assert "memory limit" not in caught.value.message
+    assert caught.value.traceback
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+def test_an_error_that_only_looks_like_a_lack_of_memory_is_the_workloads_own(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+        run_probe(Lengths.of([1.0, 2.0]), settings(600 * MIB, f"{FAULTY}:Disguised", {}), tmp_path)
+
+
+def test_a_setup_that_fails_leaves_no_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="epoch-3"):
+        run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:RaisesInSetup", {}), tmp_path)
+    assert not (tmp_path / RUN_FILE).exists()
