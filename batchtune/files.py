@@ -16,7 +16,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     The content goes to a temporary file in the same folder, which then takes the name.
 
     Args:
-        path: The file; its folder is made where missing.
+        path: The file; its folder is made where missing. A link is followed; a device or pipe is written to as it is.
         content: Text (written as UTF-8) or bytes.
 
     Raises:
@@ -25,14 +25,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        target = path.resolve()
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
         raise unwritable(path, error) from error
     finally:

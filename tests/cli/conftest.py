@@ -1,0 +1,41 @@
+"""Runs batchtune as a process, as a user does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
+FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+
+@pytest.fixture
+def batchtune(tmp_path: Path) -> Run:
+    """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
+        return subprocess.run(
+            command(*arguments), cwd=tmp_path, env={**clean, **(env or {})}, capture_output=True, text=True, **options
+        )  # type: ignore[call-overload, no-any-return]
+
+    return run
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "batchtune", *map(str, arguments)]
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """36 examples of 5, 10 and 20 s."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("id,duration\n" + "".join(f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(36)))
+    return path

@@ -1,0 +1,193 @@
+"""The main job from end to end, as a process."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli.conftest import FAULTY, KNOWN, Run, command
+from ruamel.yaml import YAML
+
+MIB = 1 << 20
+# One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
+WORKLOAD = ["--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}", "--device", "cpu"]
+MEMORY = ["--memory", "600MiB"]
+
+
+class FixedTableSampler(torch.utils.data.Sampler[list[int]]):
+    """The least that runs a sampler.yaml: shuffles, fills the buckets, emits full ones, then the remainders."""
+
+    def __init__(self, config: dict[str, object], lengths: list[float]) -> None:
+        self.boundaries = torch.tensor(config["bucket_boundaries"], dtype=torch.float64)
+        self.sizes = config["bucket_batch_sizes"]
+        self.seed = config["seed"]
+        self.buckets = torch.bucketize(torch.tensor(lengths, dtype=torch.float64), self.boundaries).tolist()
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        waiting: dict[int, list[int]] = {}
+        for index in torch.randperm(len(self.buckets), generator=torch.Generator().manual_seed(self.seed)).tolist():
+            bucket = waiting.setdefault(self.buckets[index], [])
+            bucket.append(index)
+            if len(bucket) == self.sizes[self.buckets[index]]:
+                yield waiting.pop(self.buckets[index])
+        yield from waiting.values()
+
+
+def load_yaml(path: Path) -> dict[str, object]:
+    return YAML(typ="safe").load(path)  # type: ignore[no-any-return]
+
+
+def test_tune_goes_from_a_manifest_to_a_config_that_a_dataloader_runs(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY)
+    assert ran.returncode == 0, ran.stderr
+    run = tmp_path / "batchtune-run"
+    assert {path.name for path in run.iterdir()} == {
+        "run.json",
+        "trials.jsonl",
+        "probe.json",
+        "sweep.json",
+        "sampler.yaml",
+    }
+    sweep = json.loads((run / "sweep.json").read_text())
+    config = load_yaml(run / "sampler.yaml")
+    lengths = [(5.0, 10.0, 20.0)[number % 3] for number in range(36)]
+    loader = torch.utils.data.DataLoader(lengths, batch_sampler=FixedTableSampler(config, lengths))  # type: ignore[arg-type]
+    batches = [batch.tolist() for batch in loader]
+    assert len(batches) == sweep["rows"][sweep["recommended"]]["batches"] == config["evidence"]["batches"]  # type: ignore[index]
+    assert sorted(length for batch in batches for length in batch) == sorted(lengths)
+    frontier = {point["length"]: point["batch_size"] for point in json.loads((run / "probe.json").read_text())["frontier"]}
+    assert all(len(batch) <= frontier[max(batch)] for batch in batches)
+
+
+def test_the_result_is_on_stdout_and_all_else_on_stderr(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--json")
+    assert json.loads(ran.stdout)["meta"]["format"] == "batchtune/report"
+    assert "36 lengths in descending order: 20 s to 5 s" in ran.stderr
+
+
+def test_quiet_says_nothing(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--quiet")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_without_a_terminal_there_is_no_progress_bar_and_no_colour(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY)
+    assert "\x1b" not in ran.stdout + ran.stderr
+    assert "\r" not in ran.stderr
+
+
+def test_the_steps_one_by_one_give_the_same_as_tune(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY, "--run", "steps").returncode == 0
+    assert batchtune("sweep-buckets", manifest, "--run", "steps").returncode == 0
+    (tmp_path / "again").mkdir()
+    for name in ("run.json", "trials.jsonl"):
+        (tmp_path / "again" / name).write_bytes((tmp_path / "steps" / name).read_bytes())
+    assert batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--run", "again").returncode == 0
+    for name in ("probe.json", "sweep.json", "sampler.yaml", "trials.jsonl"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "steps" / name).read_bytes()
+
+
+def test_interrupted_and_started_again_it_repeats_no_trial(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    arguments = ["probe-oom", manifest, *WORKLOAD, *MEMORY, "--run"]
+    process = subprocess.Popen(command(*arguments, "cut"), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "cut" / "trials.jsonl"
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 3):
+        assert process.poll() is None, "it ended before it could be interrupted"
+        time.sleep(0.02)  # polls another process; nothing depends on how long
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted" in stderr
+    assert not (tmp_path / "cut" / "probe.json").exists()
+    before = journal.read_bytes()
+
+    assert batchtune(*arguments, "cut").returncode == 0
+    assert batchtune(*arguments, "whole").returncode == 0
+    assert journal.read_bytes().startswith(before)
+    assert shapes(journal) == shapes(tmp_path / "whole" / "trials.jsonl")
+    assert frontier(tmp_path / "cut") == frontier(tmp_path / "whole")
+
+
+def shapes(journal: Path) -> list[tuple[int, float]]:
+    return [(trial["batch_size"], trial["length"]) for trial in map(json.loads, journal.read_text().splitlines())]
+
+
+def frontier(run: Path) -> list[tuple[float, int, str]]:
+    points = json.loads((run / "probe.json").read_text())["frontier"]
+    return [(point["length"], point["batch_size"], point["closed_by"]) for point in points]
+
+
+def test_killed_it_leaves_no_worker_behind(manifest: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("probe-oom", manifest, "--workload", f"{FAULTY}:Hangs", "--device", "cpu", "--memory", "1GiB"),
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (workers := workers_of(process.pid)):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{worker}/cmdline").exists() and alive(worker) for worker in workers):
+        assert time.monotonic() < deadline, "the worker outlives its supervisor"
+        time.sleep(0.02)
+
+
+def workers_of(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            # The death signal is asked for once the worker's own code runs, after the interpreter has started.
+            started = b"batchtune.probe.worker" in (entry / "cmdline").read_bytes() and torch_is_loaded(entry)
+        except OSError:
+            continue
+        if int(fields[1]) == parent and started:
+            found.append(int(entry.name))
+    return found
+
+
+def torch_is_loaded(process: Path) -> bool:
+    return "libtorch" in (process / "maps").read_text()
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals are POSIX")
+def test_on_a_terminal_there_is_live_progress(manifest: Path, tmp_path: Path) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("probe-oom", manifest, *WORKLOAD, *MEMORY), cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    assert process.wait() == 0
+    text = seen.decode()
+    assert "Trying" in text
+    assert "out of memory" in text
+    assert "left" in text
