@@ -14,7 +14,6 @@ import msgspec
 from batchtune.errors import ResultError
 from batchtune.files import write_whole
 
-DEFAULT_RUN_FOLDER = "batchtune-run"
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
 PROBE_FILE = "probe.json"

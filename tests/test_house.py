@@ -88,7 +88,7 @@ def test_torch_and_rich_are_imported_only_where_they_belong(path: Path) -> None:
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_after(arguments)
-    assert not loaded & (HEAVY | {"numpy", "rich"})
+    assert not loaded & (HEAVY | {"numpy", "rich", "msgspec"})
 
 
 def test_a_sweep_and_a_report_run_without_torch(tmp_path: Path) -> None:

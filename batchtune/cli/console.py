@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.errors import BatchtuneError, WorkloadError
-from batchtune.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +48,8 @@ def result_console() -> Console:
 
 def write_result(text: str, output: Path | None) -> None:
     """Writes a result to a file, whole or not at all; to stdout for None and `-`."""
+    from batchtune.files import write_whole
+
     if output is None or str(output) == "-":
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
     else:

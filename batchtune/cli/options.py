@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from batchtune.results import DEFAULT_RUN_FOLDER
-
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.tuning.probing import ProbeSettings
     from batchtune.tuning.sweep import SweepSettings
+
+DEFAULT_RUN_FOLDER = Path("batchtune-run")
 
 
 def _option(help: str, *, flag: str | None = None, metavar: str | None = None, name: str) -> Any:
@@ -90,7 +90,7 @@ class RunOptions:
     """Where results go, and how much is said."""
 
     run: Annotated[Path, _option("Folder for the files of this tuning.", flag="--run", name="RUN", metavar="DIR")] = (
-        Path(DEFAULT_RUN_FOLDER)
+        DEFAULT_RUN_FOLDER
     )
     seed: Annotated[int, _option("Of the workload's random numbers and the sampler's shuffles.", name="SEED")] = 0
     force: Annotated[

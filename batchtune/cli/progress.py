@@ -25,9 +25,7 @@ def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptio
 
     check_lengths(lengths, run.run, force=run.force)
     if default_workload:
-        chosen = (
-            f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
-        )
+        chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.notes([chosen], quiet=run.quiet)
     with _bar(quiet=run.quiet) as bar:
         watcher = _ProbeWatcher(bar, lengths.unit, quiet=run.quiet)

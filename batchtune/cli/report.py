@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from batchtune.results import DEFAULT_RUN_FOLDER
+from batchtune.cli.options import DEFAULT_RUN_FOLDER
 
 EXAMPLE = "Example:  batchtune report --format html -o report.html"
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The run folder.")] = Path(DEFAULT_RUN_FOLDER),
+    run: Annotated[Path, typer.Argument(help="The run folder.")] = DEFAULT_RUN_FOLDER,
     format: Annotated[
         str, typer.Option(envvar="BATCHTUNE_REPORT_FORMAT", help="terminal, markdown, html or json.")
     ] = "terminal",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +10,6 @@ from typing import Any
 import typer
 
 from batchtune.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # Options of one command line, never of a project.
 _NEVER = {"help", "force", "json", "quiet", "output"}
@@ -55,6 +49,11 @@ def _nearest_pyproject(folder: Path) -> Path | None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:  # somebody else's file above the working folder
@@ -84,6 +83,8 @@ def _option(key: str, known: set[str], where: str) -> str:
     name = key.replace("-", "_")
     if name in known:
         return name
+    import difflib
+
     near = difflib.get_close_matches(name, known, n=1)
     raise UsageError(
         f"{where}: there is no setting {key!r}",

@@ -20,7 +20,9 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 def batchtune(tmp_path: Path) -> Run:
     """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings."""
 
-    def run(*arguments: object, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: object, env: dict[str, str] | None = None, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
         return subprocess.run(
             command(*arguments), cwd=tmp_path, env={**clean, **(env or {})}, capture_output=True, text=True, **options

@@ -61,7 +61,9 @@ def test_tune_goes_from_a_manifest_to_a_config_that_a_dataloader_runs(
     batches = [batch.tolist() for batch in loader]
     assert len(batches) == sweep["rows"][sweep["recommended"]]["batches"] == config["evidence"]["batches"]  # type: ignore[index]
     assert sorted(length for batch in batches for length in batch) == sorted(lengths)
-    frontier = {point["length"]: point["batch_size"] for point in json.loads((run / "probe.json").read_text())["frontier"]}
+    frontier = {
+        point["length"]: point["batch_size"] for point in json.loads((run / "probe.json").read_text())["frontier"]
+    }
     assert all(len(batch) <= frontier[max(batch)] for batch in batches)
 
 

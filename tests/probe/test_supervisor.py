@@ -14,7 +14,9 @@ HERE = Path(__file__).parent
 SHAPE = BatchShape(2, 3.0)
 
 
-def supervise(name: str, *, timeout_seconds: float = 60.0, memory_bytes: int = 1 << 30, device: str = "cpu") -> Supervisor:
+def supervise(
+    name: str, *, timeout_seconds: float = 60.0, memory_bytes: int = 1 << 30, device: str = "cpu"
+) -> Supervisor:
     setup = Setup(
         workload=name if ":" in name else f"{HERE / 'faulty_workload.py'}:{name}",
         options={},
@@ -146,5 +148,3 @@ def test_what_the_workload_prints_disturbs_nothing() -> None:
     with supervise("Floods") as supervisor:
         supervisor.start()
         assert supervisor.measure(SHAPE, 0)[0].outcome == "ok"
-
-

@@ -108,7 +108,7 @@ def test_examples_that_are_too_long_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["RaisesInMakeBatch", "RaisesInStep"])
 def test_the_workloads_own_error_stops_the_probe(tmp_path: Path, name: str) -> None:
-    with pytest.raises(WorkloadError, match="no lack of memory|failed in its") as caught:
+    with pytest.raises(WorkloadError, match="failed in its") as caught:
         run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:{name}", {}), tmp_path)
     assert "memory limit" not in caught.value.message
     assert caught.value.traceback

@@ -92,11 +92,11 @@ def test_the_custom_workload_has_at_most_30_lines() -> None:
 def test_the_custom_workload_trains_on_the_same_batch_again_and_again() -> None:
     workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20})
     workload.setup(torch.device("cpu"))
-    before = workload.classify.weight.detach().clone()
+    before = workload.model[-1].weight.detach().clone()
     batch = workload.make_batch(BatchShape(3, 11))
     for _ in range(2):
         workload.step(batch)
-    assert not torch.equal(workload.classify.weight, before)
+    assert not torch.equal(workload.model[-1].weight, before)
 
 
 def test_the_custom_workload_makes_batches_of_the_shape_asked_for() -> None:

@@ -1,0 +1,218 @@
+"""Bad input: one clear message, the right exit code, no traceback, no half-written file."""
+
+import json
+import os
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.conftest import FAULTY, KNOWN, Run
+
+LIMIT = ["--max-batch-length", 60]
+ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
+
+Case = tuple[Callable[[Path], None], str]
+
+
+def text(content: str, encoding: str = "utf-8") -> Callable[[Path], None]:
+    return lambda path: path.write_text(content, encoding=encoding) and None
+
+
+def raw(content: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(content) and None
+
+
+MANIFESTS: dict[str, Case] = {
+    "missing": (lambda path: None, "no such file|does not exist"),
+    "empty": (text(""), "empty"),
+    "folder": (lambda path: path.mkdir(), "folder"),
+    "wrong encoding": (text(ROWS.replace("a,", "ä,"), "utf-16"), "UTF-16|utf-8"),
+    "truncated gzip": (raw(__import__("gzip").compress(ROWS.encode() * 999)[:-20]), "gzip"),
+    "JSON that breaks off": (text('{"a": {"duration": 1.5},\n "b": {"dura'), r"line 2.*column"),
+    "a row without the length": (text(ROWS + "d,\n"), "line 5"),
+    "text": (text(ROWS + "d,long\n"), "line 5"),
+    "zero": (text(ROWS + "d,0\n"), "line 5"),
+    "negative": (text(ROWS + "d,-1\n"), "line 5"),
+    "NaN": (text(ROWS + "d,nan\n"), "line 5"),
+    "infinite": (text(ROWS + "d,inf\n"), "line 5"),
+    "no length column": (text("id,words\na,hello\n"), "words"),
+    "two candidates": (text("id,duration,num_samples\na,1.5,24000\n"), "duration.*num_samples"),
+    "nothing but a header": (text("id,duration\n"), "no rows|no examples|only a header|nothing"),
+}
+
+
+def assert_one_message(ran: "subprocess.CompletedProcess[str]", code: int, pattern: str) -> None:
+    import re
+
+    assert ran.returncode == code, ran.stderr
+    assert "Traceback (most recent" not in ran.stderr.replace("  | Traceback", "")
+    assert len([line for line in ran.stderr.splitlines() if line.startswith("Error:")]) == 1
+    assert re.search(pattern, ran.stderr, re.DOTALL | re.IGNORECASE), ran.stderr
+    assert ran.stdout == ""
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_bad_manifest_is_one_message_and_no_file(batchtune: Run, tmp_path: Path, name: str) -> None:
+    make, pattern = MANIFESTS[name]
+    make(tmp_path / "manifest")
+    ran = batchtune("sweep-buckets", "manifest", *LIMIT)
+    assert_one_message(ran, 1, pattern)
+    assert "manifest" in ran.stderr
+    assert not (tmp_path / "batchtune-run").exists()
+
+
+def test_the_first_five_invalid_rows_are_named_and_all_are_counted(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text(ROWS + "".join(f"bad{number},-{number}\n" for number in range(1, 9)))
+    ran = batchtune("sweep-buckets", "m.csv", *LIMIT)
+    assert_one_message(ran, 1, "8 of 11.*bad1.*bad5.*--skip-invalid")
+    assert "bad6" not in ran.stderr
+
+
+def test_invalid_rows_are_left_out_on_request_and_counted(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text(ROWS + "bad,0\n")
+    ran = batchtune("sweep-buckets", "m.csv", *LIMIT, "--skip-invalid")
+    assert "Left out: 1 example" in ran.stderr
+    assert (tmp_path / "batchtune-run" / "sweep.json").exists()
+
+
+@pytest.mark.parametrize("value", ["20:10", "0", "abc", "10:", "-3", "1.5", ""])
+def test_a_bad_number_of_buckets_is_wrong_usage(batchtune: Run, manifest: Path, tmp_path: Path, value: str) -> None:
+    ran = batchtune("sweep-buckets", manifest, *LIMIT, f"--num-buckets={value}")
+    assert_one_message(ran, 2, "bucket")
+    assert not (tmp_path / "batchtune-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--strategy", "best"], "best.*speechbrain"),
+        (["--unit", "parsec"], "parsec.*tokens"),
+        (["--length-scale", "1/0"], "1/0"),
+        (["--max-batch-length", "0"], "max-batch-length"),
+        (["--max-batch-size", "0"], "max.batch.size"),
+        (["--format", "xml"], "xml"),
+        (["--no-such-option"], "no-such-option"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: list[str], pattern: str) -> None:
+    assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, *arguments), 2, pattern)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pattern"),
+    [
+        (["--memory", "lots"], "lots"),
+        (["--memory-fraction", "0"], "fraction"),
+        (["--tolerance", "1"], "tolerance"),
+        (["--num-lengths", "1"], "2 lengths"),
+        (["--set", "size"], "size"),
+    ],
+    ids=" ".join,
+)
+def test_a_meaningless_probe_is_exit_code_2(batchtune: Run, manifest: Path, arguments: list[str], pattern: str) -> None:
+    assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
+
+
+def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("id,length\na,15\nb,25\n")
+    assert_one_message(batchtune("probe-oom", "m.csv"), 2, "--workload.*--unit")
+
+
+@pytest.mark.parametrize(
+    ("workload", "pattern"),
+    [
+        ("nowhere.py:Step", "nowhere.py does not exist"),
+        ("no_such_package.module:Step", "no_such_package"),
+        (f"{FAULTY}:Missing", "Missing"),
+        ("builtin:resnet", "resnet.*conformer-ctc"),
+        ("justaname", "builtin:NAME"),
+        (f"{FAULTY}:RaisesInSetup", "setup.*ValueError: no such checkpoint"),
+        (f"{FAULTY}:RaisesInMakeBatch", "make_batch.*IndexError: token 50001"),
+        (f"{FAULTY}:RaisesInStep", "step.*RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_a_bad_workload_is_its_own_error(
+    batchtune: Run, manifest: Path, tmp_path: Path, workload: str, pattern: str
+) -> None:
+    ran = batchtune("probe-oom", manifest, "--workload", workload, "--device", "cpu", "--memory", "1GiB")
+    assert_one_message(ran, 1, pattern)
+    assert "too large" not in ran.stderr
+    assert not (tmp_path / "batchtune-run" / "probe.json").exists()
+
+
+def test_the_last_lines_of_the_workloads_traceback_are_shown(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune(
+        "probe-oom", manifest, "--workload", f"{FAULTY}:RaisesInStep", "--device", "cpu", "--memory", "1GiB"
+    )
+    assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
+
+
+def test_a_memory_that_even_the_shortest_example_exceeds_is_told(batchtune: Run, manifest: Path) -> None:
+    arguments = ["--workload", KNOWN, "--set", "a=5e8", "--device", "cpu", "--memory", "600MiB"]
+    assert_one_message(batchtune("probe-oom", manifest, *arguments), 1, "too small.*shortest.*--memory")
+
+
+def test_how_many_examples_are_too_long_is_told(batchtune: Run, manifest: Path) -> None:
+    arguments = ["--workload", KNOWN, "--set", "a=15e6", "--set", "b=0", "--device", "cpu", "--memory", "600MiB"]
+    assert_one_message(batchtune("probe-oom", manifest, *arguments), 1, "12 of 36 examples.*--max-length 10")
+
+
+def test_a_sweep_that_knows_no_limit_says_where_to_get_one(batchtune: Run, manifest: Path) -> None:
+    assert_one_message(batchtune("sweep-buckets", manifest), 1, "probe-oom.*--max-batch-length")
+
+
+def test_a_run_folder_of_other_lengths_is_refused_unless_forced(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()}
+    (tmp_path / "other.csv").write_text(ROWS)
+    ran = batchtune("sweep-buckets", "other.csv", *LIMIT)
+    assert_one_message(ran, 1, "other lengths.*--run.*--force")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()} == before
+    assert batchtune("sweep-buckets", "other.csv", *LIMIT, "--force").returncode == 0
+    assert json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["lengths"]["count"] == 3
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_written_file(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    ran = batchtune("sweep-buckets", manifest, *LIMIT, preexec_fn=no_room)
+    assert_one_message(ran, 1, "sweep.json can't be written: File too large")
+    assert list((tmp_path / "batchtune-run").iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_report_onto_a_full_disk_is_told(batchtune: Run, manifest: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    ran = batchtune("report", "--format", "html", "-o", "/dev/full")
+    assert_one_message(ran, 1, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("damage", "pattern"),
+    [
+        (lambda text: text[:100], "damaged"),
+        (lambda text: text.replace('"version": 1', '"version": 99', 1), "version 99"),
+        (lambda text: text.replace("batchtune/sweep", "batchtune/probe", 1), "batchtune/probe"),
+        (lambda text: text.replace('"batches": ', '"batches": "many', 1), "damaged"),
+    ],
+    ids=["cut", "newer", "another file", "wrong type"],
+)
+def test_a_damaged_result_is_told(
+    batchtune: Run, manifest: Path, tmp_path: Path, damage: Callable[[str], str], pattern: str
+) -> None:
+    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    path = tmp_path / "batchtune-run" / "sweep.json"
+    path.write_text(damage(path.read_text()))
+    assert_one_message(batchtune("report"), 1, pattern)
+
+
+def test_a_report_of_nothing_says_which_command_makes_one(batchtune: Run) -> None:
+    assert_one_message(batchtune("report"), 1, "batchtune-run")
+
+
+def test_an_unknown_report_format_is_wrong_usage(batchtune: Run) -> None:
+    assert_one_message(batchtune("report", "--format", "pdf"), 2, "pdf.*html")

@@ -1,0 +1,49 @@
+"""The command line on real lengths, with the figures that the design promises."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.conftest import DATA, Run
+
+LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+COMMON_VOICE = DATA / "commonvoice-id" / "clip_durations.tsv.gz"
+
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"the real length data are not in {DATA}")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "limit", "speechbrain", "fixed", "optimal", "bound"),
+    [
+        (
+            LIBRISPEECH,
+            ["--length-scale", "1/16000", "--unit", "s"],
+            600,
+            {10: 2039, 15: 1359, 20: 1021},
+            1190,
+            {10: 641, 15: 631, 20: 628},
+            604,
+        ),
+        (COMMON_VOICE, [], 600_000, {10: 4196, 15: 2798, 20: 2098}, 1507, {10: 428, 15: 420, 20: 419}, 392),
+    ],
+    ids=["LibriSpeech", "Common Voice"],
+)
+def test_batch_counts_on_real_lengths(
+    batchtune: Run,
+    tmp_path: Path,
+    source: Path,
+    options: list[str],
+    limit: int,
+    speechbrain: dict[int, int],
+    fixed: int,
+    optimal: dict[int, int],
+    bound: int,
+) -> None:
+    ran = batchtune("sweep-buckets", source, *options, "--max-batch-length", limit, "--json")
+    assert ran.returncode == 0, ran.stderr
+    sweep = json.loads(ran.stdout)
+    batches = {(row["strategy"], row["num_buckets"]): row["batches"] for row in sweep["rows"]}
+    assert {count: batches["speechbrain", count] for count in speechbrain} == speechbrain
+    assert all(batches["optimal", count] <= most for count, most in optimal.items())
+    assert {baseline["batches"] for baseline in sweep["baselines"]} == {fixed}
+    assert sweep["lower_bound"]["batches"] == bound
