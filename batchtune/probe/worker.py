@@ -14,9 +14,8 @@ import socket
 import statistics
 import sys
 import time
-import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
@@ -24,6 +23,7 @@ from batchtune.probe.meters import Meter, open_meter, torch_device
 from batchtune.probe.oom import error_verdict
 from batchtune.probe.protocol import Failed, Measure, Measured, Ready, Setup, Stage
 from batchtune.shapes import BatchShape
+from batchtune.workloads.tracebacks import first_line, user_traceback
 
 if TYPE_CHECKING:
     from batchtune.workloads import Workload
@@ -34,7 +34,6 @@ ENOUGH_SECONDS = (
     0.25,
     1.0,
 )  # two measured steps that took this long need no third; one that took this no second
-TRACEBACK_LINES = 12
 
 
 def main() -> None:
@@ -89,8 +88,8 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
     except Exception as error:
         return None, Failed(
             stage=stage,
-            message=_first_line(error),
-            traceback=_last_lines(error),
+            message=first_line(error),
+            traceback=user_traceback(error),
             out_of_memory=error_verdict(error) == "oom",
         )
     return Session(workload, meter), Ready(device=meter.device, base_bytes=meter.peak())
@@ -117,6 +116,7 @@ class Session:
     def __init__(self, workload: Workload, meter: Meter) -> None:
         self._workload = workload
         self._meter = meter
+        self._stepped = False
 
     def measure(self, request: Measure) -> Measured:
         """Runs one trial: the allocator's cache is kept, as training keeps it.
@@ -140,7 +140,7 @@ class Session:
             self._run(shape, attempt)
         except Exception as error:
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
-            failure = (_first_line(error), error_verdict(error), _last_lines(error))
+            failure = (first_line(error), error_verdict(error), user_traceback(error))
         if failure is not None:
             attempt.error, attempt.verdict, attempt.traceback = failure
         attempt.retries = self._meter.retries() - retries
@@ -162,6 +162,7 @@ class Session:
             elapsed = time.perf_counter() - started
             self._note_peaks(attempt)
             attempt.steps += 1
+            self._stepped = True
             if attempt.steps > WARM_UP_STEPS:
                 attempt.seconds.append(elapsed)
 
@@ -186,7 +187,6 @@ class Session:
         elif attempt.retries:
             outcome = "oom"
             error = f"passed only after the allocator had emptied its cache {attempt.retries} times"
-        plain_oom = outcome == "ok" or attempt.verdict == "oom"
         return Measured(
             outcome=outcome,  # type: ignore[arg-type]  # one of the three, by the lines above
             steps=attempt.steps,
@@ -197,8 +197,17 @@ class Session:
             error=error,
             stage=attempt.stage if error is not None else None,
             traceback=attempt.traceback,
-            renew=(error is not None and not (plain_oom and self._meter.healthy())) or self._meter.worn(),
+            renew=self._meter.worn() or (error is not None and not self._sound(attempt)),
         )
+
+    def _sound(self, attempt: _Attempt) -> bool:
+        """Whether the worker can go on after a failed attempt.
+
+        Not after anything but a plain lack of memory; nor where the very first step ran out of it: the optimizer's
+        state may be half made, and the next step would fail for want of the rest.
+        """
+        plain_oom = attempt.verdict == "oom" or attempt.error is None
+        return plain_oom and (self._stepped or attempt.stage != "step") and self._meter.healthy()
 
 
 def _enough(seconds: list[float]) -> bool:
@@ -206,22 +215,6 @@ def _enough(seconds: list[float]) -> bool:
     two, one = ENOUGH_SECONDS
     total = sum(seconds)
     return total >= one or (len(seconds) >= 2 and total >= two) or len(seconds) == MOST_MEASURED_STEPS
-
-
-def _first_line(error: BaseException) -> str:
-    """`ValueError: what it says`, its first line."""
-    text = str(error).strip()
-    name = type(error).__name__
-    return f"{name}: {text.splitlines()[0]}" if text else name
-
-
-def _last_lines(error: BaseException) -> str:
-    """The last lines of the traceback, without this module's own frames."""
-    frames: Any = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    lines = "".join(traceback.format_exception(type(error), error, frames)).rstrip().splitlines()
-    return "\n".join(lines[-TRACEBACK_LINES:])
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def _probe_warnings(probe: Probe) -> Iterator[str]:
         if model is not None and model.relative_error > _POOR_FIT:
             yield (
                 f"The model of {name} misses the trials by {format_percent(model.relative_error)}: take "
-                "figures that build on it as rough, and check them with `batchtune verify`."
+                "figures that build on it as rough, and probe again on a machine that does nothing else."
             )
 
 

@@ -140,11 +140,12 @@ def _probe_sentences(probe: Probe) -> list[str]:
         f"length, measured on {describe_device(probe.device)}."
     ]
     if len(probe.frontier) > 1:
-        shortest, longest = probe.frontier[0], probe.frontier[-1]
+        largest = max(probe.frontier, key=lambda point: point.batch_size)
+        longest = probe.frontier[-1]
         sentences.append(
-            f"One batch holds up to {format_number(shortest.batch_size)} examples of "
-            f"{format_length(shortest.length, unit)}, and {format_number(longest.batch_size)} of "
-            f"{format_length(longest.length, unit)}."
+            f"A batch holds from {format_number(longest.batch_size)} examples of "
+            f"{format_length(longest.length, unit)} to {format_number(largest.batch_size)} of "
+            f"{format_length(largest.length, unit)}."
         )
     return sentences
 

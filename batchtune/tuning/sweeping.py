@@ -57,13 +57,6 @@ def run_sweep(
             "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
         )
     found = sweep(lengths, limit, settings, costs_of(probe) if probe else Costs(), on_row)
-    if probe and limit > probe.max_batch_length:
-        warning = (
-            f"max_batch_length = {format_length(limit, lengths.unit)} is more than fits on {probe.device.name}: "
-            f"{format_length(probe.max_batch_length, lengths.unit)} by the probe. Rows with sizing 'length' would run "
-            "out of memory there."
-        )
-        found = _with_warning(found, warning)
     write_result(folder / SWEEP_FILE, found)
     return found
 
@@ -110,9 +103,3 @@ def _lengths_of(folder: Path) -> LengthsSummary | None:
 
 def _step_seconds(model: CostModel) -> Callable[[FloatArray, FloatArray], FloatArray]:
     return lambda batch_sizes, lengths: predict(model, batch_sizes, lengths)
-
-
-def _with_warning(found: Sweep, warning: str) -> Sweep:
-    from msgspec.structs import replace
-
-    return replace(found, warnings=[*found.warnings, warning])

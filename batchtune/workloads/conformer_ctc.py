@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch  # noqa: TID253 - this module is imported where a workload is built, in the worker process
-from torch import Tensor, nn  # noqa: TID253 - as above
-from torch.nn import functional as F  # noqa: TID253 - as above
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from batchtune.shapes import BatchShape
 from batchtune.workloads.layers import SelfAttention, feed_forward, rotary_angles

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch  # noqa: TID253 - this module is imported where a workload is built, in the worker process
-from torch import Tensor, nn  # noqa: TID253 - as above
-from torch.nn import functional as F  # noqa: TID253 - as above
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch  # noqa: TID253 - this module is imported where a workload is built, in the worker process
-from torch import Tensor, nn  # noqa: TID253 - as above
-from torch.utils.checkpoint import checkpoint  # noqa: TID253 - as above
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from batchtune.shapes import BatchShape
 

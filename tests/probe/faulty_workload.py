@@ -45,6 +45,15 @@ class Disguised(Good):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
 
 
+class DisguisedAboveFour(Good):
+    """Says the same of batches of more than four examples only: there it is a lack of memory."""
+
+    def step(self, batch: BatchShape) -> None:
+        if batch.batch_size > 4:
+            Disguised.step(self, batch)  # type: ignore[arg-type]
+        super().step(batch)
+
+
 class HungryInSetup(Good):
     def setup(self, device: torch.device) -> None:
         self.weight = torch.ones(4 << 30, dtype=torch.uint8)
@@ -93,6 +102,22 @@ class Forks(Good):
 
     def step(self, batch: BatchShape) -> None:
         os._exit(3)
+
+
+class HungryInOptimizer(Good):
+    """A model of 100 MiB, whose AdamW state takes 200 MiB more, made in the first step."""
+
+    def setup(self, device: torch.device) -> None:
+        self.weights = [torch.ones(13 << 20, requires_grad=True) for _ in range(2)]
+        self.optimizer = torch.optim.AdamW(self.weights, foreach=False)
+
+    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+        return torch.ones(shape.batch_size, 1 << 20, dtype=torch.uint8)
+
+    def step(self, batch: torch.Tensor) -> None:
+        sum(weight.sum() for weight in self.weights).backward()  # type: ignore[union-attr]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 class HungryInStep(Good):

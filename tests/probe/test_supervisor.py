@@ -68,6 +68,13 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     assert outcomes == ["ok", "oom", "ok"]
 
 
+def test_an_optimizer_whose_state_was_half_made_does_not_spoil_the_next_trial() -> None:
+    with supervise("HungryInOptimizer") as supervisor:
+        supervisor.start()
+        outcomes = [supervisor.measure(BatchShape(mib, 1.0), 0)[0].outcome for mib in (200, 10)]
+    assert outcomes == ["oom", "ok"]
+
+
 def test_an_error_in_the_setup_is_the_workloads_own() -> None:
     with supervise("RaisesInSetup") as supervisor, pytest.raises(WorkloadError, match="epoch-3") as caught:
         supervisor.start()

@@ -98,7 +98,7 @@ def test_a_probe_alone_tells_the_limit_and_the_next_command() -> None:
     assert summary_sentences(RunResults(name="run", probe=made_probe(), sweep=None)) == [
         "max_batch_length = 600 s is the most that fits at every length, measured on NVIDIA H200, limited to "
         "126 GiB of 140 GiB.",
-        "One batch holds up to 434 examples of 1.41 s, and 24 of 24.52 s.",
+        "A batch holds from 24 examples of 24.52 s to 434 of 1.41 s.",
         "`batchtune sweep-buckets` finds the buckets that waste least with it.",
     ]
 

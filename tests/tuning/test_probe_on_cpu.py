@@ -120,6 +120,11 @@ def test_an_error_that_only_looks_like_a_lack_of_memory_is_the_workloads_own(tmp
         run_probe(Lengths.of([1.0, 2.0]), settings(600 * MIB, f"{FAULTY}:Disguised", {}), tmp_path)
 
 
+def test_an_error_in_disguise_is_a_lack_of_memory_where_a_smaller_batch_passes(tmp_path: Path) -> None:
+    probe = run_probe(Lengths.of([1.0] * 30), settings(600 * MIB, f"{FAULTY}:DisguisedAboveFour", {}), tmp_path)
+    assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [(4, "oom")]
+
+
 def test_a_setup_that_fails_leaves_no_run_behind(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="epoch-3"):
         run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:RaisesInSetup", {}), tmp_path)

@@ -1,0 +1,122 @@
+"""The probe on a CUDA device, under the allocator's own limit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchtune.errors import WorkloadError
+from batchtune.lengths import Lengths
+from batchtune.probe.protocol import Setup
+from batchtune.probe.supervisor import Supervisor
+from batchtune.shapes import BatchShape
+from batchtune.tuning.probing import ProbeSettings, run_probe
+
+WORKLOADS = Path(__file__).parent / "cuda_workload.py"
+GIB = 1 << 30
+LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)
+
+
+def supervise(name: str, options: dict[str, Any] | None = None, memory_bytes: int = 2 * GIB) -> Supervisor:
+    setup = Setup(
+        workload=name if ":" in name else f"{WORKLOADS}:{name}",
+        options=options or {},
+        device="cuda",
+        memory_bytes=memory_bytes,
+        memory_fraction=1.0,
+        limit_bytes=None,
+        seed=0,
+    )
+    return Supervisor(setup, trial_timeout_seconds=120)
+
+
+def settings(name: str, memory_bytes: int = 2 * GIB, **options: Any) -> ProbeSettings:
+    return ProbeSettings(
+        workload=name if ":" in name else f"{WORKLOADS}:{name}",
+        options=options,
+        device="cuda",
+        memory_bytes=memory_bytes,
+        memory_fraction=1.0,
+        num_lengths=3,
+    )
+
+
+def test_the_device_is_described() -> None:
+    import torch
+
+    with supervise("Known") as supervisor:
+        device = supervisor.start()
+    assert (device.kind, device.limit_bytes) == ("cuda", 2 * GIB)
+    assert device.name == torch.cuda.get_device_name()
+    assert device.total_bytes > 2 * GIB
+    assert device.allocator.startswith(("native", "cudaMallocAsync"))
+
+
+def test_the_limit_is_real_and_the_worker_lives_on() -> None:
+    with supervise("Known") as supervisor:
+        supervisor.start()
+        trials = [supervisor.measure(BatchShape(size, 100.0), 0)[0] for size in (10, 30, 10)]
+    assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
+    assert trials[0].peak_bytes is not None
+    assert 1000 << 20 <= trials[0].peak_bytes <= 1100 << 20
+    assert trials[0].reserved_bytes is not None
+    assert trials[0].reserved_bytes >= trials[0].peak_bytes
+
+
+@pytest.mark.parametrize("memory_gib", [1, 2, 3])
+def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: int) -> None:
+    probe = run_probe(LENGTHS, settings("Known", memory_gib * GIB), tmp_path)
+    with supervise("Known", memory_bytes=memory_gib * GIB) as supervisor:
+        supervisor.start()
+        for point in probe.frontier:
+            cap = LENGTHS.histogram.count_up_to(point.length)
+            fits = [
+                size
+                for size in range(1, cap + 1)
+                if supervisor.measure(BatchShape(size, point.length), size)[0].outcome == "ok"
+            ]
+            assert max(fits) - 1 <= point.batch_size <= max(fits)
+
+
+def test_a_sticky_error_is_the_workloads_own_and_the_next_worker_is_sound(tmp_path: Path) -> None:
+    with supervise("Sticky") as supervisor:
+        supervisor.start()
+        trial, measured = supervisor.measure(BatchShape(1, 1.0), 0)
+        assert trial.outcome == "error"
+        assert measured is not None
+        assert measured.renew
+    with pytest.raises(WorkloadError):
+        run_probe(LENGTHS, settings("Sticky"), tmp_path)
+
+
+def test_an_error_in_disguise_bounds_the_frontier_where_smaller_shapes_pass(tmp_path: Path) -> None:
+    probe = run_probe(Lengths.of([1.0] * 30), settings("StickyAboveFour"), tmp_path)
+    assert (probe.frontier[0].batch_size, probe.frontier[0].closed_by) == (4, "oom")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
+def test_the_built_in_workloads_train(name: str, checkpoint: bool, dtype: str) -> None:
+    options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
+    with supervise(f"builtin:{name}", options, 8 * GIB) as supervisor:
+        supervisor.start()
+        for shape in (BatchShape(2, 4.0), BatchShape(4, 2.0)):
+            assert supervisor.measure(shape, 0)[0].outcome == "ok"
+
+
+@pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
+def test_the_memory_of_a_real_model_follows_the_model_of_it(tmp_path: Path, name: str) -> None:
+    scale = 1.0 if name == "conformer-ctc" else 30.0
+    lengths = Lengths.of([scale * (1 + number % 16) for number in range(4000)])
+    chosen = ProbeSettings(
+        workload=f"builtin:{name}",
+        options={"size": "small", "dtype": "bf16"},
+        device="cuda",
+        memory_bytes=6 * GIB,
+        num_lengths=6,
+    )
+    probe = run_probe(lengths, chosen, tmp_path)
+    assert probe.models.peak_bytes is not None
+    assert probe.models.peak_bytes.relative_error < 0.1
+    assert len(probe.trials) <= 60
