@@ -69,9 +69,10 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 
 
 def test_an_optimizer_whose_state_was_half_made_does_not_spoil_the_next_trial() -> None:
-    with supervise("HungryInOptimizer") as supervisor:
+    # Beside the batch, about 910 MiB are needed before the state's second half, and 200 MiB for it.
+    with supervise("HungryInOptimizer", memory_bytes=2 << 30) as supervisor:
         supervisor.start()
-        outcomes = [supervisor.measure(BatchShape(mib, 1.0), 0)[0].outcome for mib in (200, 10)]
+        outcomes = [supervisor.measure(BatchShape(mib, 1.0), 0)[0].outcome for mib in (1040, 10)]
     assert outcomes == ["oom", "ok"]
 
 
