@@ -214,16 +214,21 @@ MaxBatchSize = Annotated[
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
     """Makes a command of a function that takes option dataclasses: their fields become its options."""
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
+    # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
+    declared = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, type[Any]] = {
+        parameter.name: parameter.annotation
+        for parameter in declared
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
+    }
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
+    for parameter in declared:
         if parameter.name in groups:
             group = groups[parameter.name]
             own = get_type_hints(group, include_extras=True)
             parameters += [_parameter(field, own[field.name]) for field in fields(group)]
         else:
-            parameters.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def run(**values: Any) -> None:
         arguments: dict[str, Any] = {

@@ -56,7 +56,7 @@ class Head:
     @property
     def blank(self) -> bool:
         """Whether there is nothing but white space in it."""
-        return not self.data.strip()
+        return not self.lines
 
     def describe(self) -> str:
         """What was seen, for the message that no format fits."""

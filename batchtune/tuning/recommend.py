@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchtune.results import Baseline, Row
-from batchtune.units import format_seconds
+from batchtune.units import format_number, format_seconds
 
 TOLERANCE = 0.01
 """Rows within this part of the best are as good as the best: then fewer buckets decide."""
@@ -43,7 +43,7 @@ def recommend(rows: Sequence[Row], baselines: Sequence[Baseline]) -> Recommendat
         return Recommendation(
             None,
             f"no table needs fewer batches than a fixed batch size of {fixed.batch_size} "
-            f"({fixed.batches:,}): the best, {_name(fewest)}, needs {fewest.batches:,}",
+            f"({format_number(fixed.batches)}): the best, {_name(fewest)}, needs {format_number(fewest.batches)}",
         )
     timed = all(row.estimated_epoch_seconds is not None for row in rows)
     costs = {index: _cost(rows[index], timed) for index in better}
@@ -76,12 +76,12 @@ def _name(row: Row) -> str:
 def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool) -> str:
     if timed and chosen.estimated_epoch_seconds is not None:
         seconds = format_seconds(chosen.estimated_epoch_seconds)
-        needs = f"takes an estimated {seconds} an epoch ({chosen.batches:,} batches)"
+        needs = f"takes an estimated {seconds} an epoch ({format_number(chosen.batches)} batches)"
         least = format_seconds(_cost(best, timed))
     else:
-        needs, least = f"needs {chosen.batches:,} batches", f"{best.batches:,}"
+        needs, least = f"needs {format_number(chosen.batches)} batches", f"{format_number(best.batches)}"
     start = f"{_name(chosen)} {needs}"
-    against = f"a fixed batch size of {fixed.batch_size} needs {fixed.batches:,}"
+    against = f"a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
     if chosen is best:
         return f"{start}, and no table {'takes less time' if timed else 'needs fewer'}; {against}"
     above = _cost(chosen, timed) / _cost(best, timed) - 1

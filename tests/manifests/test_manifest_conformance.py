@@ -283,6 +283,7 @@ def test_every_float_survives(values: list[float], name: str, tmp_path_factory: 
 @example(content=b'{"a":' * 5000)
 @example(content=b'"' + b'\\"' * 20000)
 @example(content=b'ID,duration\na,"1\n')
+@example(content=b"\x1c")
 def test_any_bytes_give_lengths_or_a_user_error(
     content: bytes, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -88,27 +88,27 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
         (
             [row(634, 12), row(628, 20)],
             "optimal with 12 buckets needs 634 batches, 1.0% above the best (628, optimal with 20 buckets), "
-            "and fewer buckets keep more randomness; a fixed batch size of 24 needs 1,190",
+            "and fewer buckets keep more randomness; a fixed batch size of 24 needs 1190",
         ),
         (
             [row(628, 1)],
-            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1,190",
+            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1190",
         ),
         (
             [row(634, 12, 725.0, sizing="frontier"), row(640, 20, 722.0)],
             "optimal with 12 buckets sized by the frontier takes an estimated 12 min 05 s an epoch "
             "(634 batches), 0.4% above the best (12 min 02 s, optimal with 20 buckets), "
-            "and fewer buckets keep more randomness; a fixed batch size of 24 needs 1,190",
+            "and fewer buckets keep more randomness; a fixed batch size of 24 needs 1190",
         ),
         (
             [row(634, 12, 725.0)],
             "optimal with 12 buckets takes an estimated 12 min 05 s an epoch (634 batches), "
-            "and no table takes less time; a fixed batch size of 24 needs 1,190",
+            "and no table takes less time; a fixed batch size of 24 needs 1190",
         ),
         (
             [row(1300, 12), row(1250, 14, strategy="linear")],
-            "no table needs fewer batches than a fixed batch size of 24 (1,190): "
-            "the best, linear with 14 buckets, needs 1,250",
+            "no table needs fewer batches than a fixed batch size of 24 (1190): "
+            "the best, linear with 14 buckets, needs 1250",
         ),
     ],
 )

@@ -1,0 +1,31 @@
+"""What the README says of names and numbers is what the code has."""
+
+import re
+from pathlib import Path
+
+from batchtune.batching.strategies import STRATEGIES
+from batchtune.manifests import FORMATS
+from batchtune.manifests.columns import KNOWN_UNITS
+from batchtune.workloads.registry import BUILTINS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_known_column_is_listed_under_its_unit() -> None:
+    for unit in {unit for unit in KNOWN_UNITS.values() if unit}:
+        line = next(line for line in README.splitlines() if line.startswith(f"| {unit} |"))
+        listed: set[str] = set()
+        for name in re.findall(r"`([^`]+)`", line):
+            listed.add(f"duration{name}" if name.startswith("_") else name)
+        assert listed == {name for name, its_unit in KNOWN_UNITS.items() if its_unit == unit}
+
+
+def test_every_format_strategy_and_built_in_workload_is_named() -> None:
+    for name in (*FORMATS, *STRATEGIES, *(f"builtin:{name}" for name in BUILTINS)):
+        assert f"`{name}`" in README
+
+
+def test_every_file_that_it_points_to_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
