@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import signal
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -22,11 +23,16 @@ from batchtune.errors import BatchtuneError
 EXIT_INTERRUPTED = 130
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 class Commands(TyperGroup):
     """Runs a command and turns what went wrong into one message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
+        signal.signal(signal.SIGTERM, _interrupt)  # what a CI sends: worker processes are ended as on Ctrl-C
         try:
             return super().invoke(ctx)
         except BatchtuneError as error:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptions, *, default_workload: bool) -> Probe:
     """Runs the probe with a line for each trial and a bar below."""
     from batchtune.tuning.probing import run_probe
-    from batchtune.tuning.sweeping import check_lengths
+    from batchtune.tuning.sweeping import holds_other_lengths
 
-    check_lengths(lengths, run.run, force=run.force)
+    holds_other_lengths(lengths, run.run, force=run.force)
     if default_workload:
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.notes([chosen], quiet=run.quiet)

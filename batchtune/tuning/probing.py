@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchtune.cost import Frontier, fit_cost, largest_max_batch_length
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
+from batchtune.files import unwritable
 from batchtune.lengths import Lengths
 from batchtune.probe.journal import append_trial, read_trials
 from batchtune.probe.oom import message_verdict
@@ -128,8 +132,8 @@ def run_probe(
     Args:
         lengths: The data set.
         settings: What to measure.
-        folder: The run folder; made where missing.
-        force: Throw away what the folder holds of other data, workloads or settings.
+        folder: The run folder; made where missing, and held by one probe at a time.
+        force: Start over, and throw away what the folder holds.
         on_progress: Told before and after each trial.
 
     Raises:
@@ -137,9 +141,16 @@ def run_probe(
         WorkloadError: The workload failed with something that is no lack of memory.
         ProbeError: The device can't be used, or the data do not fit.
     """
-    previous = open_run(lengths, settings, folder, force=force)
+    with alone_in(folder):
+        return _run_probe(lengths, settings, folder, force, on_progress)
+
+
+def _run_probe(
+    lengths: Lengths, settings: ProbeSettings, folder: Path, force: bool, on_progress: OnProgress | None
+) -> Probe:
+    previous = None if force else open_run(lengths, settings, folder)
     journal = folder / TRIALS_FILE
-    trials = read_trials(journal)
+    trials = [] if force else read_trials(journal)
     setup = Setup(
         workload=settings.workload,
         options=settings.options,
@@ -152,6 +163,8 @@ def run_probe(
     with Supervisor(setup, trial_timeout_seconds=settings.trial_timeout_seconds) as supervisor:
         device = supervisor.start()
         if previous is None:
+            if force:  # not before: a workload that can't even be built must not cost an earlier run
+                clear_run(folder)
             write_result(folder / RUN_FILE, _run_record(lengths, settings, device))
         elif device.name != previous.device.name:
             raise ResultError(
@@ -172,18 +185,16 @@ def run_probe(
     return probe
 
 
-def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path, *, force: bool) -> Run | None:
+def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | None:
     """The run that the folder holds, if it is this one and can be continued.
 
     Raises:
-        ResultError: It is another's (other lengths, workload or settings) and `force` is not given.
+        ResultError: It is another's: other lengths, workload or settings.
     """
-    if force:
-        clear_run(folder)
     if not (folder / RUN_FILE).exists():
-        if (folder / TRIALS_FILE).exists():
+        if (folder / TRIALS_FILE).exists() or (folder / PROBE_FILE).exists():
             raise ResultError(
-                f"{folder} holds trials, but no {RUN_FILE} that says of what",
+                f"{folder} holds a probe, but no {RUN_FILE} that says of what",
                 "Give another folder with --run, or --force to start over in this one.",
             )
         return None
@@ -195,6 +206,33 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path, *, force: 
             "Give another folder with --run, or --force to start over in this one.",
         )
     return run
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds the run folder for this process; the system lets go of it when the process ends, however it does.
+
+    Raises:
+        ResultError: Another process holds it, or it can't be made.
+    """
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ResultError(
+            f"another probe is at work in {folder}", "Wait for it, or give another folder with --run."
+        ) from None
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):  # where nothing was written, nothing stays
+            folder.rmdir()
 
 
 def clear_run(folder: Path) -> None:

@@ -48,8 +48,8 @@ def run_sweep(
     Raises:
         ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
     """
-    check_lengths(lengths, folder, force=force)
-    probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
+    foreign = holds_other_lengths(lengths, folder, force=force)
+    probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
     limit = max_batch_length if max_batch_length is not None else probe.max_batch_length if probe else None
     if limit is None:
         raise ResultError(
@@ -57,6 +57,8 @@ def run_sweep(
             "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
         )
     found = sweep(lengths, limit, settings, costs_of(probe) if probe else Costs(), on_row)
+    if foreign:
+        clear_run(folder)
     write_result(folder / SWEEP_FILE, found)
     return found
 
@@ -71,18 +73,17 @@ def costs_of(probe: Probe) -> Costs:
     )
 
 
-def check_lengths(lengths: Lengths, folder: Path, *, force: bool) -> None:
-    """Sees to it that the folder's results are of these lengths.
+def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
+    """Whether the folder's results are of other lengths, which only `force` allows to go on with.
 
     Raises:
-        ResultError: They are of others, and `force` is not given (with it, they are removed).
+        ResultError: They are, and `force` is not given.
     """
     theirs = _lengths_of(folder)
     if theirs is None or theirs.fingerprint == lengths.fingerprint:
-        return
+        return False
     if force:
-        clear_run(folder)
-        return
+        return True
     raise ResultError(
         f"{folder} holds a run of other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; "
         f"these are {lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})",

@@ -116,6 +116,54 @@ def test_interrupted_and_started_again_it_repeats_no_trial(batchtune: Run, manif
     assert frontier(tmp_path / "cut") == frontier(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_however_it_is_stopped_no_child_of_the_workload_stays(
+    manifest: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        command("probe-oom", manifest, "--workload", f"{FAULTY}:ForksAndHangs", "--device", "cpu", "--memory", "1GiB"),
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    child = tmp_path / "child"
+    while not child.exists() or not child.read_text():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(sent)
+    assert process.wait(timeout=30) == 130
+    deadline = time.monotonic() + 10
+    while alive(int(child.read_text())):
+        assert time.monotonic() < deadline, "a child of the workload outlives the probe"
+        time.sleep(0.02)
+
+
+def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    arguments = ["probe-oom", manifest, "--workload", f"{FAULTY}:Hangs", "--device", "cpu", "--memory", "1GiB"]
+    process = subprocess.Popen(command(*arguments), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "batchtune-run" / "run.json").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    ran = batchtune(*arguments)
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    assert ran.returncode == 1
+    assert "another probe is at work" in ran.stderr
+
+
+def test_a_probe_keeps_the_sweep_that_was_there_before_it(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
+    before = (tmp_path / "batchtune-run" / "sweep.json").read_bytes()
+    assert batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY).returncode == 0
+    assert (tmp_path / "batchtune-run" / "sweep.json").read_bytes() == before
+
+
+def test_a_workload_that_cant_be_built_costs_no_earlier_run(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("tune", manifest, *WORKLOAD, *MEMORY).returncode == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()}
+    assert batchtune("tune", manifest, "--workload", f"{FAULTY}:RaisesInSetup", "--force").returncode == 1
+    assert {path.name: path.read_bytes() for path in (tmp_path / "batchtune-run").iterdir()} == before
+
+
 def shapes(journal: Path) -> list[tuple[int, float]]:
     return [(trial["batch_size"], trial["length"]) for trial in map(json.loads, journal.read_text().splitlines())]
 

@@ -45,6 +45,18 @@ class Disguised(Good):
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
 
 
+class ForksAndHangs(Good):
+    """Starts a child of its own, as a data loader does, and says which."""
+
+    def step(self, batch: BatchShape) -> None:
+        child = os.fork()
+        if child == 0:
+            time.sleep(1000)
+        with open("child", "w") as file:
+            file.write(str(child))
+        time.sleep(1000)
+
+
 class DisguisedAboveFour(Good):
     """Says the same of batches of more than four examples only: there it is a lack of memory."""
 
