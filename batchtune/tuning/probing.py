@@ -116,6 +116,9 @@ class ProbeProgress:
     device: Device
 
 
+# What was measured under other conditions must not be continued, so these ends need a folder of their own.
+_START_OVER = "then start over with --force, or in another folder with --run"
+
 OnProgress = Callable[[ProbeProgress], None]
 
 
@@ -295,21 +298,29 @@ def _propose(
     try:
         return search.propose(trials)
     except NothingFits as nothing:
-        if message_verdict(nothing.trial.error or "") == "disguised":
-            raise _workload_error(settings, nothing.trial, None) from None
+        _raise_unless_memory(settings, nothing.trial)
         raise ProbeError(
             f"the memory limit of {format_size(device.limit_bytes)} is too small: even a batch of one of the shortest "
             f"example ({format_length(lengths.shortest, lengths.unit)}) exceeds it ({nothing})",
-            "Give more with --memory, or take a smaller model with --set.",
+            f"Give more with --memory, or take a smaller model with --set; {_START_OVER}.",
         ) from None
     except TooLong as long:
+        _raise_unless_memory(settings, long.trial)
         raise ProbeError(
             f"the longest example ({format_length(lengths.longest, lengths.unit)}) does not fit within "
             f"{format_size(device.limit_bytes)}, even alone: {long.too_long:,} of {lengths.count:,} examples are "
             f"longer than {format_length(long.fitting_length, lengths.unit)}, the longest that fits",
             f"Leave them out with --max-length {long.fitting_length!r}, give more memory with --memory, "
-            "or take a smaller model (checkpointing, a lower precision) with --set.",
+            f"or take a smaller model (checkpointing, a lower precision) with --set; {_START_OVER}.",
         ) from None
+
+
+def _raise_unless_memory(settings: ProbeSettings, trial: Trial) -> None:
+    """Raises the workload's own error where a single example failed with something that is no lack of memory."""
+    if trial.outcome in ("crash", "timeout") or message_verdict(trial.error or "") == "disguised":
+        error = _workload_error(settings, trial, None)
+        error.hint = f"This is no lack of memory: the probe stops. Mend it; {_START_OVER}."
+        raise error from None
 
 
 def _tell(

@@ -1,5 +1,6 @@
 """The whole probe on the CPU, under a real limit, with a workload whose memory is known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,14 @@ def test_the_workloads_own_error_stops_the_probe(tmp_path: Path, name: str) -> N
 def test_an_error_that_only_looks_like_a_lack_of_memory_is_the_workloads_own(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
         run_probe(Lengths.of([1.0, 2.0]), settings(600 * MIB, f"{FAULTY}:Disguised", {}), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "message"), [("Segfaults", "SIGSEGV"), ("Hangs", "no answer within 1 s")])
+def test_a_workload_that_always_crashes_or_hangs_is_no_lack_of_memory(tmp_path: Path, name: str, message: str) -> None:
+    chosen = replace(settings(600 * MIB, f"{FAULTY}:{name}", {}), trial_timeout_seconds=1.0)
+    with pytest.raises(WorkloadError, match=message) as caught:
+        run_probe(Lengths.of([1.0]), chosen, tmp_path)
+    assert "no lack of memory" in (caught.value.hint or "")
 
 
 def test_an_error_in_disguise_is_a_lack_of_memory_where_a_smaller_batch_passes(tmp_path: Path) -> None:
