@@ -1,5 +1,6 @@
 """The supervisor against real worker processes, each going wrong in its own way."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,15 +38,16 @@ def no_process_stays() -> Iterator[None]:
 
 
 def children() -> set[int]:
-    """Processes that run this suite's workloads, wherever they hang in the process tree."""
+    """Processes that this process's supervisors started, and what those forked, wherever they are by now."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
-            line = (entry / "cmdline").read_bytes()
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
             state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             continue
-        if b"batchtune.probe.worker" in line and state != "Z":
+        # python -m batchtune.probe.worker FD PARENT
+        if arguments[2:3] == [b"batchtune.probe.worker"] and int(arguments[4]) == os.getpid() and state != "Z":
             found.add(int(entry.name))
     return found
 
