@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,19 @@ def notes(texts: Iterable[str], *, quiet: bool) -> None:
     if not quiet:
         for text in texts:
             note(text)
+
+
+@contextmanager
+def spinner(text: str, *, quiet: bool) -> Iterator[None]:
+    """Shows that something is at work, where stderr is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status(Text(text)):
+        yield
 
 
 def result_console() -> Console:

@@ -60,12 +60,13 @@ class ManifestOptions:
         bool, _option("Leave invalid rows out and count them.", flag="--skip-invalid", name="SKIP_INVALID")
     ] = False
 
-    def load(self) -> Lengths:
-        """Reads the lengths.
+    def load(self, *, quiet: bool) -> Lengths:
+        """Reads the lengths, with a sign of life on a terminal unless quiet.
 
         Raises:
             ManifestError, UsageError: They can't be read as asked.
         """
+        from batchtune.cli.console import spinner
         from batchtune.errors import UsageError
         from batchtune.lengths import UNITS
         from batchtune.manifests import ReadOptions, load_lengths, parse_scale
@@ -82,7 +83,8 @@ class ManifestOptions:
             max_length=self.max_length,
             skip_invalid=self.skip_invalid,
         )
-        return load_lengths(self.manifest, options)
+        with spinner(f"Reading {self.manifest}", quiet=quiet):
+            return load_lengths(self.manifest, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ def probe_oom(
     from batchtune.reports.terminal import render_terminal
     from batchtune.results import encode
 
-    lengths = source.load()
+    lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
     settings = probe.settings(lengths, max_batch_size=max_batch_size, seed=run.seed)
     found = probe_with_progress(lengths, settings, run, default_workload=probe.workload is None)

@@ -41,7 +41,7 @@ def sweep_buckets(
     settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
     if max_batch_length is not None and not 0 < max_batch_length < float("inf"):
         raise UsageError(f"--max-batch-length must be a positive number, got {max_batch_length}")
-    lengths = source.load()
+    lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
     found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)
     if run.json:

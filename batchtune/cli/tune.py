@@ -34,7 +34,7 @@ def tune(
     from batchtune.results import SAMPLER_FILE
 
     sweep_settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
-    lengths = source.load()
+    lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
     settings = probe.settings(lengths, max_batch_size=max_batch_size, seed=run.seed)
     probe_with_progress(lengths, settings, run, default_workload=probe.workload is None)

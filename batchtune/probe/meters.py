@@ -254,10 +254,11 @@ class CudaMeter:
         torch.cuda.synchronize(self._torch_device)
 
     def release(self) -> None:
-        """Empties the allocator's cache."""
+        """Empties the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
         import torch
 
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
     def healthy(self) -> bool:
         """Whether the device can still compute: after a sticky error nothing can."""
@@ -334,8 +335,8 @@ def _cuda_allocator() -> str:
 def _nvml_facts(uuid: str) -> tuple[str | None, int | None]:
     """The driver's version and how many other processes use the device; None where NVML can't tell.
 
-    Asked before this process uses the device, so every process seen is another's. NVML may be absent (ROCm), or
-    fail in a container: that is no error.
+    Asked before this process uses the device: in a container NVML tells the host's process ids, among which it could
+    not find its own. NVML may be absent (ROCm) or fail: that is no error.
     """
     try:
         import pynvml
@@ -349,7 +350,8 @@ def _nvml_facts(uuid: str) -> tuple[str | None, int | None]:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-        others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        others = sum(process.pid != os.getpid() for process in processes)
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()
     return driver, others
