@@ -147,7 +147,12 @@ class Result(Record, frozen=True, kw_only=True):
 
 
 class Run(Result, frozen=True, kw_only=True):
-    """What a run folder's trials were measured for: they count only where all of this is the same."""
+    """What a run folder's trials were measured for: they count only where all of this is the same.
+
+    Attributes:
+        workload_sha256: Of the workload's file; None where it is no file. A change is told, but does not undo the
+            trials: it may have been a comment, or the mending of what stopped the probe.
+    """
 
     FORMAT: ClassVar[str] = "batchtune/run"
 
@@ -155,6 +160,7 @@ class Run(Result, frozen=True, kw_only=True):
     workload: WorkloadRecord
     device: Device
     settings: dict[str, Any]
+    workload_sha256: str | None = None
 
 
 class Probe(Result, frozen=True, kw_only=True):

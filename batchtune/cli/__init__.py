@@ -5,6 +5,8 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point `batchtune`."""
-    from batchtune.cli.app import app
-
+    try:
+        from batchtune.cli.app import app
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     app(prog_name="batchtune")

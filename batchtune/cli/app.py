@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -34,14 +36,25 @@ class Commands(TyperGroup):
         """Runs the command."""
         signal.signal(signal.SIGTERM, _interrupt)  # what a CI sends: worker processes are ended as on Ctrl-C
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except BatchtuneError as error:
             if ctx.params.get("debug"):
                 raise
             console.print_error(error)
             raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:  # the reader has seen enough, as in `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit from None
+        except OSError as error:  # files have their own messages: what is left is the terminal
+            console.note(f"Error: the result can't be written: {error.strerror or error}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            console.note("Interrupted. What was measured is kept: the same command goes on from there.")
+            probing = ctx.invoked_subcommand in ("tune", "probe-oom")
+            kept = " What was measured is kept: the same command goes on from there." if probing else ""
+            console.note(f"Interrupted.{kept}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 

@@ -115,7 +115,7 @@ class ProbeOptions:
             metavar="W",
         ),
     ] = None
-    set_: Annotated[
+    set: Annotated[
         list[str] | None,
         _option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
     ] = None
@@ -159,7 +159,7 @@ class ProbeOptions:
                 "which training step to measure is not known: the lengths have no unit",
                 "Name it with --workload, or say with --unit what the lengths count.",
             )
-        options = parse_options(self.set_ or ())
+        options = parse_options(self.set or ())
         if workload == "builtin:conformer-ctc" and lengths.unit is not None:
             options.setdefault("unit", lengths.unit)
         return ProbeSettings(

@@ -11,7 +11,7 @@ EXAMPLE = "Example:  batchtune probe-oom train.csv --workload train.py:MyStep --
 def probe_oom(
     source: ManifestOptions, probe: ProbeOptions, run: RunOptions, max_batch_size: MaxBatchSize = None
 ) -> None:
-    """Find by measurement the largest batches that fit on the device.
+    """Find the largest batches that fit.
 
     Sorts the lengths in descending order, runs real training steps in a process of their own, and bisects, guided by
     a model of the memory, between what fits and what runs out of memory. Writes probe.json. Interrupted, it goes on

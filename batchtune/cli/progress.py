@@ -29,7 +29,14 @@ def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptio
         console.notes([chosen], quiet=run.quiet)
     with _bar(quiet=run.quiet) as bar:
         watcher = _ProbeWatcher(bar, lengths.unit, quiet=run.quiet)
-        return run_probe(lengths, settings, run.run, force=run.force, on_progress=watcher)
+        return run_probe(
+            lengths,
+            settings,
+            run.run,
+            force=run.force,
+            on_progress=watcher,
+            on_note=lambda text: console.notes([text], quiet=run.quiet),
+        )
 
 
 @contextmanager

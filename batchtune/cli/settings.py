@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,15 @@ def default_map(app: typer.Typer) -> dict[str, dict[str, Any]]:
     chosen: dict[str, dict[str, Any]] = {command: {} for command in commands}
     for key, value in table.items():
         if isinstance(value, Mapping) and key in commands:
-            for name, one in value.items():
-                chosen[key][_option(name, commands[key], f"{path}, [tool.batchtune.{key}]")] = _text(one)
+            options = commands[key]
+            for own_key, one in value.items():
+                name = _option(own_key, options, f"{path}, [tool.batchtune.{key}]")
+                chosen[key][name] = _text(one, options[name])
         else:
             name = _option(key, known, f"{path}, [tool.batchtune]")
             for command, names in commands.items():
                 if name in names:
-                    chosen[command].setdefault(name, _text(value))
+                    chosen[command].setdefault(name, _text(value, names[name]))
     return chosen
 
 
@@ -66,12 +68,12 @@ def _read(path: Path) -> Mapping[str, Any]:
     return table
 
 
-def _options(app: typer.Typer) -> dict[str, set[str]]:
-    """Command → its options, by the name that the configuration uses."""
+def _options(app: typer.Typer) -> dict[str, dict[str, bool]]:
+    """Command → its options, by the name that the configuration uses → whether it can be given several times."""
     commands = getattr(typer.main.get_command(app), "commands", {})
     return {
         name: {
-            parameter.name
+            parameter.name: parameter.multiple
             for parameter in command.params
             if parameter.param_type_name == "option" and parameter.name not in _NEVER
         }
@@ -79,8 +81,12 @@ def _options(app: typer.Typer) -> dict[str, set[str]]:
     }
 
 
-def _option(key: str, known: set[str], where: str) -> str:
-    name = key.replace("-", "_")
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _option(key: str, known: Collection[str], where: str) -> str:
+    name = _name(key)
     if name in known:
         return name
     import difflib
@@ -92,8 +98,16 @@ def _option(key: str, known: set[str], where: str) -> str:
     )
 
 
-def _text(value: Any) -> Any:
+def _text(value: Any, multiple: bool) -> Any:
     """Values as the command line would give them: it parses text."""
+    if isinstance(value, Mapping):  # set = { layers = 12 }
+        value = [f"{key}={_word(one)}" for key, one in value.items()]
+    if multiple:
+        return [_word(one) for one in (value if isinstance(value, list) else [value])]
     if isinstance(value, list):
-        return [str(one) for one in value]
+        return ",".join(map(_word, value))
     return value if isinstance(value, bool) else str(value)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

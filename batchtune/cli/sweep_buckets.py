@@ -26,7 +26,7 @@ def sweep_buckets(
     ] = None,
     max_batch_size: MaxBatchSize = None,
 ) -> None:
-    """Compare strategies and numbers of buckets, and recommend one.
+    """Compare bucket tables, recommend one.
 
     Takes max_batch_length and costs from the run folder's probe.json where there is one; with --max-batch-length it
     needs none. Writes sweep.json and sampler.yaml. Needs no GPU.
@@ -39,8 +39,8 @@ def sweep_buckets(
     from batchtune.results import encode
 
     settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
-    if max_batch_length is not None and not 0 < max_batch_length < float("inf"):
-        raise UsageError(f"--max-batch-length must be a positive number, got {max_batch_length}")
+    if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
+        raise UsageError(f"--max-batch-length must be a number above 0 and at most 1e15, got {max_batch_length}")
     lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
     found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)

@@ -22,7 +22,9 @@ def tune(
     run: RunOptions,
     max_batch_size: MaxBatchSize = None,
 ) -> None:
-    """Probe, sweep and report: from a manifest to a recommended sampler config.
+    """Probe, sweep and report, all in one.
+
+    From a manifest to a recommended sampler config.
 
     Writes probe.json, sweep.json and sampler.yaml into the run folder. Interrupted, it goes on from where it was.
     """

@@ -15,7 +15,7 @@ from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.rows import Rows
 from batchtune.manifests.scaling import Scaling
 from batchtune.manifests.source import shortened
-from batchtune.manifests.values import fault, numbers
+from batchtune.manifests.values import LARGEST, SMALLEST, fault, numbers
 
 _SHOWN = 5
 
@@ -57,12 +57,12 @@ class Collector:
         factor = self._scaling.factor
         with np.errstate(over="ignore"):  # what becomes infinite is invalid, and said to be
             lengths = numbers(rows.lengths) * float(factor.numerator) / float(factor.denominator)
-        valid = np.isfinite(lengths) & (lengths > 0)
+        valid = (lengths >= SMALLEST) & (lengths <= LARGEST)
         for index in np.flatnonzero(~valid).tolist():
             self._refuse(rows, index, "length", self._keys.length, rows.lengths[index], lengths[index])
         if rows.targets is not None and self._keys.target is not None:
             targets = numbers(rows.targets)
-            valid_targets = np.isfinite(targets) & (targets >= 0)
+            valid_targets = (targets >= 0) & (targets <= LARGEST)
             for index in np.flatnonzero(valid & ~valid_targets).tolist():
                 key = self._keys.target
                 self._refuse(rows, index, "target length", key, rows.targets[index], targets[index])
@@ -119,6 +119,9 @@ class Collector:
             return ManifestError(message, "Mend them, or leave them out with --skip-invalid.")
         if all("(a list)" in reason for reason in self._invalid):
             return ManifestError(message, "A list of lengths is not supported: write one length for each example.")
+        if all("target" in reason for reason in self._invalid):
+            hint = f"No row is valid. Is {self._keys.target!r} the column of the targets? See --target-key."
+            return ManifestError(message, hint)
         return ManifestError(message, f"No row is valid. Is {self._keys.length!r} the column? See --length-key.")
 
     def _nothing_left_error(self) -> ManifestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,6 +43,9 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.length_scale is not None and self.length_scale <= 0:
             raise ValueError(f"length_scale must be positive, got {self.length_scale}")
+        for name, value in (("--min-length", self.min_length), ("--max-length", self.max_length)):
+            if value is not None and math.isnan(value):
+                raise UsageError(f"{name} must be a number, got nan")
         if self.min_length is not None and self.max_length is not None and self.min_length > self.max_length:
             raise UsageError(
                 f"--min-length {self.min_length:.15g} is more than --max-length {self.max_length:.15g}",

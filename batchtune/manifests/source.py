@@ -101,6 +101,8 @@ class Source:
         with _explained(path):
             if path.is_dir():
                 raise ManifestError(f"{path} is a folder, not a manifest", "Name a file in it.")
+            if path.is_char_device() or path.is_block_device():
+                raise ManifestError(f"{path} is a device, not a manifest", "Name a file.")
             if not path.is_file():
                 self._kept = path.read_bytes()
 

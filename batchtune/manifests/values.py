@@ -9,6 +9,10 @@ import numpy as np
 
 from batchtune.lengths import FloatArray
 
+# Beyond these no data set goes, whatever its unit; sums and squares of lengths must stay exact and finite.
+SMALLEST = 1e-9
+LARGEST = 1e15
+
 
 def number(value: object) -> float | None:
     """A value as a number, or None where it is none; text is read, `nan` and `inf` count as numbers."""
@@ -61,4 +65,8 @@ def fault(value: object, scaled: float) -> str:
         return "NaN"
     if math.isinf(scaled):
         return "infinite"
+    if scaled > LARGEST:
+        return "absurdly long"
+    if 0 < scaled < SMALLEST:
+        return "absurdly short"
     return "zero" if scaled == 0 else "negative"

@@ -31,7 +31,10 @@ def read_trials(path: Path) -> list[Trial]:
     trials = []
     for number, line in enumerate(lines, 1):
         try:
-            trials.append(msgspec.json.decode(line, type=Trial))
+            trial = msgspec.json.decode(line, type=Trial)
+            if trial.index != number - 1 or trial.batch_size < 1 or not trial.length > 0:
+                raise msgspec.ValidationError("index, batch_size or length can't be right here")
+            trials.append(trial)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ResultError(
                 f"{path}, line {number}: no trial: {error}",

@@ -57,11 +57,14 @@ def message_verdict(message: str) -> Verdict | None:
 
 def error_verdict(error: BaseException) -> Verdict | None:
     """What an exception says, its own type and message first, then those of its causes."""
-    verdicts = []
+    verdicts: list[Verdict | None] = []
     for cause in _causes(error):
         if isinstance(cause, MemoryError) or any(kind.__name__ in _OOM_TYPES for kind in type(cause).__mro__):
             return "oom"
-        verdicts.append(message_verdict(str(cause)))
+        try:
+            verdicts.append(message_verdict(str(cause)))
+        except Exception:  # its own __str__ fails: it says nothing
+            verdicts.append(None)
     return "oom" if "oom" in verdicts else "disguised" if "disguised" in verdicts else None
 
 

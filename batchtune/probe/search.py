@@ -104,6 +104,14 @@ class TooLong(Exception):
         self.trial = trial
 
 
+class SingleFails(Exception):
+    """One example alone made the worker crash or hang, twice; carries the last trial that showed it."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__(trial.error or trial.outcome)
+        self.trial = trial
+
+
 class FrontierSearch:
     """Finds, for lengths that span the data, the largest batch size that fits.
 
@@ -125,6 +133,7 @@ class FrontierSearch:
         Raises:
             NothingFits: Not one example of the shortest length fits.
             TooLong: Not one example of the longest length fits.
+            SingleFails: One example alone fails with something that is no lack of memory.
         """
         view = _View(self, trials)
         longest = self._lengths.longest
@@ -182,6 +191,8 @@ class FrontierSearch:
 
     def _longest_that_fits(self, view: _View, alone: Trial) -> BatchShape:
         """Bisects over the distinct lengths, one example at a time, for the longest that fits."""
+        if alone.outcome != "oom":
+            raise SingleFails(alone)
         distinct = self._histogram.lengths
         passed, failed = -1, distinct.size - 1
         while failed - passed > 1:
@@ -191,6 +202,8 @@ class FrontierSearch:
             if (retry := view.to_retry(length)) is not None:
                 return self._shape(retry, length)
             if (trial := view.failure(1, length)) is not None:
+                if trial.outcome != "oom":
+                    raise SingleFails(trial)
                 if middle == 0:
                     raise NothingFits(trial)
                 failed, alone = middle, trial

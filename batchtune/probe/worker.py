@@ -85,7 +85,7 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
     except BatchtuneError as error:
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
         return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
-    except Exception as error:
+    except BaseException as error:
         return None, Failed(
             stage=stage,
             message=first_line(error),
@@ -138,7 +138,7 @@ class Session:
         failure: tuple[str, str | None, str] | None = None
         try:
             self._run(shape, attempt)
-        except Exception as error:
+        except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
             failure = (first_line(error), error_verdict(error), user_traceback(error))
         if failure is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.journal import append_trial, read_trials
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Measured, Setup
-from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, TooLong
+from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, SingleFails, TooLong
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
@@ -72,6 +74,8 @@ class ProbeSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise UsageError(f"there is no device {self.device!r}", "Say --device auto, cpu, cuda or cuda:N.")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"the memory fraction must be above 0 and at most 1, got {self.memory_fraction}")
         if not 0 <= self.tolerance < 1:
@@ -120,6 +124,7 @@ class ProbeProgress:
 _START_OVER = "then start over with --force, or in another folder with --run"
 
 OnProgress = Callable[[ProbeProgress], None]
+OnNote = Callable[[str], None]
 
 
 def run_probe(
@@ -129,6 +134,7 @@ def run_probe(
     *,
     force: bool = False,
     on_progress: OnProgress | None = None,
+    on_note: OnNote | None = None,
 ) -> Probe:
     """Finds what fits, continuing what the run folder holds, and writes `probe.json`.
 
@@ -138,6 +144,7 @@ def run_probe(
         folder: The run folder; made where missing, and held by one probe at a time.
         force: Start over, and throw away what the folder holds.
         on_progress: Told before and after each trial.
+        on_note: Told, in a sentence, what the user should know of the trials that are already there.
 
     Raises:
         ResultError: The folder holds another run, or can't be written.
@@ -145,15 +152,38 @@ def run_probe(
         ProbeError: The device can't be used, or the data do not fit.
     """
     with alone_in(folder):
-        return _run_probe(lengths, settings, folder, force, on_progress)
+        previous = None if force else open_run(lengths, settings, folder)
+        trials = [] if force else read_trials(folder / TRIALS_FILE)
+        if previous is not None and trials and on_note is not None:
+            on_note(_about_earlier(previous, settings, trials, folder))
+        return _run_probe(lengths, settings, folder, previous, trials, force=force, on_progress=on_progress)
+
+
+def _about_earlier(previous: Run, settings: ProbeSettings, trials: Sequence[Trial], folder: Path) -> str:
+    """What there is already, and whether the workload's file has changed since."""
+    text = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
+    if previous.workload_sha256 != _workload_sha256(settings):
+        text = f"Warning: {settings.workload.rpartition(':')[0]} has changed since its trials were measured. {text}"
+    return text
+
+
+def _workload_sha256(settings: ProbeSettings) -> str | None:
+    """Of the file that holds the workload; None where it is no file."""
+    path = Path(settings.workload.rpartition(":")[0])
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else None
 
 
 def _run_probe(
-    lengths: Lengths, settings: ProbeSettings, folder: Path, force: bool, on_progress: OnProgress | None
+    lengths: Lengths,
+    settings: ProbeSettings,
+    folder: Path,
+    previous: Run | None,
+    trials: list[Trial],
+    *,
+    force: bool,
+    on_progress: OnProgress | None,
 ) -> Probe:
-    previous = None if force else open_run(lengths, settings, folder)
     journal = folder / TRIALS_FILE
-    trials = [] if force else read_trials(journal)
     setup = Setup(
         workload=settings.workload,
         options=settings.options,
@@ -278,6 +308,7 @@ def _run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Ru
         workload=WorkloadRecord(spec=settings.workload, options=settings.options),
         device=device,
         settings=settings.recorded(),
+        workload_sha256=_workload_sha256(settings),
     )
 
 
@@ -297,15 +328,17 @@ def _propose(
     """The next shape, with the search's findings that end it turned into errors for the user."""
     try:
         return search.propose(trials)
+    except SingleFails as single:
+        raise _no_lack_of_memory(settings, single.trial) from None
     except NothingFits as nothing:
-        _raise_unless_memory(settings, nothing.trial)
+        if message_verdict(nothing.trial.error or "") == "disguised":
+            raise _no_lack_of_memory(settings, nothing.trial) from None
         raise ProbeError(
             f"the memory limit of {format_size(device.limit_bytes)} is too small: even a batch of one of the shortest "
             f"example ({format_length(lengths.shortest, lengths.unit)}) exceeds it ({nothing})",
             f"Give more with --memory, or take a smaller model with --set; {_START_OVER}.",
         ) from None
     except TooLong as long:
-        _raise_unless_memory(settings, long.trial)
         raise ProbeError(
             f"the longest example ({format_length(lengths.longest, lengths.unit)}) does not fit within "
             f"{format_size(device.limit_bytes)}, even alone: {long.too_long:,} of {lengths.count:,} examples are "
@@ -315,12 +348,10 @@ def _propose(
         ) from None
 
 
-def _raise_unless_memory(settings: ProbeSettings, trial: Trial) -> None:
-    """Raises the workload's own error where a single example failed with something that is no lack of memory."""
-    if trial.outcome in ("crash", "timeout") or message_verdict(trial.error or "") == "disguised":
-        error = _workload_error(settings, trial, None)
-        error.hint = f"This is no lack of memory: the probe stops. Mend it; {_START_OVER}."
-        raise error from None
+def _no_lack_of_memory(settings: ProbeSettings, trial: Trial) -> WorkloadError:
+    error = _workload_error(settings, trial, None)
+    error.hint = f"This is no lack of memory: the probe stops. Mend it; {_START_OVER}."
+    return error
 
 
 def _tell(

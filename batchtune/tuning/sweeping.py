@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from batchtune.cost import Frontier, predict
 from batchtune.errors import ResultError
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
@@ -41,7 +44,7 @@ def run_sweep(
         lengths: The data set.
         settings: What to compare.
         folder: The run folder; made where missing.
-        max_batch_length: The largest padded length of a batch; None: what the probe found.
+        max_batch_length: The largest padded length of a batch, whatever the probe found; None: what it found.
         force: Throw away what the folder holds of other data.
         on_row: Told of each row.
 
@@ -56,7 +59,10 @@ def run_sweep(
             f"how large a batch may be is not known: there is no {PROBE_FILE} in {folder}",
             "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
         )
-    found = sweep(lengths, limit, settings, costs_of(probe) if probe else Costs(), on_row)
+    costs = costs_of(probe) if probe else Costs()
+    if max_batch_length is not None and costs.frontier is not None:
+        costs = replace(costs, frontier=_capped(costs.frontier, max_batch_length))
+    found = sweep(lengths, limit, settings, costs, on_row)
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, found)
@@ -93,6 +99,8 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
 
 def _lengths_of(folder: Path) -> LengthsSummary | None:
     """The data that the folder's results are of; None where it holds none."""
+    if folder.exists() and not folder.is_dir():
+        raise ResultError(f"{folder} is no folder, and a run needs one", "Give another with --run.")
     if (folder / RUN_FILE).exists():
         return read_result(folder / RUN_FILE, Run).lengths
     if (folder / PROBE_FILE).exists():
@@ -100,6 +108,16 @@ def _lengths_of(folder: Path) -> LengthsSummary | None:
     if (folder / SWEEP_FILE).exists():
         return read_result(folder / SWEEP_FILE, Sweep).lengths
     return None
+
+
+def _capped(frontier: Callable[[FloatArray], IntArray], max_batch_length: float) -> Callable[[FloatArray], IntArray]:
+    """The frontier, but no batch longer than the user wants."""
+
+    def capped(length: FloatArray) -> IntArray:
+        wanted = np.maximum(1, (max_batch_length / length).astype(np.int64))
+        return np.minimum(frontier(length), wanted)
+
+    return capped
 
 
 def _step_seconds(model: CostModel) -> Callable[[FloatArray, FloatArray], FloatArray]:

@@ -191,4 +191,11 @@ def _checked(spec: str, workload: object) -> Workload:
             f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is no workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         )
+    for method in _METHODS:
+        function = getattr(workload, method)
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise WorkloadError(
+                f"{spec}: {method} is a generator or coroutine, so calling it runs nothing",
+                "Write it as a plain function, without yield or async.",
+            )
     return cast(Workload, workload)

@@ -9,6 +9,7 @@ from pathlib import Path
 import batchtune
 
 LAST_LINES = 15
+LONGEST_LINE = 1000
 
 _OURS = str(Path(batchtune.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -26,13 +27,22 @@ def user_traceback(error: BaseException) -> str:
     """
     report = traceback.TracebackException.from_exception(error)
     _keep_own_frames(report, set())
-    return "\n".join("".join(report.format()).splitlines()[-LAST_LINES:])
+    return "\n".join(printable(line) for line in "".join(report.format()).splitlines()[-LAST_LINES:])
 
 
 def first_line(error: BaseException) -> str:
     """An exception's type and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # its own __str__ fails
+        lines = []
+    return printable(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+
+
+def printable(line: str) -> str:
+    """A line that can be encoded and read: lone surrogates escaped, cut to `LONGEST_LINE` characters."""
+    text = line.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
 
 
 def _keep_own_frames(report: traceback.TracebackException, seen: set[int]) -> None:

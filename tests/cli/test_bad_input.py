@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.conftest import FAULTY, KNOWN, Run
+from cli.conftest import FAULTY, KNOWN, Run, command
 
 LIMIT = ["--max-batch-length", 60]
 ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
@@ -39,6 +39,8 @@ MANIFESTS: dict[str, Case] = {
     "infinite": (text(ROWS + "d,inf\n"), "line 5"),
     "no length column": (text("id,words\na,hello\n"), "words"),
     "two candidates": (text("id,duration,num_samples\na,1.5,24000\n"), "duration.*num_samples"),
+    "absurdly long": (text(ROWS + "d,1e300\n"), "line 5.*absurdly long"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "device"),
     "nothing but a header": (text("id,duration\n"), "no rows|no examples|only a header|nothing"),
 }
 
@@ -92,6 +94,7 @@ def test_a_bad_number_of_buckets_is_wrong_usage(batchtune: Run, manifest: Path, 
         (["--length-scale", "1/0"], "1/0"),
         (["--max-batch-length", "0"], "max-batch-length"),
         (["--max-batch-size", "0"], "max.batch.size"),
+        (["--min-length", "nan"], "min-length"),
         (["--format", "xml"], "xml"),
         (["--no-such-option"], "no-such-option"),
     ],
@@ -107,6 +110,7 @@ def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: l
         (["--memory", "lots"], "lots"),
         (["--memory-fraction", "0"], "fraction"),
         (["--tolerance", "1"], "tolerance"),
+        (["--device", "tpu"], "tpu"),
         (["--num-lengths", "1"], "2 lengths"),
         (["--set", "size"], "size"),
     ],
@@ -212,6 +216,19 @@ def test_a_damaged_result_is_told(
 
 def test_a_report_of_nothing_says_which_command_makes_one(batchtune: Run) -> None:
     assert_one_message(batchtune("report"), 1, "batchtune-run")
+
+
+def test_a_result_that_cant_be_printed_is_told(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    with open("/dev/full", "w") as full_disk:
+        full = subprocess.run(
+            command("report"), cwd=tmp_path, stdout=full_disk, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (full.returncode, full.stderr) == (1, "Error: the result can't be written: No space left on device\n")
+
+
+def test_a_run_folder_that_is_a_file_is_told(batchtune: Run, manifest: Path) -> None:
+    assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, "--run", manifest), 1, "no folder.*--run")
 
 
 def test_an_unknown_report_format_is_wrong_usage(batchtune: Run) -> None:

@@ -40,6 +40,14 @@ def test_a_flag_comes_before_the_environment(batchtune: Run, manifest: Path, tmp
     assert counts(tmp_path) == {2}
 
 
+def test_options_that_can_be_repeated_take_a_word_a_list_or_a_table(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    configure(tmp_path, '[tool.batchtune]\nstrategy = "linear"\nnum_buckets = [2, 3]\nset = { a = 1 }\n')
+    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
+    assert counts(tmp_path) == {2, 3}
+
+
 def test_an_unknown_key_is_named(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     configure(tmp_path, "[tool.batchtune]\nnum_bucket = 7\n")
     ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)

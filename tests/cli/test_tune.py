@@ -73,6 +73,34 @@ def test_the_result_is_on_stdout_and_all_else_on_stderr(batchtune: Run, manifest
     assert "36 lengths in descending order: 20 s to 5 s" in ran.stderr
 
 
+def test_a_limit_of_the_users_own_holds_for_every_batch(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("probe-oom", manifest, *WORKLOAD, *MEMORY).returncode == 0
+    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 20, "--json")
+    rows = json.loads(ran.stdout)["rows"]
+    assert {row["sizing"] for row in rows} == {"length", "frontier"}
+    assert all(row["largest_padded_length"] <= 20 for row in rows)
+
+
+def test_trials_that_are_taken_over_are_told_and_so_is_a_changed_workload(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    workload = tmp_path / "mine.py"
+    workload.write_text(Path(KNOWN.rpartition(":")[0]).read_text())
+    arguments = ["probe-oom", manifest, "--workload", "mine.py:Known", *WORKLOAD[2:], *MEMORY]
+    assert "taken over" not in batchtune(*arguments).stderr
+    again = batchtune(*arguments).stderr
+    assert "of an earlier run" in again
+    assert "has changed" not in again
+    workload.write_text(workload.read_text() + "# edited\n")
+    assert "Warning: mine.py has changed" in batchtune(*arguments).stderr
+
+
+def test_the_ending_of_the_file_tells_the_reports_format(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
+    assert batchtune("report", "-o", "report.html").returncode == 0
+    assert (tmp_path / "report.html").read_text().lower().startswith("<!doctype html")
+
+
 def test_quiet_says_nothing(batchtune: Run, manifest: Path) -> None:
     ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--quiet")
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -73,7 +73,31 @@ class HungryInSetup(Good):
 
 class ExitsInStep(Good):
     def step(self, batch: BatchShape) -> None:
-        sys.exit(0)
+        os._exit(0)
+
+
+class RaisesSystemExit(Good):
+    def step(self, batch: BatchShape) -> None:
+        sys.exit(3)
+
+
+class RaisesWhatCantBePrinted(Good):
+    def step(self, batch: BatchShape) -> None:
+        raise ValueError("a lone surrogate: \udcff " + "x" * 1_000_000)
+
+
+class RaisesWhatHasNoWords(Good):
+    def step(self, batch: BatchShape) -> None:
+        class Wordless(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no words")
+
+        raise Wordless
+
+
+class Generator(Good):
+    def step(self, batch: BatchShape) -> None:  # type: ignore[override]
+        yield
 
 
 class DiesInSetup(Good):

@@ -9,7 +9,7 @@ from probe.made_device import MadeDevice, quadratic_peak
 
 from batchtune.cost import fit_cost
 from batchtune.lengths import Lengths
-from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, TooLong
+from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, SingleFails, TooLong
 from batchtune.results import FrontierPoint, Trial
 
 SPEECH = Lengths.of(np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2))
@@ -149,6 +149,15 @@ def test_a_shape_that_crashes_twice_bounds_the_frontier_and_says_so() -> None:
         device.faults[size, longest.length] = ["crash", "crash"]
     points, _ = run(SPEECH, device)
     assert (points[-1].batch_size, points[-1].closed_by) == (longest.batch_size - 1, "crash")
+
+
+def test_an_example_that_crashes_alone_ends_the_search_at_once() -> None:
+    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    device.faults = {(1, SPEECH.longest): ["crash", "timeout"]}
+    trials: list[Trial] = []
+    with pytest.raises(SingleFails, match="made timeout"):
+        run(SPEECH, device, trials)
+    assert len(trials) == 2
 
 
 def test_nothing_fits_is_told_after_the_shortest_was_tried() -> None:

@@ -43,6 +43,13 @@ def test_a_damaged_line_in_the_middle_is_named(journal: Path) -> None:
         read_trials(journal)
 
 
+def test_a_line_that_was_taken_out_is_noticed(journal: Path) -> None:
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(lines[0] + lines[2])
+    with pytest.raises(ResultError, match="line 2"):
+        read_trials(journal)
+
+
 def test_a_full_disk_is_told_and_what_was_written_stays(journal: Path) -> None:
     with pytest.raises(ResultError, match="No space left on device"):
         append_trial(Path("/dev/full"), TRIALS[0])

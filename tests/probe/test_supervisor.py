@@ -109,6 +109,11 @@ def test_a_workload_that_is_not_there_is_told() -> None:
         supervisor.start()
 
 
+def test_a_step_that_would_never_run_is_told() -> None:
+    with supervise("Generator") as supervisor, pytest.raises(WorkloadError, match="step is a generator"):
+        supervisor.start()
+
+
 def test_a_device_that_is_not_there_is_told() -> None:
     with supervise("Good", device="tpu") as supervisor, pytest.raises(ProbeError, match="tpu"):
         supervisor.start()
@@ -116,7 +121,13 @@ def test_a_device_that_is_not_there_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("name", "stage", "message"),
-    [("RaisesInMakeBatch", "make_batch", "vocabulary"), ("RaisesInStep", "step", "shapes cannot be multiplied")],
+    [
+        ("RaisesInMakeBatch", "make_batch", "vocabulary"),
+        ("RaisesInStep", "step", "shapes cannot be multiplied"),
+        ("RaisesSystemExit", "step", "SystemExit: 3"),
+        ("RaisesWhatCantBePrinted", "step", r"a lone surrogate: \udcff x"),
+        ("RaisesWhatHasNoWords", "step", "Wordless"),
+    ],
 )
 def test_an_error_in_a_trial_is_the_workloads_own(name: str, stage: str, message: str) -> None:
     with supervise(name) as supervisor:
@@ -124,6 +135,7 @@ def test_an_error_in_a_trial_is_the_workloads_own(name: str, stage: str, message
         trial, measured = supervisor.measure(SHAPE, 0)
     assert trial.outcome == "error"
     assert message in (trial.error or "")
+    assert len(trial.error or "") < 2000
     assert measured is not None
     assert measured.stage == stage
     assert "faulty_workload.py" in (measured.traceback or "")
