@@ -52,6 +52,11 @@ def format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 cell`, `2 cells`, `28,539 lengths`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_length(value: float, unit: str | None) -> str:
     """A length with its unit: `24.5 s`; without one where it is unknown."""
     return f"{format_number(value)} {unit}" if unit else format_number(value)

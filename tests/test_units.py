@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.errors import UsageError
-from batchtune.units import format_length, format_number, format_seconds, format_size, parse_size
+from batchtune.units import counted, format_length, format_number, format_seconds, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -114,3 +114,8 @@ def test_a_length_of_unknown_unit_is_a_bare_number() -> None:
 )
 def test_a_time_span_is_shown_in_the_unit_of_its_rounded_value(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 cells"), (1, "1 cell"), (28539, "28,539 cells")])
+def test_a_count_agrees_with_its_noun(count: int, text: str) -> None:
+    assert counted(count, "cell") == text

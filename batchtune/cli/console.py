@@ -73,12 +73,12 @@ def write_result(text: str, output: Path | None) -> None:
 
 def describe(lengths: Lengths) -> list[str]:
     """The data in a few lines: what was read, what was left out, what the reader found."""
-    from batchtune.units import format_length
+    from batchtune.units import counted, format_length
 
     unit = lengths.unit
     lines = [
-        f"{lengths.count:,} lengths in descending order: {format_length(lengths.longest, unit)} to "
+        f"{counted(lengths.count, 'length')} in descending order: {format_length(lengths.longest, unit)} to "
         f"{format_length(lengths.shortest, unit)}, {format_length(lengths.total, unit)} in all."
     ]
-    lines += [f"Left out: {count:,} examples, {reason}." for reason, count in lengths.left_out.items()]
+    lines += [f"Left out: {counted(count, 'example')}, {reason}." for reason, count in lengths.left_out.items()]
     return lines + list(lengths.notes)

@@ -200,11 +200,6 @@ def shortened(value: object, limit: int = 40) -> str:
     return text if len(text) <= limit else f"{text[: limit - 2]}…{text[-1]}"
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:
     # A gzip stream hands out less than asked for where one of its members ends.
     parts = []

@@ -42,8 +42,8 @@ def recommend(rows: Sequence[Row], baselines: Sequence[Baseline]) -> Recommendat
         fewest = min(rows, key=lambda row: row.batches)
         return Recommendation(
             None,
-            f"no table needs fewer batches than a fixed batch size of {fixed.batch_size} "
-            f"({format_number(fixed.batches)}): the best, {_name(fewest)}, needs {format_number(fewest.batches)}",
+            f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
+            f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}",
         )
     timed = all(row.estimated_epoch_seconds is not None for row in rows)
     costs = {index: _cost(rows[index], timed) for index in better}

@@ -107,8 +107,8 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
         ),
         (
             [row(1300, 12), row(1250, 14, strategy="linear")],
-            "no table needs fewer batches than a fixed batch size of 24 (1190): "
-            "the best, linear with 14 buckets, needs 1250",
+            "no table needs fewer batches than a fixed batch size of 24, which needs 1190; "
+            "linear with 14 buckets needs 1250",
         ),
     ],
 )

@@ -13,7 +13,8 @@ from pathlib import Path
 from batchtune.errors import ManifestError
 from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Source, counted
+from batchtune.manifests.source import Source
+from batchtune.units import counted
 
 _CHUNK = 16_384
 _LONGEST_CELL = 2**31 - 1

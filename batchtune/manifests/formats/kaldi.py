@@ -9,8 +9,9 @@ from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Head, Source, counted
+from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
+from batchtune.units import counted
 
 _CHUNK = 65_536
 _HINT = "This format is an id, white space, and one number on every line, as in utt2dur."
