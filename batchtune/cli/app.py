@@ -44,12 +44,17 @@ class Commands(TyperGroup):
                 raise
             console.print_error(error)
             raise typer.Exit(error.exit_code) from None
-        except BrokenPipeError:  # the reader has seen enough, as in `| head`
+        except OSError as error:
+            if ctx.params.get("debug"):
+                raise
+            if error.filename is not None:  # a file or folder, where no better message was thought of
+                console.note(f"Error: {error.filename}: {error.strerror}")
+                raise typer.Exit(1) from None
+            # What is left is stdout. Nothing more can be written there, at the end of the process neither.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit from None
-        except OSError as error:  # files have their own messages: what is left is the terminal
+            if isinstance(error, BrokenPipeError):  # the reader has seen enough, as in `| head`
+                raise typer.Exit from None
             console.note(f"Error: the result can't be written: {error.strerror or error}")
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             probing = ctx.invoked_subcommand in ("tune", "probe-oom")

@@ -227,6 +227,23 @@ def test_a_result_that_cant_be_printed_is_told(batchtune: Run, manifest: Path, t
     assert (full.returncode, full.stderr) == (1, "Error: the result can't be written: No space left on device\n")
 
 
+def test_a_folder_in_a_files_place_is_named(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("id,duration\na,1.5\n")
+    (tmp_path / "batchtune-run" / "sampler.yaml").mkdir(parents=True)
+    assert_one_message(batchtune("sweep-buckets", "one.csv", *LIMIT), 1, "sampler.yaml")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        ran = subprocess.run(
+            command("report"), cwd=tmp_path, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_a_run_folder_that_is_a_file_is_told(batchtune: Run, manifest: Path) -> None:
     assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, "--run", manifest), 1, "no folder.*--run")
 
