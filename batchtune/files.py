@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from batchtune.errors import ResultError
 
@@ -13,28 +15,44 @@ from batchtune.errors import ResultError
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part.
 
-    The content goes to a temporary file in the same folder, which then takes the name.
-
     Args:
-        path: The file; its folder is made where missing. A link is followed; a device or pipe is written to as it is.
+        path: As for `writing_whole`.
         content: Text (written as UTF-8) or bytes.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.
     """
-    data = content.encode() if isinstance(content, str) else content
+    with writing_whole(path) as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def writing_whole(path: Path, *, synced: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write to that takes its name when the block ends, and leaves nothing behind where that fails.
+
+    What is written goes to a temporary file in the same folder, which then takes the name.
+
+    Args:
+        path: The file; its folder is made where missing. A link is followed; a device or pipe is written to as it is.
+        synced: Whether it must survive a loss of power.
+
+    Raises:
+        ResultError: The file can't be written: a full disk, no permission, a folder in its place.
+    """
     temporary: str | None = None
     try:
         target = path.resolve()
         if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(data)
+            with target.open("wb") as stream:
+                yield stream
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            if synced:
+                os.fsync(stream.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:

@@ -15,7 +15,7 @@ from batchtune.results import LengthsSummary
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-Unit = Literal["s", "ms", "samples", "frames", "tokens", "characters", "bytes"]
+Unit = Literal["s", "ms", "samples", "frames", "tokens", "words", "characters", "bytes"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
@@ -50,6 +50,7 @@ class Lengths:
         unit: Unit | None = None,
         left_out: dict[str, int] | None = None,
         notes: tuple[str, ...] = (),
+        owned: bool = False,
     ) -> Lengths:
         """Sorts lengths in descending order, with their targets.
 
@@ -59,18 +60,23 @@ class Lengths:
             unit: What `values` count, or None where nothing says it.
             left_out: Reason → number of examples that were left out.
             notes: Full sentences for the user.
+            owned: Whether `values` may be sorted in place, where it is an array of float64.
 
         Raises:
             ValueError: No lengths, or one that is not positive and finite, or targets of another shape.
         """
-        array = np.asarray(values, dtype=np.float64)
+        # A copy, to be sorted in place: no more than that, as there may be hundreds of millions.
+        array = np.array(values, dtype=np.float64, copy=None if owned else True)
         if array.ndim != 1 or array.size == 0:
             raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {array.shape}")
         if not (np.isfinite(array).all() and array.min() > 0):
             raise ValueError("lengths must be positive and finite")
         left = dict(left_out or {})
         if targets is None:
-            return cls(np.sort(array)[::-1].copy(), None, unit, left, notes)
+            np.negative(array, out=array)
+            array.sort()
+            np.negative(array, out=array)
+            return cls(array, None, unit, left, notes)
         seconds = np.asarray(targets, dtype=np.float64)
         if seconds.shape != array.shape:
             raise ValueError(f"{seconds.size} targets for {array.size} lengths")
@@ -112,9 +118,9 @@ class Lengths:
         The bytes are IEEE 754 doubles, little-endian, so the same data give the same fingerprint everywhere,
         in whatever order and format they were stored.
         """
-        digest = hashlib.sha256(self.values.astype("<f8").tobytes())
+        digest = hashlib.sha256(np.ascontiguousarray(self.values, dtype="<f8").data)
         if self.targets is not None:
-            digest.update(self.targets.astype("<f8").tobytes())
+            digest.update(np.ascontiguousarray(self.targets, dtype="<f8").data)
         return digest.hexdigest()
 
     def worst_target(self, length: float) -> float | None:

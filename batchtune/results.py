@@ -249,6 +249,51 @@ class Sweep(Result, frozen=True, kw_only=True):
         return None if self.recommended is None else self.rows[self.recommended]
 
 
+class Percentiles(Record, frozen=True, kw_only=True):
+    """How long examples are: percentiles 0, 50, 95, 99, 99.9 and 100 by nearest rank: each one occurs."""
+
+    min: float
+    median: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+
+
+class HistogramBin(Record, frozen=True, kw_only=True):
+    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
+
+    from_: float = msgspec.field(name="from")
+    to: float
+    count: int
+
+
+class Scan(Result, frozen=True, kw_only=True):
+    """What `batchtune scan` found out about a data set's lengths.
+
+    Attributes:
+        sources: Where the lengths come from, as the user named it.
+        distinct: Number of different lengths.
+        targets: Of the target lengths; None where there are none.
+        histogram: Bins that cover all lengths, the longest first; even or log-spaced.
+        left_out: Reason → number of examples that were left out.
+        notes: What the reader found out.
+        warnings: What looks wrong or wasteful, each with its remedy.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/scan"
+
+    sources: list[str]
+    lengths: LengthsSummary
+    distinct: int
+    percentiles: Percentiles
+    targets: Percentiles | None
+    histogram: list[HistogramBin]
+    left_out: dict[str, int]
+    notes: list[str]
+    warnings: list[str]
+
+
 R = TypeVar("R", bound=Result)
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
-BASE = {"errors", "shapes", "lengths", "results", "files", "units"}
+BASE = {"errors", "shapes", "lengths", "results", "files", "survey", "units"}
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"manifests", "batching", "cost", "probe", "loaders"},
@@ -19,7 +19,10 @@ LEVELS = [
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]
-HEAVY = {"torch", "pandas", "scipy", "plotly", "pyarrow", "pynvml", "jinja2", "ruamel", "speechbrain"}
+HEAVY = {
+    *("torch", "pandas", "scipy", "plotly", "pyarrow", "pynvml", "jinja2", "ruamel", "speechbrain"),
+    *("soundfile", "tokenizers", "webdataset", "lhotse", "datasets"),
+}
 TORCH_ALLOWED = {"workloads", "probe", "loaders", "sampler"}
 
 
@@ -83,7 +86,14 @@ def test_torch_and_rich_are_imported_only_where_they_belong(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["tune", "--help"], ["probe-oom", "--help"], ["sweep-buckets", "--help"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["tune", "--help"],
+        ["probe-oom", "--help"],
+        ["sweep-buckets", "--help"],
+        ["scan", "--help"],
+    ],
     ids=" ".join,
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:

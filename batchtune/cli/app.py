@@ -16,6 +16,8 @@ from batchtune.cli.probe_oom import EXAMPLE as PROBE_OOM_EXAMPLE
 from batchtune.cli.probe_oom import probe_oom
 from batchtune.cli.report import EXAMPLE as REPORT_EXAMPLE
 from batchtune.cli.report import report
+from batchtune.cli.scan import EXAMPLE as SCAN_EXAMPLE
+from batchtune.cli.scan import scan
 from batchtune.cli.sweep_buckets import EXAMPLE as SWEEP_BUCKETS_EXAMPLE
 from batchtune.cli.sweep_buckets import sweep_buckets
 from batchtune.cli.tune import EXAMPLE as TUNE_EXAMPLE
@@ -99,4 +101,5 @@ def common(
 app.command("tune", epilog=TUNE_EXAMPLE)(tune)
 app.command("probe-oom", epilog=PROBE_OOM_EXAMPLE)(probe_oom)
 app.command("sweep-buckets", epilog=SWEEP_BUCKETS_EXAMPLE)(sweep_buckets)
+app.command("scan", epilog=SCAN_EXAMPLE)(scan)
 app.command("report", epilog=REPORT_EXAMPLE)(report)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from batchtune.errors import BatchtuneError, WorkloadError
 
@@ -38,19 +37,6 @@ def notes(texts: Iterable[str], *, quiet: bool) -> None:
             note(text)
 
 
-@contextmanager
-def spinner(text: str, *, quiet: bool) -> Iterator[None]:
-    """Shows that something is at work, where stderr is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status(Text(text)):
-        yield
-
-
 def result_console() -> Console:
     """Rich on stdout; plain where that is no terminal, and as wide as a report needs."""
     from rich.console import Console
@@ -76,13 +62,21 @@ def write_result(text: str, output: Path | None) -> None:
 
 
 def describe(lengths: Lengths) -> list[str]:
-    """The data in a few lines: what was read, what was left out, what the reader found."""
-    from batchtune.units import counted, format_length
+    """The data in a few lines: what was read, what was left out, what the reader found, what looks wrong."""
+    from batchtune.reports.survey_text import headline
+    from batchtune.survey import survey
 
-    unit = lengths.unit
-    lines = [
-        f"{counted(lengths.count, 'length')} in descending order: {format_length(lengths.longest, unit)} to "
-        f"{format_length(lengths.shortest, unit)}, {format_length(lengths.total, unit)} in all."
+    found = survey(lengths)
+    return [
+        *headline(found, lengths.unit, ascii=not encodes_blocks(sys.stderr)),
+        *(f"Warning: {caution}" for caution in found.cautions),
     ]
-    lines += [f"Left out: {counted(count, 'example')}, {reason}." for reason, count in lengths.left_out.items()]
-    return lines + list(lengths.notes)
+
+
+def encodes_blocks(stream: TextIO) -> bool:
+    """Whether a stream can show block characters."""
+    try:
+        "█▏".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

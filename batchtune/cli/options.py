@@ -6,6 +6,7 @@ A field's annotation says how its option is parsed and what the help says; its d
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
+    from batchtune.manifests import ReadOptions
     from batchtune.tuning.probing import ProbeSettings
     from batchtune.tuning.sweep import SweepSettings
 
@@ -30,7 +32,15 @@ def _option(help: str, *, flag: str | None = None, metavar: str | None = None, n
 class ManifestOptions:
     """Where the lengths are and how to read them."""
 
-    manifest: Annotated[Path, typer.Argument(help="File that holds the lengths, plain or gzipped.", show_default=False)]
+    manifest: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MANIFEST",
+            help="What holds the lengths: a file, plain or compressed; a folder; 'a pattern-{00..31}.tar'; - for "
+            "standard input; several of these, as one data set.",
+            show_default=False,
+        ),
+    ]
     format: Annotated[
         str | None, _option("Format of the manifest; told from its content unless given.", name="FORMAT")
     ] = None
@@ -45,7 +55,7 @@ class ManifestOptions:
     unit: Annotated[
         str | None,
         _option(
-            "What the lengths count: s, ms, samples, frames, tokens, characters or bytes.",
+            "What the lengths count: s, ms, samples, frames, tokens, words, characters or bytes.",
             name="UNIT",
             metavar="UNIT",
         ),
@@ -60,20 +70,64 @@ class ManifestOptions:
         bool, _option("Leave invalid rows out and count them.", flag="--skip-invalid", name="SKIP_INVALID")
     ] = False
 
+    measure: Annotated[
+        str | None,
+        _option(
+            "What of a text is its length: characters, words or bytes; characters unless given.",
+            name="MEASURE",
+            metavar="WHAT",
+        ),
+    ] = None
+    tokenizer: Annotated[
+        Path | None,
+        _option("A tokenizer.json: the length of a text is its number of tokens.", name="TOKENIZER", metavar="FILE"),
+    ] = None
+    reduce: Annotated[
+        str | None,
+        _option("What becomes of a list: max, sum, first, or the count of its items.", name="REDUCE", metavar="HOW"),
+    ] = None
+    target_file: Annotated[
+        str | None,
+        _option(
+            "File of the target lengths or texts: keyed by id as Kaldi's, or one line for each example (.ltr, .wrd).",
+            name="TARGET_FILE",
+            metavar="FILE",
+        ),
+    ] = None
+    jobs: Annotated[
+        int | None,
+        _option("Processes that read where there are many files; as many as processors unless given.", name="JOBS"),
+    ] = None
+
     def load(self, *, quiet: bool) -> Lengths:
-        """Reads the lengths, with a sign of life on a terminal unless quiet.
+        """Reads the lengths, with progress on a terminal unless quiet.
 
         Raises:
             ManifestError, UsageError: They can't be read as asked.
         """
-        from batchtune.cli.console import spinner
+        from batchtune.cli.progress import reading_bar
+        from batchtune.manifests import load_lengths
+
+        with reading_bar(quiet=quiet) as on_progress:
+            return load_lengths(self.manifest, self.read_options(), jobs=self.processes(), on_progress=on_progress)
+
+    def processes(self) -> int:
+        """How many may read. Raises UsageError for a number that has no meaning."""
+        from batchtune.errors import UsageError
+
+        if self.jobs is not None and not 1 <= self.jobs <= 1024:
+            raise UsageError(f"--jobs must be from 1 to 1024, got {self.jobs}")
+        return self.jobs or len(os.sched_getaffinity(0))
+
+    def read_options(self) -> ReadOptions:
+        """What the user said. Raises UsageError where it has no meaning."""
         from batchtune.errors import UsageError
         from batchtune.lengths import UNITS
-        from batchtune.manifests import ReadOptions, load_lengths, parse_scale
+        from batchtune.manifests import ReadOptions, parse_scale
 
         if self.unit is not None and self.unit not in UNITS:
             raise UsageError(f"{self.unit!r} is no unit", f"Known ones: {', '.join(UNITS)}.")
-        options = ReadOptions(
+        return ReadOptions(
             format=self.format,
             length_key=self.length_key,
             target_key=self.target_key,
@@ -82,9 +136,11 @@ class ManifestOptions:
             min_length=self.min_length,
             max_length=self.max_length,
             skip_invalid=self.skip_invalid,
+            measure=self.measure,  # type: ignore[arg-type]  # checked there
+            tokenizer=self.tokenizer,
+            reduce=self.reduce,  # type: ignore[arg-type]  # checked there
+            target_file=self.target_file,
         )
-        with spinner(f"Reading {self.manifest}", quiet=quiet):
-            return load_lengths(self.manifest, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from batchtune.cli import console
 from batchtune.cli.options import RunOptions
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
     from batchtune.lengths import Lengths
+    from batchtune.manifests import Progress
     from batchtune.results import Device, Probe, Row, Trial
     from batchtune.tuning.probing import ProbeProgress, ProbeSettings
     from batchtune.tuning.sweep import SweepSettings
+
+_SHOWN_AFTER_SECONDS = 1.0
 
 
 def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptions, *, default_workload: bool) -> Probe:
@@ -47,10 +52,41 @@ def row_counter(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[R
         yield lambda row: bar.update(task, advance=1, description=f"{row.strategy}, {row.num_buckets} buckets")
 
 
+@contextmanager
+def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar for the reading of a manifest: it comes once that takes longer than a second."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    started = time.monotonic()
+    with ExitStack() as stack:
+        shown: list[Callable[[Progress], None]] = []
+
+        def on_progress(progress: Progress) -> None:
+            seconds = time.monotonic() - started
+            if not shown and seconds > _SHOWN_AFTER_SECONDS:
+                bar = stack.enter_context(_bar(quiet=quiet))
+                task = bar.add_task("Reading", total=1.0)
+                shown.append(lambda now: bar.update(task, completed=now.share, description=_rate(now, started)))
+            for show in shown:
+                show(progress)
+
+        yield on_progress
+
+
+def _rate(progress: Progress, started: float) -> str:
+    from batchtune.units import counted, format_seconds
+
+    seconds = time.monotonic() - started
+    left = seconds * (1 - progress.share) / max(progress.share, 1e-9)
+    rate = f"{progress.examples / seconds:,.0f}/s"
+    return f"Reading: {counted(progress.examples, 'example')}, {rate}, about {format_seconds(left)} left"
+
+
 class _ProbeWatcher:
     """Turns the probe's progress into lines and a bar."""
 
-    def __init__(self, bar: Progress, unit: str | None, *, quiet: bool) -> None:
+    def __init__(self, bar: Bar, unit: str | None, *, quiet: bool) -> None:
         self._bar = bar
         self._unit = unit
         self._quiet = quiet
@@ -98,7 +134,7 @@ def _told(trial: Trial, length: str) -> str:
 
 
 @contextmanager
-def _bar(*, quiet: bool) -> Iterator[Progress]:
+def _bar(*, quiet: bool) -> Iterator[Bar]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
+from batchtune.manifests.paths import dotted, flattened, without_indices
 from batchtune.manifests.rows import Column
 from batchtune.manifests.source import shortened
 from batchtune.manifests.values import number
@@ -26,6 +28,7 @@ KNOWN_UNITS: dict[str, Unit | None] = {
     **dict.fromkeys(("num_tokens", "n_tokens", "ntokens", "tokens", "token_count", "token_length"), "tokens"),
     **dict.fromkeys(("input_length", "input_tokens", "prompt_tokens", "total_tokens"), "tokens"),
     **dict.fromkeys(("num_prefill_tokens", "num_decode_tokens", "num_total_tokens"), "tokens"),
+    **dict.fromkeys(("num_words", "n_words", "word_count"), "words"),
     **dict.fromkeys(("num_chars", "n_chars", "chars", "char_count", "text_length"), "characters"),
     **dict.fromkeys(("num_characters", "n_characters", "characters"), "characters"),
     **dict.fromkeys(("bytes", "num_bytes", "n_bytes", "size_bytes", "size", "file_size", "filesize"), "bytes"),
@@ -57,17 +60,31 @@ def normalised(name: str) -> str:
     return re.sub(r"[\s\-_.()\[\]]+", "_", name.lower()).strip("_")
 
 
+def last_part(name: str) -> str:
+    """The end of a dotted path: `json.duration` → `duration`."""
+    return name.rpartition(".")[2]
+
+
 def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
-    """The columns of some rows, in the order in which they are first seen; all keys of all rows count."""
+    """The columns of some rows, in the order in which they are first seen; all keys of all rows count.
+
+    What is nested stands there under dotted names, and a list counts as its items.
+    """
     examples: dict[str, object] = {}
     numeric: set[str] = set()
+    text: set[str] = set()
     for entry in entries:
-        for name, value in entry.items():
-            if examples.get(name) in (None, ""):
+        for name, value in flattened(entry).items():
+            if examples.get(name) in (None, "", []):
                 examples[name] = value
-            if name not in numeric and number(value) is not None:
+            if name in numeric:
+                continue
+            items = value if isinstance(value, list) else (value,)
+            if any(number(item) is not None for item in items):
                 numeric.add(name)
-    return [Column(name, example, name in numeric) for name, example in examples.items()]
+            elif any(isinstance(item, str) and item.strip() for item in items):
+                text.add(name)
+    return [Column(name, example, name in numeric, name in text - numeric) for name, example in examples.items()]
 
 
 def id_name(columns: Iterable[str]) -> str | None:
@@ -86,6 +103,11 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     found = exact or [column for column in columns if column.name.casefold() == key.casefold()]
     if len(found) == 1:
         return found[0]
+    # An item of a list: prompt.0.content, where prompt.content is the column.
+    lists = (column for column in columns if isinstance(column.example, list))
+    listed = [column for column in lists if column.name == without_indices(dotted(key))]
+    if listed:
+        return replace(listed[0], name=dotted(key))
     folded = {column.name.casefold(): column.name for column in columns}
     near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
     meant = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Name one of them with {option} NAME."
@@ -103,13 +125,16 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
     Raises:
         ManifestError: None is, or several are: the message lists them with an example of each.
     """
-    known = [column for column in columns if normalised(column.name) in KNOWN_UNITS and column.name != taken]
+    free = [column for column in columns if column.name != taken]
+    known = [column for column in free if normalised(column.name) in KNOWN_UNITS] or [
+        column for column in free if normalised(last_part(column.name)) in KNOWN_UNITS
+    ]
     candidates = [column for column in known if column.numeric] or known
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
         order = list(KNOWN_UNITS)
-        candidates.sort(key=lambda column: order.index(normalised(column.name)))
+        candidates.sort(key=lambda column: order.index(_known_name(column.name)))
         listed = ", ".join(f"{column.name!r} (such as {shortened(column.example)})" for column in candidates)
         raise ManifestError(
             f"{path} has {len(candidates)} columns that may hold the lengths: {listed}",
@@ -126,3 +151,7 @@ def _listed(columns: Sequence[Column]) -> str:
     if len(columns) > _LISTED:
         names.append(f"and {len(columns) - _LISTED} more")
     return ", ".join(names)
+
+
+def _known_name(name: str) -> str:
+    return next(known for known in (normalised(name), normalised(last_part(name))) if known in KNOWN_UNITS)

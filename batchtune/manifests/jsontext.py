@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from batchtune.errors import ManifestError
+from batchtune.manifests.paths import walk
 from batchtune.manifests.source import Head
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
+KeyPath: TypeAlias = tuple[str, ...]
 
 MISSING = msgspec.Raw(b"null")
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # A literal, or a string, closed or not: a broken text is then passed over once, not once for every quote.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+_KEY = re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
 _FIRST_VALUE_IS_OBJECT = re.compile(rb'\s*\{\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*\{|\}\s*$)', re.DOTALL)
 
 
@@ -34,8 +38,8 @@ class Decoder(Protocol[T_co]):
 class Entry(msgspec.Struct):
     """The values of one example that matter, as the JSON text that they are.
 
-    Keeping them as text makes decoding fast (nothing else is built) and lets values pass that msgspec refuses
-    (1e400), so that they can be reported like any other invalid length.
+    As text even those values pass that msgspec refuses (1e400), so that they can be reported like any other
+    invalid length.
     """
 
     length: msgspec.Raw = MISSING
@@ -43,31 +47,99 @@ class Entry(msgspec.Struct):
     id: msgspec.Raw = MISSING
 
 
+class FastEntry(msgspec.Struct, gc=False):
+    """The same, decoded at once. Only the fields asked for are built, which is what makes it fast."""
+
+    length: Any = None
+    target: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Which values of an object are wanted.
+
+    Attributes:
+        length: Key of the object, then the path below it.
+        target: Likewise, or None.
+        id: Key of the object, or None.
+    """
+
+    length: KeyPath
+    target: KeyPath | None = None
+    id: str | None = None
+
+    @classmethod
+    def of(cls, top_level: Collection[str], length: str, target: str | None, id: str | None = None) -> Keys:
+        """From dotted names; a key of the object itself that holds dots wins over a path."""
+
+        def path(name: str) -> KeyPath:
+            return (name,) if name in top_level else tuple(name.split("."))
+
+        return cls(path(length), None if target is None else path(target), id)
+
+    def rows(
+        self, lengths: Sequence[object], targets: Sequence[object]
+    ) -> tuple[Sequence[object], Sequence[object] | None]:
+        """The values at the paths, given those of the objects' own keys."""
+        if self.target is None:
+            return _below(lengths, self.length), None
+        if self.target[0] == self.length[0]:
+            targets = lengths
+        return _below(lengths, self.length), _below(targets, self.target)
+
+
+def _below(values: Sequence[object], path: KeyPath) -> Sequence[object]:
+    return [walk(one, path[1:]) for one in values] if len(path) > 1 else values
+
+
 class _AnyKeyDecoder:
     """Decodes entries whose keys can't be the names of a struct's fields; several times slower."""
 
-    def __init__(self, length_key: str, target_key: str | None, id_key: str | None) -> None:
-        self._keys = {"length": length_key, "target": target_key, "id": id_key}
+    def __init__(self, names: Mapping[str, str | None]) -> None:
+        self._names = names
 
     def decode(self, buf: bytes, /) -> Entry:
         found = _OBJECT.decode(buf)
-        return Entry(**{field: found[key] for field, key in self._keys.items() if key in found})
+        return Entry(**{field: found[name] for field, name in self._names.items() if name in found})
 
 
-def entry_decoder(length_key: str, target_key: str | None, id_key: str | None) -> Decoder[Entry]:
-    """A decoder of JSON objects that keeps the values of these keys only."""
-    if id_key in (length_key, target_key):
-        id_key = None
-    keys = {"length": length_key, "target": target_key, "id": id_key}
-    # A field that is not wanted gets a name that no key has, or it would be read from a key of its own name.
-    names = {field: f"\ue000{field}" if key is None else key for field, key in keys.items()}
+def entry_decoder(keys: Keys) -> Decoder[Entry]:
+    """A decoder of JSON objects that keeps the text of these keys' values only."""
+    names = _top_names(keys)
     # Named once more, since only a class's own fields are renamed.
-    fields = [(field, msgspec.Raw, MISSING) for field in keys]
+    kind = _renamed("Entry", Entry, [(field, msgspec.Raw, MISSING) for field in names], names)
+    return _AnyKeyDecoder(names) if kind is None else msgspec.json.Decoder(kind)
+
+
+def fast_entry(keys: Keys, namespace: dict[str, Any] | None = None) -> type[FastEntry] | None:
+    """The type of the objects, to be decoded by msgspec; None where a key can't be the name of a field."""
+    names = _top_names(keys)
+    names.pop("id")
+    return _renamed("FastEntry", FastEntry, [(field, Any, None) for field in names], names, namespace)
+
+
+def _top_names(keys: Keys) -> dict[str, str | None]:
+    length, target = keys.length[0], keys.target[0] if keys.target else None
+    return {"length": length, "target": None if target == length else target, "id": _unless(keys.id, length, target)}
+
+
+def _unless(name: str | None, *taken: str | None) -> str | None:
+    return None if name in taken else name
+
+
+def _renamed(
+    name: str,
+    base: type[T],
+    fields: list[tuple[str, Any, Any]],
+    names: Mapping[str, str | None],
+    namespace: dict[str, Any] | None = None,
+) -> type[T] | None:
+    # A field that is not wanted gets a name that no key has, or it would be read from a key of its own name.
+    keys = {field: f"\ue000{field}" if key is None else key for field, key in names.items()}
     try:
-        kind = msgspec.defstruct("Entry", fields, bases=(Entry,), rename=names)
+        return msgspec.defstruct(name, fields, bases=(base,), rename=keys, gc=False, namespace=namespace)  # type: ignore[return-value]
     except ValueError:  # a key with a quote, a backslash or a control character
-        return _AnyKeyDecoder(length_key, target_key, id_key)
-    return msgspec.json.Decoder(kind)
+        return None
 
 
 def decoded(path: Path, data: bytes, decoder: Decoder[T], first_line: int = 1, hint: str | None = None) -> T:
@@ -119,6 +191,24 @@ def objects(entries: Iterable[dict[str, msgspec.Raw]]) -> Iterable[dict[str, obj
     """Entries with their values decoded."""
     for entry in entries:
         yield dict(zip(entry, values(list(entry.values())), strict=True))
+
+
+def first_objects(head: Head) -> list[dict[str, object]]:
+    """The entries of an object of objects that the head of the file holds whole."""
+    text = head.data.decode(errors="replace")
+    decoder = json.JSONDecoder()
+    found: list[dict[str, object]] = []
+    start = text.find("{") + 1
+    while start and (key := _KEY.match(text, start)):
+        try:
+            value, end = decoder.raw_decode(text, key.end())
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(value, dict):
+            return []
+        found.append(value)
+        start = end
+    return found
 
 
 def holds_object_of_objects(head: Head) -> bool:

@@ -6,9 +6,11 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from batchtune.errors import UsageError
 from batchtune.lengths import Unit
+from batchtune.manifests.measuring import COUNTINGS, REDUCTIONS, Counting, Reduction
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
 _NUMBER = r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
@@ -28,7 +30,12 @@ class ReadOptions:
             not touch the target lengths.
         min_length: The shortest length that is kept, inclusive, after scaling.
         max_length: The longest length that is kept, inclusive, after scaling.
-        skip_invalid: Whether invalid rows are left out and counted, rather than an error.
+        skip_invalid: Whether invalid rows, and what follows a break in one of several sources, are left out and
+            counted, rather than an error.
+        measure: What of a text is counted, or None for the characters where a column holds text.
+        tokenizer: A `tokenizer.json` whose tokens are counted instead, or None.
+        reduce: What becomes of a list, or None where lists are invalid.
+        target_file: Files that hold the target lengths, as manifests are named, or None.
     """
 
     format: str | None = None
@@ -39,10 +46,22 @@ class ReadOptions:
     min_length: float | None = None
     max_length: float | None = None
     skip_invalid: bool = False
+    measure: Counting | None = None
+    tokenizer: Path | None = None
+    reduce: Reduction | None = None
+    target_file: str | None = None
 
     def __post_init__(self) -> None:
         if self.length_scale is not None and self.length_scale <= 0:
             raise ValueError(f"length_scale must be positive, got {self.length_scale}")
+        if self.measure is not None and self.measure not in COUNTINGS:
+            raise UsageError(f"--measure {self.measure!r} is not known", f"Known: {', '.join(COUNTINGS)}.")
+        if self.measure is not None and self.tokenizer is not None:
+            raise UsageError("--measure and --tokenizer exclude each other", "A tokenizer counts tokens.")
+        if self.reduce is not None and self.reduce not in REDUCTIONS:
+            raise UsageError(f"--reduce {self.reduce!r} is not known", f"Known: {', '.join(REDUCTIONS)}.")
+        if self.target_file is not None and self.target_key is not None:
+            raise UsageError("--target-file and --target-key exclude each other", "A target has one length.")
         for name, value in (("--min-length", self.min_length), ("--max-length", self.max_length)):
             if value is not None and math.isnan(value):
                 raise UsageError(f"{name} must be a number, got nan")

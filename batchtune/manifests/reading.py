@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
-from batchtune.errors import ManifestError, UsageError
-from batchtune.lengths import Lengths, Unit
-from batchtune.manifests.collecting import Collector, Keys
-from batchtune.manifests.columns import KNOWN_UNITS, choose_column, find_column, normalised
-from batchtune.manifests.formats import FORMATS
+from batchtune.errors import ManifestError
+from batchtune.lengths import Lengths
+from batchtune.manifests.collecting import Collector, Part, merged
+from batchtune.manifests.inputs import Input, expand
+from batchtune.manifests.joining import joined
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.rows import Column, Format
-from batchtune.manifests.scaling import scaling_for
+from batchtune.manifests.planning import Plan, find_format, plan_first, reading_of
+from batchtune.manifests.pool import in_any_order
+from batchtune.manifests.rows import Format, Place
 from batchtune.manifests.source import Source
+from batchtune.units import counted
 
 _DEFAULTS = ReadOptions()
+# Below that, starting other processes takes longer than they save.
+_WORTH_BYTES = 64 * 1024 * 1024
+
+Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
 
 
-def load_lengths(source: Path, options: ReadOptions = _DEFAULTS) -> Lengths:
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the reading is.
+
+    Attributes:
+        share: From 0 to 1, of the bytes.
+        examples: How many were read.
+    """
+
+    share: float
+    examples: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def load_lengths(
+    manifest: Manifest, options: ReadOptions = _DEFAULTS, *, jobs: int = 1, on_progress: OnProgress | None = None
+) -> Lengths:
     """Reads the lengths of a data set.
 
-    The file is read block by block (a JSON object of objects: whole), and of its rows only numbers are kept.
+    Text is read block by block (a JSON object of objects or a JSON list: whole), of audio and tensors only the
+    headers, and of the rows only numbers are kept.
 
     Args:
-        source: A manifest in one of `FORMATS`, plain or compressed by gzip.
+        manifest: A file in one of `FORMATS`, plain or compressed; a folder; a pattern; several of these, as one
+            data set. See `batchtune.manifests.inputs.expand`.
         options: What the user says about it.
+        jobs: How many processes may read at once where there are several sources. More than one starts new
+            interpreters: not for scripts without `if __name__ == "__main__"`.
+        on_progress: Called now and then.
 
     Returns:
         The lengths, with the unit, what was left out, and notes for the user.
@@ -35,57 +65,137 @@ def load_lengths(source: Path, options: ReadOptions = _DEFAULTS) -> Lengths:
         ManifestError: It can't be read as asked; the message says what is wrong and where.
         UsageError: The options name no known format, or one column twice.
     """
-    file = Source(source)
-    if file.head.blank and file.head.complete:
-        raise ManifestError(f"{source} is empty", "Check that it was written to its end.")
-    reader = _format(file, options.format)
-    columns = reader.columns(file)
-    if not columns:
-        raise ManifestError(f"{source} holds no examples", "Check that it was written to its end.")
-    keys = _keys(source, columns, options)
-    unit = _unit(reader, keys.length)
-    scaling = scaling_for(source, unit, options.unit, options.length_scale)
-    notes = scaling.notes
-    if options.length_key is None and reader.named_columns:
-        notes = (f"Lengths are taken from column {keys.length!r}{f', in {unit}' if unit else ''}.", *notes)
-    collector = Collector(source, keys, scaling, options)
-    for rows in reader.rows(file, keys.length, keys.target):
-        collector.add(rows)
-    return collector.finish(notes)
+    inputs = expand(manifest, options.format)
+    plan = plan_first(inputs[0].open(), options)
+    tasks = tasks_of(inputs, options, plan)
+    parts: list[Part | None] = [None] * len(inputs)
+    for index, part in read_all(tasks, jobs, on_progress):
+        parts[index] = part
+    found = merged(
+        [part for part in parts if part is not None], label_of(inputs), options, (plan.length or "length", plan.target)
+    )
+    return Lengths.of(
+        found.lengths,
+        found.targets,
+        unit=plan.unit,
+        left_out=dict(found.left_out),
+        notes=(*plan.notes, *found.notes),
+        owned=True,
+    )
 
 
-def _format(file: Source, name: str | None) -> Format:
-    if name is None:
-        found = next((member for member in FORMATS.values() if member.fits(file.head)), None)
-        if found is not None:
-            return found
-        known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One source to be read, in this process or another."""
+
+    input: Input
+    options: ReadOptions
+    plan: Plan
+    targets: tuple[Input, ...]
+    with_ids: bool
+    alone: bool
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the lengths have target lengths."""
+        return self.plan.target is not None or bool(self.targets)
+
+
+def tasks_of(inputs: Sequence[Input], options: ReadOptions, plan: Plan, *, with_ids: bool = False) -> list[Task]:
+    """One task for each source, with its target files.
+
+    Raises:
+        ManifestError: There are not as many target files as sources.
+    """
+    targets = expand(options.target_file, None) if options.target_file is not None else []
+    if targets and len(targets) != len(inputs):
         raise ManifestError(
-            f"{file.path} fits no known manifest format: {file.head.describe()}",
-            f"The formats known: {known}. Name one with --format.",
+            f"{counted(len(targets), 'target file')} for {counted(len(inputs), 'manifest')}",
+            "Name one target file for each manifest, in the same order.",
         )
-    if name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{name!r} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
-    return FORMATS[name]
+    return [
+        Task(one, options, plan, tuple(targets[index : index + 1]), with_ids, alone=len(inputs) == 1)
+        for index, one in enumerate(inputs)
+    ]
 
 
-def _keys(path: Path, columns: Sequence[Column], options: ReadOptions) -> Keys:
-    target = None
-    if options.target_key is not None:
-        target = find_column(path, columns, options.target_key, "--target-key").name
-    if options.length_key is None:
-        return Keys(choose_column(path, columns, target).name, target)
-    length = find_column(path, columns, options.length_key, "--length-key").name
-    if length == target:
-        raise UsageError(
-            f"--length-key and --target-key both name {length!r}",
-            "A target length is another than the length.",
+def label_of(inputs: Sequence[Input]) -> str:
+    """All sources, for messages."""
+    first = inputs[0].open().path if len(inputs) == 1 else inputs[0].path
+    folder = len(inputs) > 1 and all(one.names is not None and one.path == first for one in inputs)
+    return f"{first}" if len(inputs) == 1 or folder else f"{first} and {len(inputs) - 1:,} more"
+
+
+def read_all(tasks: Sequence[Task], jobs: int, on_progress: OnProgress | None) -> Iterator[tuple[int, Part]]:
+    """Reads the sources, by several processes where that is worth it; index and part as they come.
+
+    Raises:
+        ManifestError: The only source can't be read; with several, that is in its part.
+    """
+    sizes = [task.input.size for task in tasks]
+    total, done, examples = max(1, sum(sizes)), 0, 0
+    if len(tasks) == 1:
+        yield 0, read_part(tasks[0], on_progress)
+        return
+    here = total < _WORTH_BYTES or any(task.input.open().copied for task in tasks if task.input.kept)
+    for index, part in in_any_order(read_part, tasks, 1 if here else jobs):
+        done += sizes[index]
+        examples += part.rows
+        if on_progress is not None:
+            on_progress(Progress(done / total, examples))
+        yield index, part
+
+
+def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
+    """Reads one source.
+
+    Raises:
+        ManifestError: It can't be read. Not where it is one of several, or may be broken by the user's leave: that
+            is then noted in the part.
+    """
+    collector: Collector | None = None
+    reader: Format | None = None
+    label = str(task.input.path)
+    try:
+        source = task.input.open()
+        label = str(source.path)
+        reader = find_format(source, task.options.format)
+        targets = [one.open() for one in task.targets]
+        reading = reading_of(source, reader, task.plan, task.options, targets, with_ids=task.with_ids)
+        collector = Collector(label, reading, task.options)
+        chunks = reader.rows(source, reading.length, task.plan.target)
+        if on_progress is not None:
+            watched = collector
+            source.on_progress = lambda share: on_progress(Progress(share, watched.rows))
+        for rows in joined(chunks, reader, targets):
+            collector.add(rows)
+        _refuse_repeated(source, reader, reading.length, collector.repeated_ids())
+        return collector.finish()
+    except ManifestError as error:
+        if task.alone and not (task.options.skip_invalid and getattr(reader, "breakable", False)):
+            raise
+        part = (
+            Part.empty(label, targets=task.has_targets, ids=task.with_ids) if collector is None else collector.finish()
         )
-    return Keys(length, target)
+        return replace(part, broken=error.message, hint=error.hint)
+    finally:
+        if not task.alone:
+            task.input.kept.clear()
 
 
-def _unit(reader: Format, column: str) -> Unit | None:
-    name = normalised(column)
-    return reader.units.get(name) or KNOWN_UNITS.get(name)
+def _refuse_repeated(source: Source, reader: Format, length: str, hashes: set[int]) -> None:
+    """Raises ManifestError where two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
+    if not hashes:
+        return
+    seen: dict[str, Place] = {}
+    for rows in reader.rows(source, length, None):
+        for index, name in enumerate(rows.names()):
+            if name is None or hash(name) not in hashes:
+                continue
+            place = rows.place(index)
+            if name in seen:
+                raise ManifestError(
+                    f"{source.path}, {place}: this id was there before, at line {seen[name].line}",
+                    "Each example has an id of its own in this format: rename or remove one of them.",
+                )
+            seen[name] = place

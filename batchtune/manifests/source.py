@@ -1,31 +1,46 @@
-"""The file under a manifest: opened, decompressed, checked to be text, with line numbers kept."""
+"""What is under a manifest: a file opened, decompressed, checked to be text, with line numbers kept."""
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import io
+import lzma
+import os
+import shutil
+import sys
+import tempfile
+import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
+
+import numpy as np
 
 from batchtune.errors import ManifestError
+from batchtune.lengths import IntArray
 
 HEAD_BYTES = 64 * 1024
+# Once a piece of that size was given back, glibc keeps freed memory up to there for the next block, rather than give
+# every block back to the system and get it anew, page by page: that took a quarter of the time of reading.
+_KEPT_BYTES = 16 * 1024 * 1024
+_TRUSTED_BYTES = 256 * 1024 * 1024
+_LARGEST_EXPANSION = 500
 BLOCK_BYTES = 1024 * 1024
 
-_GZIP = b"\x1f\x8b"
+# The path that stands for standard input.
+STDIN = Path("-")
+
+_BLANK = b" \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _MAGIC = {
     b"PAR1": "a Parquet file",
     b"PK\x03\x04": "a zip archive",
-    b"\xfd7zXZ\x00": "an xz file",
-    b"BZh": "a bzip2 file",
-    b"\x28\xb5\x2f\xfd": "a Zstandard file",
     b"RIFF": "an audio file (RIFF)",
     b"fLaC": "an audio file (FLAC)",
     b"OggS": "an audio file (Ogg)",
@@ -40,10 +55,12 @@ class Head:
     Attributes:
         data: The bytes, without a byte order mark.
         complete: Whether that is the whole file.
+        names: Of the files, where a folder is read.
     """
 
     data: bytes
     complete: bool
+    names: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> list[str]:
@@ -56,7 +73,12 @@ class Head:
     @property
     def blank(self) -> bool:
         """Whether there is nothing but white space in it."""
-        return not self.lines
+        return not self.data.strip(_BLANK)
+
+    @property
+    def returns_alone(self) -> bool:
+        """Whether lines end as they did on the first Macintoshes."""
+        return self.data.count(b"\r") > 1 and b"\n" not in self.data
 
     def describe(self) -> str:
         """What was seen, for the message that no format fits."""
@@ -67,10 +89,14 @@ class Head:
             return "it holds binary data (NUL bytes)"
         if self.data.lstrip().startswith(b"["):
             return "it begins with a JSON list"
+        if self.returns_alone:
+            return "its lines end with carriage returns alone (convert it: tr '\\r' '\\n' < FILE > NEW)"
+        if not self.lines:
+            return f"its first {len(self.data):,} bytes are blank"
         return f"its first line is {shortened(self.lines[0], 80)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """Some whole lines of a manifest.
 
@@ -82,34 +108,75 @@ class Block:
     first_line: int
     data: bytes
 
+    @cached_property
+    def newlines(self) -> IntArray:
+        """Where its lines end, shape (number of newlines,). Faster by far than counting bytes in Python."""
+        return np.flatnonzero(np.frombuffer(self.data, dtype=np.uint8) == ord("\n"))
+
+    @property
+    def lines(self) -> int:
+        """How many there are."""
+        return self.newlines.size + (not self.data.endswith(b"\n"))
+
+    def all_begin_with(self, first: str) -> bool:
+        """Whether every line begins with this character."""
+        data = np.frombuffer(self.data, dtype=np.uint8)
+        starts = self.newlines + 1
+        return self.data.startswith(first.encode()) and bool((data[starts[starts < data.size]] == ord(first)).all())
+
 
 class Source:
-    """A manifest's file, plain or compressed by gzip (told by its first bytes, not by its name).
+    """What a manifest is read from: a file, plain or compressed, standard input, or files of a folder.
 
-    All that it hands out is checked to be UTF-8 without NUL bytes; a byte order mark is taken off.
+    Compression (gzip, zstd, bzip2, xz) is told by the first bytes, not by the name. What `content`, `blocks` and
+    `lines` hand out is checked to be UTF-8 without NUL bytes; a byte order mark is taken off.
 
     Args:
-        path: The file. What is no regular file (a pipe) is read once and kept.
+        path: The file, or `STDIN`; the folder where there are names. What can't be read twice (a pipe) is copied
+            to a temporary file first.
+        names: Relative to the folder, sorted: what is read are these files, each an example or a part of one.
+
+    Attributes:
+        path: For messages.
+        on_progress: Called with the share that is read, from 0 to 1, whenever a good part more is.
+        memo: What a format found out about it and will want to know again.
 
     Raises:
         ManifestError: Missing, a folder, or not to be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._kept: bytes | None = None
-        with _explained(path):
-            if path.is_dir():
+    def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
+        self.path = Path("standard input") if path == STDIN else path
+        self.names = None if names is None else tuple(names)
+        self.on_progress: Callable[[float], None] | None = None
+        self.memo: dict[str, Any] = {}
+        self._copy: BinaryIO | None = None
+        if names is not None:
+            return
+        with _explained(self.path):
+            if path == STDIN:
+                self._copy = _copied(sys.stdin.buffer)
+            elif path.is_dir():
                 raise ManifestError(f"{path} is a folder, not a manifest", "Name a file in it.")
-            if path.is_char_device() or path.is_block_device():
+            elif path.is_char_device() or path.is_block_device():
                 raise ManifestError(f"{path} is a device, not a manifest", "Name a file.")
-            if not path.is_file():
-                self._kept = path.read_bytes()
+            elif not path.is_file():
+                with path.open("rb") as stream:
+                    self._copy = _copied(stream)
+        if self._copy is not None:
+            weakref.finalize(self, self._copy.close)
+
+    @property
+    def copied(self) -> bool:
+        """Whether this holds all that there is: what it was read from can't be read again."""
+        return self._copy is not None
 
     @cached_property
     def head(self) -> Head:
         """The first 64 KiB, decompressed. Raises ManifestError where they can't be read."""
-        with _explained(self.path), self._open() as stream:
+        if self.names is not None:
+            return Head(b"", complete=True, names=self.names)
+        with _explained(self.path), self.opened() as stream:
             data = _read_up_to(stream, HEAD_BYTES + 1)
         if data.startswith(_UTF16):
             raise ManifestError(
@@ -118,9 +185,41 @@ class Source:
             )
         return Head(data[:HEAD_BYTES].removeprefix(_BOM), len(data) <= HEAD_BYTES)
 
+    @cached_property
+    def compression(self) -> str | None:
+        """How the file is compressed, or None."""
+        with _explained(self.path), self._raw() as raw:
+            return _compression(raw)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """The bytes, decompressed, to be read forward; what goes wrong there becomes a ManifestError."""
+        with _explained(self.path), self._raw() as raw:
+            compression = _compression(raw)
+            if compression is None:
+                yield raw
+                return
+            with _DECOMPRESSORS[compression](raw) as stream:
+                yield cast(BinaryIO, _Guarded(stream, raw, self.path))
+
+    @contextlib.contextmanager
+    def seekable(self) -> Iterator[BinaryIO]:
+        """The bytes, decompressed, as a file to seek in: to a temporary file first where they are compressed."""
+        with self.opened() as stream:
+            if self.compression is None:
+                yield stream
+                return
+            with _copied(stream) as copy:
+                yield copy
+
+    def report(self, share: float) -> None:
+        """Tells who wants to know how much of it is read."""
+        if self.on_progress is not None:
+            self.on_progress(share)
+
     def content(self) -> bytes:
         """The whole content. Raises ManifestError where it can't be read or is no UTF-8."""
-        with _explained(self.path), self._open() as stream:
+        with self.opened() as stream:
             data = stream.read()
         text = data.removeprefix(_BOM)
         self._check_text(text, 1, len(data) - len(text))
@@ -136,8 +235,9 @@ class Source:
         for block in self._whole_lines():
             data = block.removeprefix(_BOM) if offset == 0 else block
             self._check_text(data, line, offset + len(block) - len(data))
-            yield Block(line, data)
-            line += block.count(b"\n")
+            found = Block(line, data)
+            yield found
+            line += found.newlines.size
             offset += len(block)
 
     def lines(self) -> Iterator[tuple[int, str]]:
@@ -151,27 +251,36 @@ class Source:
                 yield number, line.removesuffix("\r")
 
     def _whole_lines(self) -> Iterator[bytes]:
+        if self.head.returns_alone:
+            raise ManifestError(
+                f"{self.path} ends its lines with carriage returns alone",
+                "Convert it: tr '\\r' '\\n' < FILE > NEW.",
+            )
         parts: list[bytes] = []
-        with _explained(self.path), self._open() as stream:
+        bytes(_KEPT_BYTES)
+        with self.opened() as stream, self._raw() as raw:
+            size = max(1, raw.seek(0, io.SEEK_END))
+            read = 0
             while data := stream.read(BLOCK_BYTES):
                 end = data.rfind(b"\n") + 1
                 if end:
                     yield b"".join([*parts, data[:end]])
                     parts = []
                 parts.append(data[end:])
+                read = stream.raw_position() if isinstance(stream, _Guarded) else read + len(data)
+                self.report(min(1.0, read / size))
         if rest := b"".join(parts):
             yield rest
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[BinaryIO]:
-        with self.path.open("rb") if self._kept is None else io.BytesIO(self._kept) as raw:
-            magic = raw.read(2)
-            raw.seek(0)
-            if magic != _GZIP:
+    def _raw(self) -> Iterator[BinaryIO]:
+        if self._copy is None:
+            with self.path.open("rb") as raw:
                 yield raw
-                return
-            with gzip.GzipFile(fileobj=raw) as stream:
-                yield cast(BinaryIO, stream)
+        else:
+            with open(os.dup(self._copy.fileno()), "rb") as raw:
+                raw.seek(0)
+                yield raw
 
     def _check_text(self, data: bytes, first_line: int, first_byte: int) -> None:
         position = data.find(b"\0")
@@ -192,6 +301,63 @@ class Source:
                 f"(0x{data[error.start]:02x}) is no UTF-8",
                 "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8.",
             ) from None
+
+
+class _Guarded:
+    """A decompressed stream that ends a bomb: a small file that would become terabytes."""
+
+    def __init__(self, stream: IO[bytes], raw: BinaryIO, path: Path) -> None:
+        self._stream = stream
+        self._raw = raw
+        self._path = path
+        self._expanded = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes, all of them for -1."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
+        data = self._stream.read(size)
+        self._expanded += len(data)
+        if self._expanded > _TRUSTED_BYTES and self._expanded > _LARGEST_EXPANSION * self.raw_position():
+            raise ManifestError(
+                f"{self._path} expands more than {_LARGEST_EXPANSION}-fold: it is damaged, or made to do harm",
+                "Decompress it yourself if you trust it.",
+            )
+        return data
+
+    def raw_position(self) -> int:
+        """How much of the compressed file is read."""
+        return self._raw.tell()
+
+
+def _zstd(raw: BinaryIO) -> IO[bytes]:
+    import pyarrow
+
+    return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
+
+
+_DECOMPRESSORS: dict[str, Callable[[Any], IO[bytes]]] = {
+    "gzip": lambda raw: cast(IO[bytes], gzip.GzipFile(fileobj=raw)),
+    "zstd": _zstd,
+    "bzip2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
+
+
+def _compression(raw: BinaryIO) -> str | None:
+    magic = raw.read(6)
+    raw.seek(0)
+    return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
+
+
+def _copied(stream: IO[bytes]) -> BinaryIO:
+    """A temporary file with the rest of a stream."""
+    copy = tempfile.TemporaryFile()  # closed with the source
+    shutil.copyfileobj(stream, copy, BLOCK_BYTES)
+    copy.flush()
+    copy.seek(0)
+    return cast(BinaryIO, copy)
 
 
 def shortened(value: object, limit: int = 40) -> str:
@@ -217,10 +383,13 @@ def _explained(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise ManifestError(f"{path} does not exist", "Check the path of the manifest.") from None
     except EOFError:
-        raise ManifestError(f"{path} breaks off in the middle: its gzip data are truncated", anew) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ManifestError(f"{path} is damaged: its gzip data can't be decompressed ({error})", anew) from None
+        raise ManifestError(f"{path} breaks off in the middle: its compressed data are truncated", anew) from None
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise ManifestError(f"{path} is damaged: it can't be decompressed ({error})", anew) from None
     except PermissionError:
         raise ManifestError(f"{path} can't be read: permission denied", "Ask for the right to read it.") from None
     except OSError as error:
+        if error.errno is None:  # no file's, but a decompressor's
+            cut = "breaks off in the middle" if "runcated" in str(error) else "is damaged"
+            raise ManifestError(f"{path} {cut}: it can't be decompressed ({error})", anew) from None
         raise ManifestError(f"{path} can't be read: {error.strerror or error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,22 @@ from batchtune.lengths import FloatArray
 # Beyond these no data set goes, whatever its unit; sums and squares of lengths must stay exact and finite.
 SMALLEST = 1e-9
 LARGEST = 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a value that could not be had, such as the length of a damaged audio file.
+
+    Attributes:
+        reason: In a few words, the same for all of a kind: by it they are counted.
+        detail: What was seen, for the message; may be empty.
+    """
+
+    reason: str
+    detail: str = ""
+
+    def __repr__(self) -> str:
+        return self.detail or "unreadable"
 
 
 def number(value: object) -> float | None:
@@ -28,8 +45,10 @@ def number(value: object) -> float | None:
         return math.inf
 
 
-def numbers(values: Sequence[object]) -> FloatArray:
+def numbers(values: Sequence[object] | FloatArray) -> FloatArray:
     """Values as float64, shape (len(values),), NaN where one is no number."""
+    if isinstance(values, np.ndarray):
+        return values
     types = set(map(type, values))
     try:
         if types <= {int, float}:
@@ -51,6 +70,8 @@ def fault(value: object, scaled: float) -> str:
     """
     if value is None:
         return "missing"
+    if isinstance(value, Unreadable):
+        return value.reason
     if isinstance(value, bool):
         return "a boolean"
     if isinstance(value, list):

@@ -11,7 +11,7 @@ BUILTINS: dict[str, str] = {
 
 _DEFAULTS: dict[str, str] = {
     **dict.fromkeys(("s", "ms", "samples", "frames"), "builtin:conformer-ctc"),
-    **dict.fromkeys(("tokens", "characters", "bytes"), "builtin:transformer-lm"),
+    **dict.fromkeys(("tokens", "words", "characters", "bytes"), "builtin:transformer-lm"),
 }
 
 

@@ -57,12 +57,10 @@ def test_columns_without_names_need_no_note(read) -> None:
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
-        (b"PAR1\x15\x04", "a Parquet file"),
         (b"PK\x03\x04...", "a zip archive"),
         (b"fLaC\0\0", "an audio file"),
         (b"\x01\x02\0\x03", "binary data"),
         (b"some prose\nof two lines\n", "its first line is 'some prose'"),
-        (b"utt1 1407,80\n", "its first line is 'utt1 1407,80'"),
     ],
 )
 def test_what_fits_no_format_is_described(refusal, content: bytes, seen: str) -> None:

@@ -108,8 +108,11 @@ def _rows(chunk: Sequence[tuple[int, Cells]], length: int, target: int | None, n
         line, cells = chunk[index]
         return Place(line, None if name is None else cells[name].strip())
 
+    def ids() -> list[str | None]:
+        return [None if name is None else cells[name].strip() for _, cells in chunk]
+
     targets = None if target is None else [cells[target] for _, cells in chunk]
-    return Rows([cells[length] for _, cells in chunk], targets, place)
+    return Rows([cells[length] for _, cells in chunk], targets, place, ids=ids)
 
 
 def _csv_records(

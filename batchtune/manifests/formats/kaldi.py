@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
@@ -12,6 +12,9 @@ from batchtune.manifests.rows import Column, Place, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 from batchtune.units import counted
+
+# Line, id and value.
+Record = tuple[int, str, object]
 
 _CHUNK = 65_536
 _HINT = "This format is an id, white space, and one number on every line, as in utt2dur."
@@ -22,6 +25,7 @@ _COLUMN_NAMES = {
     "reco2dur": "duration",
     "utt2num_frames": "num_frames",
     "utt2num_samples": "num_samples",
+    "text_shape": "num_tokens",
 }
 
 
@@ -35,6 +39,7 @@ class Kaldi:
     description = "an id and a number on every line, as in utt2dur"
     units: Mapping[str, Unit] = {}
     named_columns = False
+    unique_ids = True
 
     def fits(self, head: Head) -> bool:
         """Whether the first line is two words, the second of them a number."""
@@ -43,32 +48,50 @@ class Kaldi:
 
     def columns(self, source: Source) -> Sequence[Column]:
         """`id` and one that the file's name names."""
-        name = _column_name(source)
-        records = itertools.islice(_records(source), PEEKED_ROWS)
-        return summarise([{"id": None, name: None}, *({"id": i, name: value} for _, i, value in records)])
+        return record_columns(_records(source), "id", named_by_file(source, _COLUMN_NAMES))
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
         """The rows, some ten thousand at a time."""
-        positions = {"id": 1, _column_name(source): 2}
-        target = None if target_key is None else positions[target_key]
-        records = _records(source)
-        while chunk := list(itertools.islice(records, _CHUNK)):
-            yield _rows(chunk, positions[length_key], target)
+        return record_rows(_records(source), "id", length_key, target_key)
 
 
-def _rows(chunk: Sequence[tuple[int, str, str | None]], length: int, target: int | None) -> Rows:
+def named_by_file(source: Source, names: Mapping[str, str]) -> str:
+    """The column's name, by a part of the file's name; `length` for any other file."""
+    return next((name for part, name in names.items() if part in source.path.name), "length")
+
+
+def record_columns(records: Iterable[Record], id_column: str, column: str) -> list[Column]:
+    """The two columns of a list."""
+    first = itertools.islice(records, PEEKED_ROWS)
+    return summarise([{id_column: None, column: None}, *({id_column: one, column: value} for _, one, value in first)])
+
+
+def record_rows(records: Iterable[Record], id_column: str, length_key: str, target_key: str | None) -> Iterator[Rows]:
+    """The rows of a list, some ten thousand at a time."""
+    length = 1 if length_key == id_column else 2
+    target = None if target_key is None else 1 if target_key == id_column else 2
+    remaining = iter(records)
+    while chunk := list(itertools.islice(remaining, _CHUNK)):
+        yield _rows(chunk, length, target)
+
+
+def words_error(source: Source, line: int, found: int, wanted: str, hint: str) -> ManifestError:
+    """That a line has another number of words than its format."""
+    return ManifestError(f"{source.path}, line {line}: {counted(found, 'word')} instead of {wanted}", hint)
+
+
+def _rows(chunk: Sequence[Record], length: int, target: int | None) -> Rows:
     def place(index: int) -> Place:
         return Place(chunk[index][0], chunk[index][1])
 
+    def ids() -> list[str | None]:
+        return [record[1] for record in chunk]
+
     targets = None if target is None else [record[target] for record in chunk]
-    return Rows([record[length] for record in chunk], targets, place)
+    return Rows([record[length] for record in chunk], targets, place, ids=ids)
 
 
-def _column_name(source: Source) -> str:
-    return next((name for part, name in _COLUMN_NAMES.items() if part in source.path.name), "length")
-
-
-def _records(source: Source) -> Iterator[tuple[int, str, str | None]]:
+def _records(source: Source) -> Iterator[Record]:
     for line_number, line in source.lines():
         words = line.split()
         if len(words) == 2:
@@ -76,7 +99,7 @@ def _records(source: Source) -> Iterator[tuple[int, str, str | None]]:
         elif len(words) == 1:
             yield line_number, words[0], None
         elif words:
-            raise ManifestError(f"{source.path}, line {line_number}: {counted(len(words), 'word')} instead of 2", _HINT)
+            raise words_error(source, line_number, len(words), "2", _HINT)
 
 
 FORMAT = Kaldi()

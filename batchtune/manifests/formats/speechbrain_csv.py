@@ -20,12 +20,16 @@ from batchtune.manifests.source import Head, Source
 
 
 class SpeechBrainCsv:
-    """As SpeechBrain's `DynamicItemDataset.from_csv` reads it, with the older column sets too."""
+    """As SpeechBrain's `DynamicItemDataset.from_csv` reads it, with the older column sets too.
+
+    It refuses two rows with one id, and so is it done here.
+    """
 
     name = "speechbrain-csv"
     description = "a comma separated table with a column 'ID'"
     units: Mapping[str, Unit] = {"length": "s", "len": "s"}
     named_columns = True
+    unique_ids = True
 
     def fits(self, head: Head) -> bool:
         """Whether the first line is a header with commas and an `ID`."""

@@ -1,0 +1,78 @@
+"""`batchtune scan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchtune.cli.options import ManifestOptions, expand
+
+if TYPE_CHECKING:
+    from batchtune.lengths import Lengths
+
+EXAMPLE = "Example:  batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet"
+
+
+@expand
+def scan(
+    source: ManifestOptions,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Parquet file to write: id, length, target_length, source."
+        ),
+    ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Only show what the lengths look like; what is done without -o anyway.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Read the lengths of a data set, once.
+
+    Audio and tensors, in folders or tar shards, are read by their headers, without decoding. What was read of single
+    shards is kept until all is written: the same command goes on where it was interrupted.
+    """
+    from batchtune.cli import console
+    from batchtune.cli.progress import reading_bar
+    from batchtune.errors import UsageError
+    from batchtune.manifests import load_lengths
+    from batchtune.manifests import scan as scan_examples
+
+    if summary and output is not None:
+        raise UsageError("--summary writes no file, and -o asks for one", "Leave one of them out.")
+    options, jobs = source.read_options(), source.processes()
+    with reading_bar(quiet=quiet) as on_progress:
+        if output is None:
+            lengths = load_lengths(source.manifest, options, jobs=jobs, on_progress=on_progress)
+        else:
+            to_stdout = str(output) == "-"
+            keep = None if to_stdout else output.with_name(f"{output.name}.parts")
+            scanned = scan_examples(
+                source.manifest, options, keep=keep, jobs=jobs, on_progress=on_progress, on_note=console.note
+            )
+            lengths = scanned.lengths
+            if to_stdout:
+                sys.stdout.buffer.write(scanned.parquet())
+                console.notes(console.describe(lengths), quiet=quiet)
+                return
+            scanned.write(output)
+            console.notes([f"{output} holds {lengths.count:,} lengths, the longest first."], quiet=quiet)
+    _show(lengths, source.manifest, json=json)
+
+
+def _show(lengths: Lengths, sources: Sequence[str], *, json: bool) -> None:
+    from batchtune.cli import console
+    from batchtune.reports.survey_text import render_survey
+    from batchtune.results import encode
+    from batchtune.survey import scan_of, survey
+
+    found = survey(lengths)
+    if json:
+        console.write_result(encode(scan_of(lengths, found, sources)).decode(), None)
+    else:
+        console.write_result(render_survey(found, lengths.unit, ascii=not console.encodes_blocks(sys.stdout)), None)

@@ -1,0 +1,350 @@
+"""Tar shards as WebDataset reads them: consecutive members with one key are a sample."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from batchtune.errors import ManifestError
+from batchtune.lengths import Unit
+from batchtune.manifests.columns import KNOWN_UNITS, normalised, summarise
+from batchtune.manifests.headers import (
+    ARRAY_SUFFIXES,
+    AUDIO_SUFFIXES,
+    AudioLength,
+    HeaderError,
+    array_shape,
+    audio_length,
+)
+from batchtune.manifests.headers.wav import wav_length
+from batchtune.manifests.jsontext import Keys, fast_entry
+from batchtune.manifests.paths import walk
+from batchtune.manifests.rows import Column, Place, Rows
+from batchtune.manifests.source import Head, Source
+from batchtune.manifests.tarbytes import BLOCK, Archive
+from batchtune.manifests.tarindex import Tar, is_header, open_tar
+from batchtune.manifests.values import Unreadable
+
+_PEEKED_SAMPLES = 100
+_CHUNK = 1000
+_MOST_SUFFIXES = 1000
+_LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
+_LARGEST_TEXT_BYTES = 1024 * 1024
+_LARGEST_JSON_BYTES = 16 * 1024 * 1024
+_WAV_HEADER_BYTES = 512
+
+_JSON_SUFFIXES = frozenset(("json", "jsn"))
+_NUM_SAMPLES = "num_samples"
+_SPARSE = Unreadable("a sparse member")
+_META = re.compile(r"__[^/]*__(?:$|/)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """How the values of a column are had.
+
+    Attributes:
+        column: Its name.
+        suffix: Of the members that are read, in lower case.
+        read: The archive, offset and size of a member → the value. Raises HeaderError.
+        unit: What the values count, or None where only the name can tell.
+        kept: Whether the value may be as large as the member.
+    """
+
+    column: str
+    suffix: str
+    read: Callable[[Archive, int, int], object]
+    unit: Unit | None = None
+    kept: bool = False
+
+
+@dataclass(slots=True)
+class _Sample:
+    """The values of one sample, by column.
+
+    Attributes:
+        key: Its members' common name, with their folder.
+        values: Of the columns that are read, where there is such a member.
+        repeated: A suffix that two of its members have, or None.
+        kept_bytes: At most so much memory the values take, as text.
+    """
+
+    key: str
+    values: dict[str, object] = field(default_factory=dict)
+    repeated: str | None = None
+    kept_bytes: int = 0
+
+
+class WebDataset:
+    """A shard, of which only those members are looked into that are asked for.
+
+    A column is a suffix: `wav` or any other audio (in seconds), `npy`, `pth`, `pt` (the first dimension), others as
+    text. Parts are named behind a dot: `wav.num_samples`, `npy.1` (the second dimension), `json.duration`,
+    `json.speaker.id`. Suffixes may hold dots themselves, as that of `a.mix.wav`.
+    """
+
+    name = "webdataset"
+    description = "a tar shard of WebDataset"
+    units: Mapping[str, Unit] = {}
+    named_columns = True
+    breakable = True
+    optional_columns = True
+
+    def fits(self, head: Head) -> bool:
+        """Whether the file begins with a tar header, or is an archive of nothing."""
+        block = head.data[:BLOCK]
+        return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
+
+    def columns(self, source: Source) -> Sequence[Column]:
+        """What the members of the first samples hold."""
+        with open_tar(source) as tar:
+            samples = _samples(tar, functools.lru_cache(_MOST_SUFFIXES)(_peeking))
+            # Where it breaks off, this is told when all of it is read, after what is before.
+            return summarise(map(_entry, next(_chunks(itertools.islice(samples, _PEEKED_SAMPLES)))))
+
+    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+        """The samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
+        keys = (length_key,) if target_key is None else (length_key, target_key)
+        readers: dict[str, list[_Reader]] = {}
+        for reader in map(_reader, keys):
+            readers.setdefault(reader.suffix, []).append(reader)
+        with open_tar(source) as tar:
+            for chunk in _chunks(_samples(tar, readers.get)):
+                yield _rows(chunk, length_key, target_key, dict(tar.left_out))
+                tar.left_out.clear()
+                source.report(tar.archive.share)
+
+    def default_column(self, columns: Sequence[Column]) -> str | None:
+        """The audio, where there is one member of it in a sample; None where only the names can tell.
+
+        Raises:
+            ManifestError: There are several.
+        """
+        names = [column.name for column in columns]
+        audio = [name for name in names if name.rpartition(".")[2] in AUDIO_SUFFIXES and _reader(name).suffix == name]
+        if len(audio) > 1:
+            raise ManifestError(
+                f"the samples have several audio members: {', '.join(map(repr, audio))}",
+                f"Choose with --length-key NAME, for example --length-key {audio[0]!r}.",
+            )
+        return audio[0] if audio else None
+
+    def unit_in(self, source: Source, column: str) -> Unit | None:
+        """What a column counts: seconds of audio, else what the last part of its name says."""
+        return _reader(column).unit
+
+
+def _rows(samples: Sequence[_Sample], length_key: str, target_key: str | None, left_out: Mapping[str, int]) -> Rows:
+    lengths = [sample.values.get(length_key) for sample in samples]
+    targets = None if target_key is None else [sample.values.get(target_key) for sample in samples]
+    keys = [sample.key for sample in samples]
+    for index, sample in enumerate(samples):
+        if sample.repeated is not None:
+            lengths[index] = Unreadable("a member that is there twice", f"two members {sample.repeated!r}")
+    return Rows(lengths, targets, lambda index: Place(None, keys[index]), left_out, lambda: keys)
+
+
+def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
+    """Samples, so many at a time that their values take little memory; what is read before an error is handed out."""
+    chunk: list[_Sample] = []
+    kept = 0
+    try:
+        for sample in samples:
+            chunk.append(sample)
+            kept += sample.kept_bytes
+            if len(chunk) == _CHUNK or kept > _LARGEST_CHUNK_BYTES:
+                yield chunk
+                chunk, kept = [], 0
+    except Exception:
+        if chunk:
+            yield chunk
+        raise
+    yield chunk
+
+
+def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader] | None]) -> Iterator[_Sample]:
+    """Groups the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
+
+    Where the archive breaks off, the sample in which it does is not handed out: members of it may be missing.
+
+    Args:
+        tar: The shard.
+        readers: A suffix → what is to be read of such a member.
+
+    Raises:
+        ManifestError: The archive is damaged or breaks off.
+    """
+    sample: _Sample | None = None
+    current, suffixes = "", set[str]()
+    for name, offset, size, sparse in tar.members():
+        key, suffix = key_and_suffix(name)
+        if name.startswith("__") and _META.match(name):
+            continue
+        if key is None:
+            tar.left_out["a member without a suffix"] += 1
+            continue
+        if sample is None or key != current:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key)
+            current, suffixes = key, set()
+        if suffix in suffixes:
+            sample.repeated = suffix
+        suffixes.add(suffix)
+        for reader in readers(suffix) or ():
+            try:
+                sample.values[reader.column] = _SPARSE if sparse else reader.read(tar.archive, offset, size)
+            except HeaderError as error:
+                sample.values[reader.column] = Unreadable(error.reason, error.detail)
+            if reader.kept:
+                sample.kept_bytes += size
+    if sample is not None:
+        yield sample
+
+
+def key_and_suffix(name: str) -> tuple[str | None, str]:
+    """Splits a member's name at the first dot behind its folder, as webdataset's `base_plus_ext` does (1.0.2).
+
+    Its pattern, `^((?:.*/|)[^.]+)[.]([^/]*)$`, also takes some names apart whose last part begins with a dot (`a/.b`
+    has the key `a/`). Here that takes linear time.
+
+    Returns:
+        The key, with the folder, and the suffix in lower case; None and no suffix where there is no such dot.
+    """
+    key, dot, suffix = name.partition(".")
+    if not dot or "/" in suffix or "\n" in name or not key or key[-1] == "/":
+        return _odd_key_and_suffix(name)
+    return key, suffix.lower()
+
+
+def _odd_key_and_suffix(name: str) -> tuple[str | None, str]:
+    """The same, where the first dot of the name is not the one, or the last part begins with it."""
+    dot = name.find(".", name.rfind("/") + 1)
+    line_end = name.find("\n") if "\n" in name else len(name)
+    start = name.rfind("/", 0, max(0, min(dot - 1, line_end))) + 1
+    if dot <= start or "." in name[start:dot]:
+        return None, ""
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def _reader(column: str) -> _Reader:
+    """How a column is read, by its name."""
+    parts = column.split(".")
+    for count, part in enumerate(parts, 1):
+        if part in _JSON_SUFFIXES:
+            read = _json_reader(tuple(parts[count:]))
+            return _Reader(column, ".".join(parts[:count]), read, _known_unit(parts[-1]), kept=True)
+    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
+    whole = ".".join(parts[:-1])
+    if last in AUDIO_SUFFIXES:
+        return _Reader(column, column, functools.partial(_seconds, last), "s")
+    if last == _NUM_SAMPLES and before in AUDIO_SUFFIXES:
+        return _Reader(column, whole, functools.partial(_num_samples, before), "samples")
+    if last in ARRAY_SUFFIXES:
+        return _Reader(column, column, functools.partial(_dimension, last, 0))
+    if last.isdecimal() and before in ARRAY_SUFFIXES:
+        return _Reader(column, whole, functools.partial(_dimension, before, int(last)))
+    return _Reader(column, column, _text, _known_unit(last), kept=True)
+
+
+def _peeking(suffix: str) -> Sequence[_Reader]:
+    """What there is to see in a member; nothing where its suffix means a part of another one (`json.txt`)."""
+    last = suffix.rpartition(".")[2]
+    if last in AUDIO_SUFFIXES:
+        return (_Reader(suffix, suffix, functools.partial(_audio, last)),)
+    if last in ARRAY_SUFFIXES:
+        return (_Reader(suffix, suffix, functools.partial(_shape, last)),)
+    reader = _reader(suffix)
+    return (reader,) if reader.suffix == suffix else ()
+
+
+def _entry(sample: _Sample) -> dict[str, object]:
+    """What was seen of a sample, by the names of columns."""
+    entry: dict[str, object] = {}
+    for suffix, value in sample.values.items():
+        if isinstance(value, AudioLength):
+            entry[suffix] = value.seconds
+            entry[f"{suffix}.{_NUM_SAMPLES}"] = value.num_samples
+        elif isinstance(value, tuple):
+            entry[suffix] = value[0] if value else None
+            entry.update((f"{suffix}.{axis}", size) for axis, size in enumerate(value))
+        else:
+            entry[suffix] = None if isinstance(value, Unreadable) else value
+    return entry
+
+
+def _audio(suffix: str, archive: Archive, offset: int, size: int) -> AudioLength:
+    if suffix == "wav":
+        length = wav_length(archive.read(offset, min(size, _WAV_HEADER_BYTES)), size)
+        if length is not None:
+            return length
+    return audio_length(archive.payload(offset, size), suffix)
+
+
+def _seconds(suffix: str, archive: Archive, offset: int, size: int) -> float:
+    return _audio(suffix, archive, offset, size).seconds
+
+
+def _num_samples(suffix: str, archive: Archive, offset: int, size: int) -> int:
+    return _audio(suffix, archive, offset, size).num_samples
+
+
+def _shape(suffix: str, archive: Archive, offset: int, size: int) -> tuple[int, ...]:
+    return array_shape(archive.payload(offset, size), suffix)
+
+
+def _dimension(suffix: str, axis: int, archive: Archive, offset: int, size: int) -> object:
+    shape = _shape(suffix, archive, offset, size)
+    return shape[axis] if axis < len(shape) else Unreadable("too few dimensions", f"of shape {shape}")
+
+
+def _text(archive: Archive, offset: int, size: int) -> object:
+    if size > _LARGEST_TEXT_BYTES:
+        return Unreadable("longer than 1 MiB of text", f"{size:,} bytes")
+    try:
+        text = archive.read(offset, size).decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        return Unreadable("no text", f"byte {error.start} is no UTF-8")
+    return text if "\0" not in text else Unreadable("no text", "it holds NUL bytes")
+
+
+def _json_reader(path: tuple[str, ...]) -> Callable[[Archive, int, int], object]:
+    """Reads the value at a path in a JSON member."""
+    kind = fast_entry(Keys(path)) if path else None
+    whole = msgspec.json.Decoder()
+    parts = None if kind is None else msgspec.json.Decoder(kind)
+
+    def read(archive: Archive, offset: int, size: int) -> object:
+        if size > _LARGEST_JSON_BYTES:
+            return Unreadable("longer than 16 MiB of JSON", f"{size:,} bytes")
+        data = archive.read(offset, size)
+        try:
+            found = walk(whole.decode(data), path) if parts is None else walk(parts.decode(data).length, path[1:])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found = None
+        return _slowly(data, path) if found is None else found
+
+    return read
+
+
+def _slowly(data: bytes, path: tuple[str, ...]) -> object:
+    """The same by Python's own parser, which takes what json.dumps writes (NaN), and keys that hold dots."""
+    try:
+        value = json.loads(data, parse_int=float)
+    except (ValueError, RecursionError) as error:
+        return Unreadable("malformed JSON", str(error))
+    found = walk(value, path)
+    return value.get(".".join(path)) if found is None and isinstance(value, dict) else found
+
+
+def _known_unit(name: str) -> Unit | None:
+    return KNOWN_UNITS.get(normalised(name))
+
+
+FORMAT = WebDataset()

@@ -1,0 +1,77 @@
+"""Target lengths that stand in a file of their own: joined with the rows of the manifest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from batchtune.errors import ManifestError
+from batchtune.manifests.columns import PEEKED_ROWS, summarise
+from batchtune.manifests.measuring import Count, counter
+from batchtune.manifests.options import ReadOptions
+from batchtune.manifests.rows import Format, Rows
+from batchtune.manifests.source import Source
+from batchtune.manifests.targets import aligned_targets, keyed_targets
+
+# fairseq's: letters or words, separated by spaces.
+_SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
+
+
+def joined(chunks: Iterator[Rows], reader: Format, targets: Sequence[Source]) -> Iterator[Rows]:
+    """The rows with their targets: by id where the format is keyed by ids (Kaldi's), else line by line.
+
+    Raises:
+        ManifestError: The target file can't be read, or has fewer or more lines than the manifest has examples.
+    """
+    if not targets:
+        yield from chunks
+    elif _keyed(reader):
+        yield from _joined_by_id(chunks, targets[0])
+    else:
+        yield from _joined_by_line(chunks, targets[0])
+
+
+def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) -> Count | None:
+    """How the targets are counted, by the first of them; None where they are numbers."""
+    first: list[object]
+    if _keyed(reader):
+        first = list(itertools.islice(keyed_targets(targets[0]).values(), PEEKED_ROWS))
+    else:
+        first = [text for _, text in itertools.islice(aligned_targets(targets[0]), PEEKED_ROWS)]
+    columns = summarise({"target": value} for value in first)
+    if not columns or not columns[0].text:
+        return None
+    symbols = targets[0].path.name.endswith(_SYMBOLS)
+    return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)[0]
+
+
+def _keyed(reader: Format) -> bool:
+    return getattr(reader, "unique_ids", False) and not reader.named_columns
+
+
+def _joined_by_id(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:
+    table = keyed_targets(source)
+    for rows in chunks:
+        yield replace(rows, targets=[table.get(name or "") for name in rows.names()])
+
+
+def _joined_by_line(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:
+    lines = aligned_targets(source)
+    count = 0
+    for rows in chunks:
+        texts = [text for _, text in itertools.islice(lines, len(rows.lengths))]
+        count += len(rows.lengths)
+        if len(texts) < len(rows.lengths):
+            missing = count - len(rows.lengths) + len(texts)
+            raise ManifestError(
+                f"{source.path} ends after line {missing:,}, and the manifest has more examples",
+                "A target file has one line for each example, in the same order.",
+            )
+        yield replace(rows, targets=texts)
+    rest = next((number for number, text in lines if text.strip()), None)
+    if rest is not None:
+        raise ManifestError(
+            f"{source.path} goes on at line {rest:,}, where the manifest has no more examples",
+            "A target file has one line for each example, in the same order.",
+        )

@@ -1,0 +1,203 @@
+"""Which format a source has, which of its columns are read, and what becomes of their values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from batchtune.errors import ManifestError, UsageError
+from batchtune.lengths import Unit
+from batchtune.manifests.collecting import Reading
+from batchtune.manifests.columns import KNOWN_UNITS, choose_column, find_column, last_part, normalised
+from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.joining import count_of
+from batchtune.manifests.measuring import counter
+from batchtune.manifests.options import ReadOptions
+from batchtune.manifests.rows import Column, Format, TellsDefault, TellsTarget, TellsUnit
+from batchtune.manifests.scaling import scaling_for
+from batchtune.manifests.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the first source decides, so that all sources are read alike.
+
+    Attributes:
+        format: Name of its format.
+        length: Its column of the lengths, None where the format has but one.
+        target: Its column of the target lengths, or None.
+        unit: What the lengths count in the end, or None.
+        texts: Whether the lengths, and the target lengths, are those of texts.
+        notes: For the user.
+    """
+
+    format: str
+    length: str | None
+    target: str | None
+    unit: Unit | None
+    texts: tuple[bool, bool]
+    notes: tuple[str, ...]
+
+
+def plan_first(source: Source, options: ReadOptions) -> Plan:
+    """Decides by the first source and what the user says.
+
+    Raises:
+        ManifestError: It fits no format, holds no examples, or the column can't be told.
+        UsageError: The options name no known format, or one column twice.
+    """
+    reader = find_format(source, options.format)
+    told = _told_target(source, reader, options)
+    if told is not None:
+        options = replace(options, target_key=told)
+    length, target = _chosen(source, reader, _columns(source, reader), options)
+    texts = _texts(reader, length, target, options)
+    counted = counter(options.measure or "characters", options.tokenizer)[1] if any(texts) else None
+    found = counted if texts[0] else _unit(source, reader, length.name)
+    scaling = scaling_for(source.path, found, options.unit, options.length_scale)
+    notes = list(scaling.notes)
+    if texts[0]:
+        notes.insert(0, _counting_note(length.name, str(counted), options))
+    elif options.length_key is None and reader.named_columns:
+        notes.insert(0, f"Lengths are taken from column {length.name!r}{f', in {found}' if found else ''}.")
+    if told is not None:
+        notes.append(f"Target lengths are taken from column {told!r}.")
+    if texts[1] and target is not None:
+        notes.append(_counting_note(target.name, str(counted), options))
+    optional = getattr(reader, "optional_columns", False)
+    return Plan(
+        format=reader.name,
+        length=length.name if reader.named_columns or optional or options.length_key else None,
+        target=None if target is None else target.name,
+        unit=scaling.unit,
+        texts=texts,
+        notes=tuple(notes),
+    )
+
+
+def reading_of(
+    source: Source, reader: Format, plan: Plan, options: ReadOptions, targets: Sequence[Source], *, with_ids: bool
+) -> Reading:
+    """How one of the sources is read: as the first, by the names of its own columns.
+
+    Raises:
+        ManifestError: It has no such column, or its lengths count something else.
+    """
+    if plan.length is not None and reader.named_columns:
+        options = replace(options, length_key=plan.length, target_key=plan.target)
+    if plan.length is not None and reader.name == plan.format and getattr(reader, "optional_columns", False):
+        length = Column(plan.length, None, False)
+        target = None if plan.target is None else Column(plan.target, None, False)
+    else:
+        length, target = _chosen(source, reader, _columns(source, reader), options)
+    count, unit = counter(options.measure or "characters", options.tokenizer) if any(plan.texts) else (None, None)
+    found = unit if plan.texts[0] else _unit(source, reader, length.name)
+    scaling = scaling_for(source.path, found, options.unit, options.length_scale)
+    if scaling.unit != plan.unit:
+        raise ManifestError(
+            f"{source.path} has its lengths in {scaling.unit or 'an unknown unit'}, the sources before it in "
+            f"{plan.unit or 'an unknown unit'}",
+            "What is read together must count the same; read them one by one, or convert one of them.",
+        )
+    return Reading(
+        length=length.name,
+        target=str(targets[0].path) if targets else None if target is None else target.name,
+        scaling=scaling,
+        count_length=count if plan.texts[0] else None,
+        count_target=count_of(targets, reader, options) if targets else count if plan.texts[1] else None,
+        reduction=options.reduce,
+        with_ids=with_ids,
+        unique_ids=getattr(reader, "unique_ids", False),
+    )
+
+
+def find_format(source: Source, name: str | None) -> Format:
+    """The format of a source, by its name or the source's first bytes.
+
+    Raises:
+        ManifestError: It fits none.
+        UsageError: There is none of that name.
+    """
+    if name is not None and name not in FORMATS:
+        near = difflib.get_close_matches(name, FORMATS, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"{name!r} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
+    if source.names is None and source.head.blank and source.head.complete:
+        raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
+    if name is not None:
+        if (name == "audio") != (source.names is not None):
+            raise ManifestError(f"{source.path} is not of the format {name}", "Leave --format out, or name another.")
+        return FORMATS[name]
+    found = next((member for member in FORMATS.values() if member.fits(source.head)), None)
+    if found is not None:
+        return found
+    known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
+    raise ManifestError(
+        f"{source.path} fits no known manifest format: {source.head.describe()}",
+        f"The formats known: {known}. Name one with --format.",
+    )
+
+
+def _columns(source: Source, reader: Format) -> Sequence[Column]:
+    columns = reader.columns(source)
+    if not columns:
+        raise ManifestError(f"{source.path} holds no examples", "Check that it was written to its end.")
+    return columns
+
+
+def _told_target(source: Source, reader: Format, options: ReadOptions) -> str | None:
+    """The column of the targets where the user has named no column at all, and the file itself tells it."""
+    silent = options.length_key is None and options.target_key is None and options.target_file is None
+    return reader.default_target(source) if silent and isinstance(reader, TellsTarget) else None
+
+
+def _chosen(
+    source: Source, reader: Format, columns: Sequence[Column], options: ReadOptions
+) -> tuple[Column, Column | None]:
+    path = source.path
+    target = None
+    if options.target_key is not None:
+        target = find_column(path, columns, options.target_key, "--target-key")
+    if options.length_key is None:
+        default = reader.default_column(columns) if isinstance(reader, TellsDefault) else None
+        if default is not None:
+            return find_column(path, columns, default, "--length-key"), target
+        return choose_column(path, columns, target.name if target else None), target
+    length = find_column(path, columns, options.length_key, "--length-key")
+    if target is not None and length.name == target.name:
+        raise UsageError(
+            f"--length-key and --target-key both name {length.name!r}",
+            "A target length is another than the length.",
+        )
+    return length, target
+
+
+def _texts(reader: Format, length: Column, target: Column | None, options: ReadOptions) -> tuple[bool, bool]:
+    """Whether length and target are to be counted in texts: where the user, or the format, named such a column."""
+    named = options.length_key is not None or isinstance(reader, TellsDefault)
+    texts = (length.text and named, target is not None and target.text)
+    asked = options.measure is not None or options.tokenizer is not None
+    if not asked or any(texts):
+        return texts
+    if options.length_key is None and options.target_file is None:
+        raise UsageError(
+            f"--{'tokenizer' if options.tokenizer else 'measure'} counts texts, and {length.name!r} holds none",
+            "Name the column of the texts with --length-key or --target-key.",
+        )
+    return (options.target_file is None, False)
+
+
+def _unit(source: Source, reader: Format, column: str) -> Unit | None:
+    if isinstance(reader, TellsUnit):
+        found = reader.unit_in(source, column)
+        if found is not None:
+            return found
+    name = normalised(column)
+    return reader.units.get(name) or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(normalised(last_part(column)))
+
+
+def _counting_note(column: str, counted: str, options: ReadOptions) -> str:
+    said = options.measure is not None or options.tokenizer is not None
+    otherwise = "" if said else " --measure words or bytes, or --tokenizer FILE, count otherwise."
+    return f"Column {column!r} holds text: its {counted} are counted.{otherwise}"

@@ -1,0 +1,282 @@
+r"""The files in a tar archive, found by their headers: payloads are passed over, and nothing is extracted.
+
+Read are ustar, GNU and PAX archives and older ones, as described in POSIX.1-2008 (pax, "ustar Interchange Format" and
+"pax Extended Header") and in the GNU tar manual ("Basic Tar Format", "Storing Sparse Files"). Where those leave a
+choice, it is that of Python's `tarfile`, with which WebDataset reads its shards; but what ends an archive in silence
+there, such as a damaged header in its middle, is an error here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias, cast
+from zlib import adler32
+
+from batchtune.errors import ManifestError
+from batchtune.manifests.source import Source, shortened
+from batchtune.manifests.tarbytes import BLOCK, UNKNOWN_END, Archive, Decompressed, PlainArchive, StreamedArchive
+
+_ZEROS = bytes(BLOCK)
+_ADLER_BASE = 65521
+_HINT = "Make or fetch the shard anew."
+
+_LARGEST_EXTENSION = 1024 * 1024
+# An archive is filled up with zeros to a whole record, 10 KiB unless tar was told otherwise.
+_LONGEST_FILLING = 1024 * 1024
+
+# Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
+_EXTENSIONS = frozenset(b"xXgLK")
+_FILES = frozenset(b"0\x007S")
+_LINKS = frozenset(b"12")
+_DEVICES_AND_FOLDERS = frozenset(b"3456")
+_FILE, _OLD_FILE, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK = b"0\0SgLK"
+
+_BEHIND_A_NUMBER = frozenset(b"\0 ")
+_GNU_MAGIC = b"ustar  "
+_RECORD = re.compile(rb"([1-9]\d{0,6}) ")
+
+
+# A file: its name as it stands there, what is no UTF-8 as `\xff` (never used as a path on disk); the byte of the
+# (decompressed) archive at which its payload begins; its size in bytes; whether it is sparse: the payload is then no
+# whole file, but the parts of one between its holes. A plain tuple, as there are millions of them.
+Member: TypeAlias = tuple[str, int, int, bool]
+
+
+@contextlib.contextmanager
+def open_tar(source: Source) -> Iterator[Tar]:
+    """Opens an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
+    with source.opened() as stream:
+        if source.compression is None:
+            yield Tar(source.path, PlainArchive(stream))
+            return
+        with contextlib.closing(StreamedArchive(cast(Decompressed, stream), _size(source))) as archive:
+            yield Tar(source.path, archive)
+
+
+def _size(source: Source) -> int:
+    """Bytes of the file, compressed; 0 where it has no name."""
+    try:
+        return source.path.stat().st_size
+    except OSError:
+        return 0
+
+
+def is_header(block: bytes) -> bool:
+    """Whether a block is a member's header: whether its checksum is right.
+
+    The checksum is the sum of the bytes. Adler-32 is taken in its place, the lower half of which is 1 + sum, modulo
+    65,521: it is computed ten times faster.
+    """
+    return len(block) == BLOCK and (adler32(block) & 0xFFFF == _expected(block[148:156]) or _sums_up(block))
+
+
+@functools.lru_cache(maxsize=65536)
+def _expected(field: bytes) -> int:
+    """The lower half of a header's Adler-32, by its checksum, which counts its own field as blanks; -1 for none."""
+    try:
+        return (1 + _octal(field) - 8 * ord(" ") + sum(field)) % _ADLER_BASE
+    except ValueError:
+        return -1
+
+
+def _sums_up(block: bytes) -> bool:
+    """Whether the checksum is right as some old tars computed it: of signed bytes."""
+    try:
+        total = _octal(block[148:156])
+    except ValueError:
+        return False
+    return total == 8 * ord(" ") + sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
+
+
+def _octal(field: bytes) -> int:
+    """A number in a header. Raises ValueError."""
+    return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+
+
+class Tar:
+    """An open archive.
+
+    Args:
+        path: For messages.
+        archive: Its bytes.
+
+    Attributes:
+        archive: Its bytes.
+        left_out: Reason → number of the members that `members` passed over although they may be meant as files.
+    """
+
+    def __init__(self, path: Path, archive: Archive) -> None:
+        self.archive = archive
+        self.left_out: Counter[str] = Counter()
+        self._path = path
+        self._extended = False
+        self._extensions: dict[bytes, bytes] = {}
+        self._globals: dict[bytes, bytes] = {}
+
+    def members(self) -> Iterator[Member]:
+        """The files in the order in which they stand; to be asked for once.
+
+        Directories, devices, fifos and links are none.
+
+        Raises:
+            ManifestError: A header is damaged, or the archive breaks off; the message says at which byte. The files
+                before it are handed out first.
+        """
+        window, at = b"", 0
+        position, name, start, size = 0, "", 0, 0
+        while True:
+            block = window[position - at : position - at + BLOCK]
+            if len(block) < BLOCK:
+                window, at = self.archive.window(position), position
+                block = window[:BLOCK]
+            if adler32(block) & 0xFFFF != _expected(block[148:156]) or len(block) < BLOCK:
+                if not is_header(block) and self._ends(block, position, (name, start, size, False)):
+                    return
+            kind, start = block[156], position + BLOCK
+            try:
+                size = int(block[124:135], 8)
+            except ValueError:
+                size = -1
+            if size < 0 or block[135] not in _BEHIND_A_NUMBER:
+                size = self._size(block[124:136], position)
+            if kind in _EXTENSIONS:
+                self._extend(kind, start, size)
+                position = start + (size + BLOCK - 1 & -BLOCK)
+                continue
+            name, sparse = block[:100].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"), False
+            self._extended = False
+            if kind != _FILE or block[345] or self._extensions or self._globals:
+                name, start, size, sparse = self._special(block, name, start, size)
+            if start + size > self.archive.end:
+                raise self._cut((name, start, size, sparse))
+            if kind == _FILE or self._is_file(kind, name):
+                yield name, start, size, sparse
+            position = start + (size + BLOCK - 1 & -BLOCK)
+
+    def _ends(self, block: bytes, position: int, last: Member) -> bool:
+        """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
+
+        Raises:
+            ManifestError: It does not.
+        """
+        if len(block) == BLOCK:
+            if block != _ZEROS:
+                raise self._damaged(position, "no header of a member" if position else "no tar header")
+            self._look_behind(position + BLOCK)
+        elif position > self.archive.end:
+            raise self._cut(last)
+        elif block or self._extended:
+            raise self._broken(position + len(block))
+        if self._extended:
+            raise self._damaged(position, "an extended header without its member")
+        return True
+
+    def _look_behind(self, position: int) -> None:
+        """Sees whether an archive ends where its file does; reading to there also checks a compressed one."""
+        rest = self.archive.read(position, min(_LONGEST_FILLING, self.archive.end - position))
+        if len(rest) == _LONGEST_FILLING or rest.count(0) < len(rest):
+            self.left_out["what follows the archive's end"] += 1
+
+    def _is_file(self, kind: int, name: str) -> bool:
+        """Whether a member of another type than the usual one is a file; counts those that seem to be meant as one."""
+        if kind in _FILES:
+            return kind != _OLD_FILE or not name.endswith("/")
+        if kind in _LINKS:
+            self.left_out["a link"] += 1
+        elif kind not in _DEVICES_AND_FOLDERS:
+            self.left_out["a member of unknown type"] += 1
+        return False
+
+    def _size(self, field: bytes, position: int) -> int:
+        """A number of a header: octal text, or where that is too short the bytes of the number itself."""
+        try:
+            size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
+        except ValueError:
+            size = -1
+        if size < 0:
+            raise self._damaged(position, f"a member of size {field!r}")
+        return size
+
+    def _extend(self, kind: int, start: int, size: int) -> None:
+        """Reads what is said of the next member (or of all that follow). Of two such headers the first wins."""
+        if size > _LARGEST_EXTENSION:
+            raise self._damaged(start - BLOCK, f"an extended header of {size:,} bytes")
+        data = self.archive.read(start, size)
+        if len(data) < size:
+            raise self._broken(start + len(data))
+        # Most say nothing but a time, which Python writes so where it is no whole number.
+        matters = b"path=" in data or b"size=" in data or b"GNU.sparse." in data
+        if kind == _GLOBAL:
+            self._globals.update(self._records(data, start) if matters else {})
+            return
+        self._extended = True
+        if kind == _LONG_NAME:
+            self._extensions.setdefault(b"path", data.split(b"\0", 1)[0])
+        elif matters and kind != _LONG_LINK:
+            self._extensions = {**self._records(data, start), **self._extensions}
+
+    def _records(self, data: bytes, start: int) -> dict[bytes, bytes]:
+        r"""The records of a PAX header that matter here; each is `length keyword=value\n`."""
+        records: dict[bytes, bytes] = {}
+        position = 0
+        while position < len(data) and data[position]:
+            match = _RECORD.match(data, position)
+            end = position + int(match[1]) if match else 0
+            if match is None or end <= match.end() or data[end - 1 : end] != b"\n":
+                raise self._damaged(start + position, "no record of an extended header")
+            keyword, _, value = data[match.end() : end - 1].partition(b"=")
+            if keyword in (b"path", b"size") or keyword.startswith(b"GNU.sparse."):
+                records[keyword] = value.rstrip(b"/") if keyword == b"path" else value
+            position = end
+        return records
+
+    def _special(self, block: bytes, name: str, start: int, size: int) -> Member:
+        """What is not all said by a header's main fields. Its extended headers are used up thereby."""
+        if block[345] and not block.startswith(_GNU_MAGIC, 257):  # the part of a name that is too long for its field
+            name = _text(block[345:500].split(b"\0", 1)[0]) + "/" + name
+        said, self._extensions = self._extensions, {}
+        both = {**self._globals, **said}
+        path = both.get(b"GNU.sparse.name") or both.get(b"path")
+        if digits := both.get(b"size"):
+            if not digits.isdigit() or len(digits) > 20:
+                raise self._damaged(start - BLOCK, f"a member of size {shortened(digits)}")
+            size = int(digits)
+        kind = block[156]
+        if kind in _LINKS or kind in _DEVICES_AND_FOLDERS:
+            size = 0
+        if kind == _SPARSE:
+            start = self._after_map(block, start)
+        sparse = kind == _SPARSE or any(keyword.startswith(b"GNU.sparse.") for keyword in said)
+        return name if path is None else _text(path), start, size, sparse
+
+    def _after_map(self, block: bytes, start: int) -> int:
+        """Where the payload of an old sparse member begins: its map may go on in blocks behind the header."""
+        more = block[482]
+        while more:
+            block = self.archive.read(start, BLOCK)
+            start += BLOCK
+            if len(block) < BLOCK:
+                raise self._broken(start - BLOCK + len(block))
+            more = block[504]
+        return start
+
+    def _damaged(self, position: int, seen: str) -> ManifestError:
+        return ManifestError(f"{self._path} is damaged at byte {position:,}: {seen}", _HINT)
+
+    def _broken(self, end: int) -> ManifestError:
+        return ManifestError(f"{self._path} breaks off at byte {end:,}, in the middle of a header", _HINT)
+
+    def _cut(self, member: Member) -> ManifestError:
+        name, offset, size, _ = member
+        seen = f"{shortened(name, 80)} has {size:,} bytes from byte {offset:,} on"
+        end = "" if self.archive.end == UNKNOWN_END else f", and the archive ends at {self.archive.end:,}"
+        return ManifestError(f"{self._path} breaks off in the middle: {seen}{end}", _HINT)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")

@@ -1,0 +1,100 @@
+"""How fast JSON manifests are read, against Python's own json: `python tests/benchmarks/readers.py`.
+
+Makes a manifest of each kind with a million examples (`--count`), reads each with both, in turn, each time in a new
+process, and prints the medians of the processor time, their ratio, and the peak memory beyond that of the
+interpreter, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_WORDS = "the of and to in that he was it his is with as had for her not but at on she be".split()
+_MEASURED = """
+import resource, sys, time
+{imports}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.process_time()
+{body}
+seconds = time.process_time() - start
+print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+_OURS = ("from batchtune.manifests import load_lengths", "load_lengths(sys.argv[1])")
+_KINDS = {
+    "nemo": ("import json", "lengths = [json.loads(line)['duration'] for line in open(sys.argv[1])]"),
+    "speechbrain-json": ("import json", "entries = json.load(open(sys.argv[1]))"),
+}
+
+
+def examples(count: int) -> Iterator[tuple[int, float, str]]:
+    draw = random.Random(1)
+    for number in range(count):
+        yield number, round(draw.lognormvariate(2.3, 0.5), 4), " ".join(draw.choices(_WORDS, k=28))
+
+
+def write_nemo(path: Path, count: int) -> None:
+    with path.open("w") as stream:
+        for number, duration, text in examples(count):
+            entry = {
+                "audio_filepath": f"/data/train/{number % 1000}/{number:07d}.wav",
+                "duration": duration,
+                "text": text,
+            }
+            stream.write(json.dumps(entry) + "\n")
+
+
+def write_speechbrain(path: Path, count: int) -> None:
+    """As SpeechBrain's recipes write it: json.dumps(entries, indent=2)."""
+    with path.open("w") as stream:
+        for number, duration, text in examples(count):
+            wav = f"{{data_root}}/train/{number:07d}.wav"
+            entry = {"wav": wav, "length": duration, "spk_id": f"{number % 1000}", "wrd": text.upper()}
+            written = json.dumps(entry, indent=2).replace("\n", "\n  ")
+            stream.write(f'{"," if number else "{"}\n  "utt{number:07d}": {written}')
+        stream.write("\n}\n")
+
+
+def measured(imports: str, body: str, path: Path) -> tuple[float, int]:
+    """Seconds and bytes that a piece of code takes in a new process."""
+    code = _MEASURED.format(imports=imports, body=body)
+    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    seconds, peak = ran.stdout.split()
+    return float(seconds), int(peak)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, write in (("nemo", write_nemo), ("speechbrain-json", write_speechbrain)):
+            path = Path(folder, kind)
+            write(path, arguments.count)
+            runs = [(measured(*_KINDS[kind], path), measured(*_OURS, path)) for _ in range(arguments.repeats)]
+            theirs = statistics.median(seconds for (seconds, _), _ in runs)
+            ours = statistics.median(seconds for _, (seconds, _) in runs)
+            result = {
+                "manifest": kind,
+                "examples": arguments.count,
+                "file_bytes": path.stat().st_size,
+                "json_seconds": round(theirs, 3),
+                "batchtune_seconds": round(ours, 3),
+                "ratio": round(theirs / ours, 2),
+                "json_peak_bytes": max(peak for (_, peak), _ in runs),
+                "batchtune_peak_bytes": max(peak for _, (_, peak) in runs),
+                "lengths_bytes": 8 * arguments.count,
+            }
+            print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""`batchtune scan` as a process: what it writes, shows and keeps."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+import wave
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from cli.conftest import Run, command
+
+
+def wav(samples: int, rate: int = 16_000) -> bytes:
+    content = io.BytesIO()
+    with wave.open(content, "wb") as stream:
+        stream.setnchannels(1)
+        stream.setsampwidth(2)
+        stream.setframerate(rate)
+        stream.writeframes(bytes(2 * samples))
+    return content.getvalue()
+
+
+def shard(path: Path, first: int, count: int = 3) -> None:
+    with tarfile.open(path, "w") as archive:
+        for number in range(first, first + count):
+            audio, text = wav(1600 * (number % 12 + 1)), b"ab" * (number % 12 + 1)
+            for name, content in ((f"utt{number}.wav", audio), (f"utt{number}.txt", text)):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Four shards of three wavs of 0.1 s, 0.2 s, … 1.2 s each."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(4):
+        shard(folder / f"train-{number}.tar", 3 * number)
+    return folder
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def test_the_lengths_of_shards_are_written_longest_first(batchtune: Run, shards: Path, tmp_path: Path) -> None:
+    ran = batchtune("scan", f"{shards}/train-{{0..3}}.tar", "--target-key", "txt", "-o", "lengths.parquet")
+    assert ran.returncode == 0, ran.stderr
+    found = rows(tmp_path / "lengths.parquet")
+    assert [row["id"] for row in found] == [f"utt{number}" for number in reversed(range(12))]
+    assert [row["length"] for row in found] == [round(0.1 * number, 1) for number in range(12, 0, -1)]
+    assert [row["target_length"] for row in found] == [2.0 * number for number in range(12, 0, -1)]
+    assert found[0]["source"] == f"{shards}/train-3.tar"
+    assert "12 lengths in descending order: 1.2 s to 0.1 s" in ran.stdout
+    assert not (tmp_path / "lengths.parquet.parts").exists()
+
+
+def test_what_was_written_is_a_manifest_with_unit_and_targets(batchtune: Run, shards: Path) -> None:
+    batchtune("scan", shards, "--target-key", "txt", "-o", "lengths.parquet")
+    direct = json.loads(batchtune("scan", shards, "--target-key", "txt", "--json").stdout)
+    written = json.loads(batchtune("scan", "lengths.parquet", "--json").stdout)
+    assert written["lengths"] == direct["lengths"]
+    assert written["targets"] == direct["targets"] != None  # noqa: E711  # there are some
+    assert written["lengths"]["unit"] == "s"
+
+
+def test_every_command_takes_shards_directly(batchtune: Run, shards: Path) -> None:
+    ran = batchtune("sweep-buckets", shards, "--max-batch-length", 3, "--num-buckets", 3)
+    assert ran.returncode == 0, ran.stderr
+    assert "12 lengths in descending order: 1.2 s to 0.1 s" in ran.stderr
+
+
+def test_several_processes_find_the_same(batchtune: Run, shards: Path, tmp_path: Path) -> None:
+    for number in range(4):  # large enough to be worth other processes
+        with (shards / f"train-{number}.tar").open("ab") as stream:
+            stream.truncate(20_000_000)
+    one = json.loads(batchtune("scan", shards, "--json", "--jobs", 1).stdout)
+    two = json.loads(batchtune("scan", shards, "--json", "--jobs", 2).stdout)
+    assert one["lengths"] == two["lengths"]
+    assert one["lengths"]["count"] == 12
+
+
+def test_a_broken_shard_is_named_the_rest_is_kept_and_a_mended_one_is_all_that_is_read_again(
+    batchtune: Run, shards: Path, tmp_path: Path
+) -> None:
+    whole = (shards / "train-2.tar").read_bytes()
+    (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
+    ran = batchtune("scan", shards, "-o", "lengths.parquet")
+    assert ran.returncode == 1
+    assert "1 of 4 sources can't be read" in ran.stderr
+    assert "train-2.tar" in ran.stderr
+    assert "3 of 4 sources are read and kept in lengths.parquet.parts" in ran.stderr
+    assert not (tmp_path / "lengths.parquet").exists()
+    (shards / "train-2.tar").write_bytes(whole)
+    again = batchtune("scan", shards, "-o", "lengths.parquet")
+    assert again.returncode == 0, again.stderr
+    assert "3 of 4 sources were read before" in again.stderr
+    assert len(rows(tmp_path / "lengths.parquet")) == 12
+    assert not (tmp_path / "lengths.parquet.parts").exists()
+
+
+def test_a_broken_shard_is_read_up_to_there_on_request(batchtune: Run, shards: Path, tmp_path: Path) -> None:
+    whole = (shards / "train-3.tar").read_bytes()
+    (shards / "train-3.tar").write_bytes(whole[: len(whole) * 2 // 3])
+    ran = batchtune("scan", shards, "-o", "lengths.parquet", "--skip-invalid")
+    assert ran.returncode == 0, ran.stderr
+    assert 9 <= len(rows(tmp_path / "lengths.parquet")) < 12
+    assert "train-3.tar" in ran.stdout
+
+
+def test_other_options_do_not_take_over_what_was_read(batchtune: Run, shards: Path) -> None:
+    whole = (shards / "train-2.tar").read_bytes()
+    (shards / "train-2.tar").write_bytes(whole[: len(whole) // 3])
+    batchtune("scan", shards, "-o", "lengths.parquet")
+    (shards / "train-2.tar").write_bytes(whole)
+    ran = batchtune("scan", shards, "-o", "lengths.parquet", "--length-key", "wav.num_samples")
+    assert ran.returncode == 0, ran.stderr
+    assert "were read before" not in ran.stderr
+    assert "samples" in ran.stdout
+
+
+def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    whole = tmp_path / "whole.tar"
+    shard(whole, 0, 12)
+    for number in range(600):
+        os.link(whole, tmp_path / "shards" / f"train-{number:04}.tar")
+    started = subprocess.Popen(
+        command("scan", "shards", "-o", "lengths.parquet", "--jobs", 2), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    parts = tmp_path / "lengths.parquet.parts"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and started.poll() is None and not list(parts.glob("*.parquet")):
+        os.sched_yield()
+    started.send_signal(signal.SIGINT)
+    _, stderr = started.communicate(timeout=60)
+    if started.returncode == 0:
+        pytest.skip("it was done before it could be interrupted")
+    assert started.returncode == 130, stderr
+    assert "the same command goes on" in stderr
+    ran = batchtune("scan", "shards", "-o", "lengths.parquet")
+    assert ran.returncode == 0, ran.stderr
+    assert "were read before" in ran.stderr
+    assert len(rows(tmp_path / "lengths.parquet")) == 7200
+
+
+def test_a_folder_of_audio_files_is_scanned(batchtune: Run, tmp_path: Path) -> None:
+    for number in range(3):
+        path = tmp_path / "audio" / "deep" / f"{number}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(wav(16_000 * (number + 1)))
+        path.with_suffix(".txt").write_text("x" * (number + 5))
+    ran = batchtune("scan", "audio", "--target-key", "txt", "-o", "lengths.parquet")
+    assert ran.returncode == 0, ran.stderr
+    found = rows(tmp_path / "lengths.parquet")
+    assert [(row["id"], row["length"], row["target_length"]) for row in found] == [
+        ("deep/2.wav", 3.0, 7.0),
+        ("deep/1.wav", 2.0, 6.0),
+        ("deep/0.wav", 1.0, 5.0),
+    ]
+
+
+def test_without_a_file_to_write_the_summary_is_shown(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    ran = batchtune("scan", manifest, "--summary")
+    assert ran.returncode == 0
+    assert "36 lengths in descending order: 20 s to 5 s" in ran.stdout
+    assert "median" in ran.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lengths.csv"]
+
+
+def test_the_summary_as_json_is_a_result_file(batchtune: Run, manifest: Path) -> None:
+    found = json.loads(batchtune("scan", manifest, "--json").stdout)
+    assert found["meta"]["format"] == "batchtune/scan"
+    assert found["lengths"]["count"] == 36
+    assert found["distinct"] == 3
+
+
+def test_a_dash_writes_parquet_to_stdout(tmp_path: Path, manifest: Path) -> None:
+    ran = subprocess.run(command("scan", manifest, "-o", "-"), cwd=tmp_path, capture_output=True, check=True)
+    assert pyarrow.parquet.read_table(io.BytesIO(ran.stdout)).num_rows == 36
+    assert b"36 lengths" in ran.stderr
+
+
+def test_standard_input_is_scanned(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        command("scan", "-", "--json"), input=b'{"duration": 2}\n{"duration": 3}\n', capture_output=True, cwd=tmp_path
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["lengths"]["total"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--summary", "-o", "x.parquet"], 2),
+        (["--jobs", "0"], 2),
+        (["--measure", "letters"], 2),
+        (["--reduce", "mean"], 2),
+        (["-o", "absent/../lengths.csv/x.parquet"], 1),
+    ],
+)
+def test_wrong_usage_is_said_in_one_message(batchtune: Run, manifest: Path, arguments: list[str], code: int) -> None:
+    ran = batchtune("scan", manifest, *arguments)
+    assert ran.returncode == code
+    assert ran.stderr.count("Error:") + ran.stderr.count("Usage:") >= 1
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,152 @@
+"""Of every manifest format a writer of a small file, for the tests that all of them run."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How to write a small manifest of a format.
+
+    Attributes:
+        write: Lengths as text (`["3.5", "abc", …]`), which name the examples utt0, utt1, … → the file.
+        first_line: The line on which the first of them stands; None where the format has no lines.
+        detected: Whether the format is told from the content; else tests name it.
+        text: Whether the file is text, so that a byte order mark, line ends and UTF-8 matter.
+        ids: Whether the rows have ids.
+        column: The column of the lengths.
+        whole: Whether only whole numbers above 0 can be written.
+    """
+
+    write: Callable[[Sequence[str]], str | bytes]
+    first_line: int | None = 1
+    detected: bool = True
+    text: bool = True
+    ids: bool = True
+    column: str = "duration"
+    whole: bool = False
+
+    def content(self, values: Sequence[str]) -> bytes:
+        """The file as bytes."""
+        written = self.write(values)
+        return written.encode() if isinstance(written, str) else written
+
+
+def _speechbrain_json(values: Sequence[str]) -> str:
+    entries = ",\n".join(f'"utt{i}": {{"duration": "{value}", "wrd": "A"}}' for i, value in enumerate(values))
+    return f"{{\n{entries}\n}}\n" if values else "{\n}\n"
+
+
+def _json_list(values: Sequence[str]) -> str:
+    entries = ",\n".join(f'{{"id": "utt{i}", "duration": "{value}"}}' for i, value in enumerate(values))
+    return f"[\n{entries}\n]\n"
+
+
+def _nemo(values: Sequence[str]) -> str:
+    return "".join(f'{{"audio_filepath": "utt{i}", "duration": "{v}"}}\n' for i, v in enumerate(values))
+
+
+def _speechbrain_csv(values: Sequence[str]) -> str:
+    return "ID, duration, wrd\n" + "".join(f"utt{i}, {value}, A\n" for i, value in enumerate(values))
+
+
+def _table(values: Sequence[str]) -> str:
+    return "clip\tduration\n" + "".join(f"utt{i}\t{value}\n" for i, value in enumerate(values))
+
+
+def _wav2vec(values: Sequence[str]) -> str:
+    return "/data/train\n" + "".join(f"utt{i}\t{value}\n" for i, value in enumerate(values))
+
+
+def _kaldi(values: Sequence[str]) -> str:
+    return "".join(f"utt{i} {value} \n" for i, value in enumerate(values))
+
+
+def _lhotse(values: Sequence[str]) -> str:
+    cut = '{{"id": "utt{i}", "start": 0, "duration": "{v}", "channel": 0, "supervisions": [], "type": "MonoCut"}}\n'
+    return "".join(cut.format(i=i, v=v) for i, v in enumerate(values))
+
+
+def _librispeechmix(values: Sequence[str]) -> str:
+    mixture = '{{"delays": [0.0], "durations": ["{v}"], "id": "utt{i}", "texts": ["A"]}}\n'
+    return "".join(mixture.format(i=i, v=v) for i, v in enumerate(values))
+
+
+def _segments(values: Sequence[str]) -> str:
+    return "".join(f"utt{i} rec{i} 0 {value}\n" for i, value in enumerate(values))
+
+
+def _shape(values: Sequence[str]) -> str:
+    return "".join(f"utt{i} {value},80\n" for i, value in enumerate(values))
+
+
+def _rttm(values: Sequence[str]) -> str:
+    turn = "SPEAKER utt{i} 1 0.5 {v} <NA> <NA> A <NA> <NA>\n"
+    return "".join(turn.format(i=i, v=v or "<NA>") for i, v in enumerate(values))
+
+
+def _text(values: Sequence[str]) -> str:
+    return "".join("x" * int(value) + "\n" for value in values)
+
+
+def _numbers(values: Sequence[str]) -> str:
+    return "".join(f"{value}\n" for value in values)
+
+
+def _arrow_table(values: Sequence[str]) -> pyarrow.Table:
+    ids = pyarrow.array([f"utt{i}" for i in range(len(values))], pyarrow.string())
+    return pyarrow.table({"id": ids, "duration": pyarrow.array(values, pyarrow.string())})
+
+
+def _parquet(values: Sequence[str]) -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(_arrow_table(values), stream)
+    return stream.getvalue()
+
+
+def _arrow(values: Sequence[str]) -> bytes:
+    table = _arrow_table(values)
+    stream = io.BytesIO()
+    with pyarrow.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    return stream.getvalue()
+
+
+def _webdataset(values: Sequence[str]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for index, value in enumerate(values):
+            for suffix, text in (("json", f'{{"duration": "{value}"}}'), ("txt", "A")):
+                member = tarfile.TarInfo(f"utt{index}.{suffix}")
+                member.size = len(text)
+                tar.addfile(member, io.BytesIO(text.encode()))
+    return stream.getvalue()
+
+
+SAMPLES: dict[str, Sample] = {
+    "speechbrain-json": Sample(_speechbrain_json, first_line=2),
+    "json-list": Sample(_json_list, first_line=None),
+    "nemo": Sample(_nemo),
+    "speechbrain-csv": Sample(_speechbrain_csv, first_line=2),
+    "table": Sample(_table, first_line=2),
+    "wav2vec": Sample(_wav2vec, first_line=2, column="samples"),
+    "kaldi": Sample(_kaldi, column="length"),
+    "lhotse": Sample(_lhotse),
+    "librispeechmix": Sample(_librispeechmix),
+    "segments": Sample(_segments, whole=True),
+    "shape": Sample(_shape, column="length"),
+    "rttm": Sample(_rttm),
+    "text": Sample(_text, detected=False, ids=False, column="text", whole=True),
+    "parquet": Sample(_parquet, first_line=None, text=False),
+    "arrow": Sample(_arrow, first_line=None, text=False),
+    "webdataset": Sample(_webdataset, first_line=None, text=False, column="json.duration"),
+    "numbers": Sample(_numbers, ids=False, column="length"),
+}

@@ -1,0 +1,376 @@
+"""The format `arrow`, and that both columnar formats find what stands in nested tables."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, columnar_values, load_lengths
+from batchtune.manifests.arrow_messages import expanded_bytes, is_schema
+from batchtune.manifests.columnar import Columnar
+from batchtune.manifests.columns import find_column
+from batchtune.manifests.formats import parquet
+from batchtune.manifests.formats.arrow import FORMAT
+from batchtune.manifests.paths import walk
+from batchtune.manifests.source import HEAD_BYTES, Head, Source
+
+KINDS = {"file": pyarrow.ipc.new_file, "stream": pyarrow.ipc.new_stream}
+COMPRESSIONS = [None, "lz4", "zstd"]
+Write = Callable[..., Source]
+
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def written(columns: Any, kind: str = "stream", compression: str | None = None, rows: int = 1000) -> bytes:
+    """A table, or columns, as the bytes of a file or stream."""
+    table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+    stream = io.BytesIO()
+    with KINDS[kind](stream, table.schema, options=pyarrow.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a table, or columns, and opens the file: write({"duration": [1.5]}, kind="file")."""
+
+    def run(columns: Any, **options: Any) -> Source:
+        (tmp_path / "data.arrow").write_bytes(written(columns, **options))
+        return Source(tmp_path / "data.arrow")
+
+    return run
+
+
+def values(source: Source, key: str, reader: Columnar = FORMAT) -> list[object]:
+    return [value for rows in reader.rows(source, key, None) for value in list(rows.lengths)]
+
+
+@both
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_files_and_streams_are_read(write: Write, kind: str, compression: str | None) -> None:
+    columns = {"id": [f"utt{number}" for number in range(5)], "duration": [1.5, 2, 3, 4, 5]}
+    source = write(columns, kind=kind, compression=compression, rows=2)
+    assert FORMAT.fits(source.head)
+    chunks = [(list(rows.lengths), list(rows.names())) for rows in FORMAT.rows(source, "duration", None)]
+    assert chunks == [([1.5, 2.0], ["utt0", "utt1"]), ([3.0, 4.0], ["utt2", "utt3"]), ([5.0], ["utt4"])]
+
+
+@both
+def test_numbers_come_as_an_array_of_floats(write: Write, kind: str) -> None:
+    (rows,) = FORMAT.rows(write({"n": pyarrow.array([3, 1], pyarrow.int32())}, kind=kind), "n", None)
+    assert isinstance(rows.lengths, np.ndarray)
+    assert rows.lengths.dtype == np.float64
+
+
+@both
+def test_a_large_batch_comes_in_parts(write: Write, kind: str) -> None:
+    source = write({"n": np.arange(150_000)}, kind=kind, rows=150_000)
+    found = [rows.lengths for rows in FORMAT.rows(source, "n", None)]
+    assert [len(part) for part in found] == [65_536, 65_536, 18_928]
+    assert np.array_equal(np.concatenate(found), np.arange(150_000))
+
+
+@both
+def test_progress_is_told_up_to_the_end(write: Write, kind: str) -> None:
+    source = write({"n": range(4)}, kind=kind, rows=2)
+    told: list[float] = []
+    source.on_progress = told.append
+    values(source, "n")
+    assert len(told) == 2
+    assert 0 < told[0] < told[1]
+    assert told[1] == pytest.approx(1, abs=0.05)
+
+
+@both
+def test_the_columns_of_an_empty_table_are_known(write: Write, kind: str) -> None:
+    (column,) = FORMAT.columns(write({"duration": pyarrow.array([], pyarrow.float64())}, kind=kind))
+    assert (column.name, column.numeric) == ("duration", True)
+
+
+@both
+def test_of_columns_that_are_not_asked_for_nothing_is_read(write: Write, kind: str, tmp_path: Path) -> None:
+    write({"audio": ["some text"], "duration": [2.5]}, kind=kind)
+    path = tmp_path / "data.arrow"
+    path.write_bytes(path.read_bytes().replace(b"some text", b"\xff" * 9))
+    assert values(Source(path), "duration") == [2.5]
+    with pytest.raises(ManifestError, match="UTF8"):
+        values(Source(path), "audio")
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (
+            pyarrow.array(["a", None, "longer than twelve bytes"], pyarrow.string_view()),
+            ["a", None, "longer than twelve bytes"],
+        ),
+        (pyarrow.array([[1, 2], None, []], pyarrow.list_view(pyarrow.int64())), [[1, 2], None, []]),
+        (pyarrow.array([[1, 2], None, []], pyarrow.large_list(pyarrow.int64())), [[1, 2], None, []]),
+        (pyarrow.array([[1, 2], None, [3, None]], pyarrow.list_(pyarrow.int64(), 2)), [[1, 2], None, [3, None]]),
+        (pyarrow.compute.run_end_encode(pyarrow.array([1, 1, None])), [1, 1, None]),
+        (pyarrow.array([1, None, 1]).dictionary_encode(), [1, None, 1]),
+        (pyarrow.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
+        (
+            pyarrow.ExtensionArray.from_storage(
+                pyarrow.fixed_shape_tensor(pyarrow.int64(), [2]),
+                pyarrow.array([[1, 2]], pyarrow.list_(pyarrow.int64(), 2)),
+            ),
+            [[1, 2]],
+        ),
+    ],
+    ids=lambda value: str(value.type)[:20] if isinstance(value, pyarrow.Array) else "",
+)
+def test_arrows_own_types_are_read(write: Write, column: pyarrow.Array, expected: list[object]) -> None:
+    assert values(write({"x": column}), "x") == expected
+
+
+def test_an_item_of_a_list_of_views_is_found(write: Write) -> None:
+    kind = pyarrow.list_(pyarrow.struct([("content", pyarrow.string_view())]))
+    source = write({"chat": pyarrow.array([[{"content": "Hello, who are you?"}], []], kind)})
+    assert values(source, "chat.0.content") == ["Hello, who are you?", None]
+
+
+def test_dictionaries_may_change_from_batch_to_batch(tmp_path: Path) -> None:
+    path = tmp_path / "data.arrow"
+    batches = [pyarrow.record_batch({"x": pyarrow.array(words).dictionary_encode()}) for words in (["a", "b"], ["c"])]
+    with pyarrow.ipc.new_stream(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    assert values(Source(path), "x") == ["a", "b", "c"]
+
+
+def test_a_stream_is_told_from_other_bytes() -> None:
+    whole = written({"n": [1]})
+    assert FORMAT.fits(Head(whole, complete=True))
+    for other in (b"", b"\xff" * 4, b"\xff" * 100, b"\xff\xff\xff\xff\x10\0\0\0" + bytes(100), whole[8:], b"{}"):
+        assert not FORMAT.fits(Head(other, complete=True))
+
+
+def test_a_schema_that_is_longer_than_the_head_is_told() -> None:
+    names = [f"a column with a long name, number {number}" for number in range(3000)]
+    whole = written(pyarrow.table([pyarrow.array([1])] * 3000, names=names))
+    assert FORMAT.fits(Head(whole[:HEAD_BYTES], complete=False))
+
+
+def test_any_bytes_are_a_schema_or_none() -> None:
+    whole = written({"n": [1]})
+    draw = random.Random(1)
+    for _ in range(3000):
+        content = bytearray(whole[: draw.randrange(len(whole))])
+        for _ in range(3):
+            if content:
+                content[draw.randrange(min(60, len(content)))] = draw.randrange(256)
+        assert is_schema(bytes(content)) in (True, False)
+
+
+@both
+def test_what_the_parts_will_take_is_told(kind: str) -> None:
+    columns = {"n": np.arange(1000), "word": pyarrow.array(["a", "b"] * 500).dictionary_encode()}
+    numbers, indices, words = 8000, 4000, 12 + 2
+    assert expanded_bytes(memoryview(written(columns, kind, "zstd"))) >= numbers + indices
+    assert expanded_bytes(memoryview(written(columns, kind, "zstd"))) <= numbers + indices + words + 8
+    assert expanded_bytes(memoryview(written(columns, kind))) == 0
+
+
+@both
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_parts_that_become_far_too_large_are_refused(
+    write: Write, kind: str, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
+    monkeypatch.setattr(columnar_values, "_LARGEST_EXPANSION", 10)
+    source = write({"n": np.zeros(1_000_000, dtype=np.int64)}, kind=kind, compression=compression, rows=1_000_000)
+    with pytest.raises(ManifestError, match="made to do harm"):
+        values(source, "n")
+
+
+def test_a_part_that_says_it_becomes_huge_is_refused(write: Write, tmp_path: Path) -> None:
+    write({"n": np.zeros(1000, dtype=np.int64)}, compression="zstd")
+    path = tmp_path / "data.arrow"
+    path.write_bytes(path.read_bytes().replace(struct.pack("<q", 8000), struct.pack("<q", 2**40)))
+    with pytest.raises(ManifestError, match="made to do harm"):
+        values(Source(path), "n")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.nulls(2**40),
+        pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([2**40]), pyarrow.array([1.5])),
+        pyarrow.FixedSizeListArray.from_arrays(pyarrow.nulls(2**40), 2**30),
+    ],
+    ids=["nulls", "runs", "lists"],
+)
+def test_a_batch_that_stands_for_billions_of_values_is_refused(tmp_path: Path, column: pyarrow.Array) -> None:
+    path = tmp_path / "data.arrow"
+    batch = pyarrow.RecordBatch.from_arrays([column], names=["duration"])
+    with pyarrow.ipc.new_stream(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(ManifestError, match="made to do harm"):
+        values(Source(path), "duration")
+    with pytest.raises(ManifestError, match=r"made to do harm|no column that is known"):
+        load_lengths(path)
+
+
+def test_a_text_that_is_named_too_often_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
+    path = tmp_path / "data.arrow"
+    text, rows = b"x" * 100_000, 5000
+    view = struct.pack("<i4sii", len(text), text[:4], 0, 0)
+    buffers = [None, pyarrow.py_buffer(view * rows), pyarrow.py_buffer(text)]
+    column = pyarrow.Array.from_buffers(pyarrow.string_view(), rows, buffers)
+    batch = pyarrow.RecordBatch.from_arrays([column], names=["text"])
+    with pyarrow.ipc.new_stream(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(ManifestError, match="made to do harm"):
+        values(Source(path), "text")
+
+
+@both
+def test_offsets_that_point_elsewhere_are_refused(write: Write, kind: str, tmp_path: Path) -> None:
+    write({"text": ["some", "text"]}, kind=kind)
+    path = tmp_path / "data.arrow"
+    path.write_bytes(path.read_bytes().replace(struct.pack("<iii", 0, 4, 8), struct.pack("<iii", 0, 2**30, 8)))
+    with pytest.raises(ManifestError, match="can't be read as Arrow"):
+        values(Source(path), "text")
+
+
+@both
+def test_a_file_that_breaks_off_is_refused(refusal: Callable[..., ManifestError], kind: str) -> None:
+    whole = written({"duration": np.arange(1.0, 1001.0)}, kind)
+    message = refusal(whole[:-3000], format="arrow").message
+    assert "can't be read as Arrow" in message or "is damaged" in message
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@both
+def test_any_damage_gives_lengths_or_one_message(kind: str, compression: str | None, tmp_path: Path) -> None:
+    count = 30
+    columns = {
+        "id": [f"utt{number}" for number in range(count)],
+        "duration": [None if number == 7 else number / 4 for number in range(count)],
+        "ids": [[1, 2]] * count,
+        "chat": [[{"role": "user", "content": "Hi"}]] * count,
+        "view": pyarrow.array(["a text that is longer than twelve bytes"] * count, pyarrow.string_view()),
+        "word": pyarrow.array(["a", "b", "c"] * 10).dictionary_encode(),
+        "items": pyarrow.array([[1]] * count, pyarrow.list_view(pyarrow.int64())),
+        "runs": pyarrow.compute.run_end_encode(pyarrow.array([1, 2, 2] * 10)),
+    }
+    whole = written(columns, kind, compression, rows=20)
+    draw = random.Random(f"{kind} {compression}")
+    path = tmp_path / "damaged.arrow"
+    refused = 0
+    for _ in range(400):
+        content = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.1 else whole)
+        for _ in range(draw.choice((1, 1, 2, 8)) if content else 0):
+            at = draw.randrange(len(content))
+            content[at] = draw.choice((0, 0x7F, 0xFF, content[at] ^ 1 << draw.randrange(8)))
+        path.write_bytes(content)
+        key = draw.choice([*columns, "ids.count", "chat.0.content"])
+        try:
+            for rows in FORMAT.rows(Source(path), key, None):
+                rows.names()
+            FORMAT.columns(Source(path))
+        except ManifestError as error:
+            refused += 1
+            assert str(path) in error.message
+            assert error.hint
+    assert refused > 50
+
+
+# What the values of nested tables are compared with: Python's own objects, walked by `paths.walk`.
+
+
+def drawn_type(draw: random.Random, depth: int) -> pyarrow.DataType:
+    """A type of lists, structs and maps, of numbers and text below."""
+    if depth == 0 or draw.random() < 0.2:
+        return draw.choice([pyarrow.int32(), pyarrow.float64(), pyarrow.string(), pyarrow.large_string()])
+    below = drawn_type(draw, depth - 1)
+    if draw.random() < 0.4:
+        other = drawn_type(draw, depth - 1)
+        return pyarrow.struct([("a", below), ("b.c", other)])
+    return draw.choice([pyarrow.list_(below), pyarrow.large_list(below), pyarrow.map_(pyarrow.string(), below)])
+
+
+def drawn(draw: random.Random, kind: pyarrow.DataType) -> Any:
+    """A value of a type."""
+    if draw.random() < 0.15:
+        return None
+    if pyarrow.types.is_struct(kind):
+        return {field.name: drawn(draw, field.type) for field in kind}
+    if pyarrow.types.is_map(kind):
+        return [(f"key {number}", drawn(draw, kind.item_type)) for number in range(draw.randrange(3))]
+    if pyarrow.types.is_nested(kind):
+        return [drawn(draw, kind.value_type) for _ in range(draw.randrange(4))]
+    return draw.choice(["", "é", "some text"]) if "string" in str(kind) else draw.randrange(100)
+
+
+def as_objects(value: Any, kind: pyarrow.DataType) -> Any:
+    """A value as JSON would have it: maps as lists of pairs, all numbers as floats."""
+    if value is None or isinstance(value, str):
+        return value
+    if pyarrow.types.is_struct(kind):
+        return {field.name: as_objects(value[field.name], field.type) for field in kind}
+    if pyarrow.types.is_map(kind):
+        return [{"key": key, "value": as_objects(one, kind.item_type)} for key, one in value]
+    if isinstance(value, list):
+        return [as_objects(one, kind.value_type) for one in value]
+    return float(value)
+
+
+def parts_of(name: str) -> list[str]:
+    """The parts of a dotted name, in which `b.c` is one."""
+    return name.replace("b.c", "b c").replace(".", "/").replace("b c", "b.c").split("/")
+
+
+def expected(rows: Sequence[Any], name: str) -> list[object]:
+    parts = parts_of(name)
+    counted = parts[-1] == "count"
+    found = [walk(row, parts[:-1] if counted else parts) for row in rows]
+    mapped = parts[:-1].count("*")
+    assert not mapped
+    return [_counted(value, name) for value in found] if counted else found
+
+
+def _counted(value: object, name: str) -> object:
+    return float(len(value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_stands_in_nested_tables_is_found(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(columnar_values, "CELLS_AT_ONCE", draw.choice([1, 20, 10**6]))
+    monkeypatch.setattr(parquet, "_LARGE_ROWS_AT_ONCE", draw.choice([1, 7, 64]))
+    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", draw.choice([1, 300, 10**6]))
+    kind = drawn_type(draw, 3)
+    given = [drawn(draw, kind) for _ in range(40)]
+    table = pyarrow.table({"x": pyarrow.array(given, kind)}).slice(draw.randrange(5))
+    rows = [{"x": as_objects(value, kind)} for value in table["x"].to_pylist()]
+    paths = [tmp_path / "x.parquet", tmp_path / "x.arrow"]
+    pyarrow.parquet.write_table(table, paths[0], row_group_size=draw.choice([7, 100]))
+    paths[1].write_bytes(written(table, draw.choice(list(KINDS)), draw.choice(COMPRESSIONS), draw.choice([7, 100])))
+    for path, reader in zip(paths, (parquet.FORMAT, FORMAT), strict=True):
+        columns = reader.columns(Source(path))
+        names = [column.name for column in columns if not column.name.endswith(".count")]
+        names += [f"x.{draw.randrange(3)}{name[1:]}" for name in names if isinstance(rows[-1]["x"], list)]
+        for name in names:
+            asked = find_column(path, columns, name, "--length-key").name
+            assert values(Source(path), asked, reader) == expected(rows, name), (reader.name, name, kind)
+
+
+def test_the_first_items_of_chats_are_counted(write: Write, tmp_path: Path) -> None:
+    write({"chat": [[{"content": "Hello"}, {"content": "x"}], [{"content": "Hi"}]]})
+    lengths = load_lengths(tmp_path / "data.arrow", ReadOptions(length_key="chat[0].content"))
+    assert (lengths.values.tolist(), lengths.unit) == ([5.0, 2.0], "characters")

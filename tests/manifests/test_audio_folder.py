@@ -1,0 +1,253 @@
+"""The format `audio`: a folder of audio files, with what lies beside them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import wave
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchtune.manifests.columns import choose_column
+from batchtune.manifests.formats.audio import FORMAT
+from batchtune.manifests.rows import Column, TellsDefault
+from batchtune.manifests.source import Head, Source
+from batchtune.manifests.values import Unreadable
+
+RATE = 16_000
+
+
+def wav(count: int) -> bytes:
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(bytes(2 * count))
+    return stream.getvalue()
+
+
+Folder = Callable[[dict[str, bytes | str]], Source]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Writes files and names them as the source does: folder({"a.wav": …})."""
+
+    def write(files: dict[str, bytes | str]) -> Source:
+        for name, content in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return Source(tmp_path, sorted(files))
+
+    return write
+
+
+def columns(source: Source) -> dict[str, Column]:
+    found = FORMAT.columns(source)
+    assert len({column.name for column in found}) == len(found)
+    return {column.name: column for column in found}
+
+
+def values(source: Source, key: str = "duration") -> list[object]:
+    return [one for rows in FORMAT.rows(source, key, None) for one in rows.lengths]
+
+
+def left_out(source: Source) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for rows in FORMAT.rows(source, "duration", None):
+        found.update(rows.left_out)
+    return dict(found)
+
+
+def test_only_a_folder_fits() -> None:
+    assert FORMAT.fits(Head(b"", complete=True, names=("a.wav",)))
+    assert not FORMAT.fits(Head(b"RIFF", complete=True))
+
+
+def test_each_audio_file_is_an_example(folder: Folder) -> None:
+    source = folder({"a.wav": wav(8000), "b.wav": wav(16_000), "deep/er/a.wav": wav(24_000)})
+    assert values(source) == [0.5, 1.0, 1.5]
+    assert values(source, "num_samples") == [8000, 16_000, 24_000]
+
+
+def test_formats_and_rates_may_be_mixed(folder: Folder) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    files: dict[str, bytes | str] = {}
+    for name, rate in (("a.flac", 8000), ("b.ogg", 16_000), ("c.WAV", 44_100), ("d.mp3", 22_050)):
+        stream = io.BytesIO()
+        soundfile.write(stream, np.zeros(2 * rate), rate, format=name[2:].upper())
+        files[name] = stream.getvalue()
+    assert values(folder(files)) == [2.0] * 4
+
+
+def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> None:
+    found = FORMAT.columns(folder({"a.wav": wav(8000), "a.json": '{"duration": 7}'}))
+    assert isinstance(FORMAT, TellsDefault)
+    assert FORMAT.default_column(found) == "duration"
+    assert [column.name for column in found[:2]] == ["duration", "num_samples"]
+
+
+def test_the_columns_of_the_audio_show_the_first_file_that_is_whole(folder: Folder) -> None:
+    found = columns(folder({"a.wav": b"", "b.wav": wav(8000)}))
+    assert (found["duration"].example, found["duration"].numeric) == (0.5, True)
+    assert (found["num_samples"].example, found["num_samples"].numeric) == (8000, True)
+
+
+def test_a_file_that_can_not_be_read_is_an_unreadable_length(folder: Folder) -> None:
+    found = values(folder({"a.wav": wav(8000), "b.wav": wav(8000)[:-1], "c.wav": b"text"}))
+    assert found[0] == 0.5
+    assert found[1:] == [
+        Unreadable("truncated WAV", "15,999 of 16,000 bytes of audio"),
+        Unreadable("no audio header", "a file that begins with b'text'"),
+    ]
+
+
+def test_a_recording_of_nothing_has_the_length_zero(folder: Folder) -> None:
+    assert values(folder({"a.wav": wav(0)})) == [0.0]
+
+
+def test_a_file_that_is_gone_or_a_pipe_is_an_unreadable_length(folder: Folder, tmp_path: Path) -> None:
+    source = folder({"a.wav": wav(1), "b.wav": wav(1)})
+    (tmp_path / "a.wav").unlink()
+    (tmp_path / "b.wav").unlink()
+    os.mkfifo(tmp_path / "b.wav")
+    assert values(source) == [
+        Unreadable("can't be read", "No such file or directory"),
+        Unreadable("no regular file"),
+    ]
+
+
+def test_a_row_is_placed_by_its_name_in_the_folder(folder: Folder) -> None:
+    chunks = list(FORMAT.rows(folder({"a.wav": wav(1), "deep/b.wav": wav(2)}), "duration", None))
+    assert [str(rows.place(index)) for rows in chunks for index in range(len(rows.lengths))] == [
+        "id 'a.wav'",
+        "id 'deep/b.wav'",
+    ]
+    assert [name for rows in chunks for name in rows.names()] == ["a.wav", "deep/b.wav"]
+
+
+def test_rows_come_a_thousand_at_a_time_and_tell_how_far_they_are(folder: Folder) -> None:
+    source = folder({f"{index:04d}.wav": b"" for index in range(2500)})
+    told: list[float] = []
+    source.on_progress = told.append
+    assert [len(rows.lengths) for rows in FORMAT.rows(source, "duration", None)] == [0, 1000, 1000, 500]
+    assert told == [0.4, 0.8, 1.0]
+
+
+# What lies beside
+
+
+def test_text_of_the_same_name_is_a_column(folder: Folder) -> None:
+    source = folder({"a.wav": wav(1), "a.txt": "hello world\n", "b.wav": wav(2), "b.TXT": "über\r\n"})
+    column = columns(source)["txt"]
+    assert (column.example, column.numeric, column.text) == ("hello world", False, True)
+    assert values(source, "txt") == ["hello world", "über"]
+
+
+def test_a_suffix_may_have_parts(folder: Folder) -> None:
+    source = folder({"x/1_a.wav": wav(1), "x/1_a.normalized.txt": "one", "x/1_a.original.txt": "1"})
+    assert list(columns(source)) == ["duration", "num_samples", "normalized.txt", "original.txt"]
+    assert values(source, "normalized.txt") == ["one"]
+
+
+def test_a_name_may_have_dots(folder: Folder) -> None:
+    source = folder({"a.wav": wav(1), "a.b.wav": wav(2), "a.b.txt": "of a.b", "a.txt": "of a"})
+    assert values(source, "txt") == ["of a.b", "of a"]
+
+
+def test_text_in_another_folder_belongs_to_another_example(folder: Folder) -> None:
+    source = folder({"wav/a.wav": wav(1), "txt/a.txt": "hello"})
+    assert "txt" not in columns(source)
+    assert left_out(source) == {"no audio file": 1}
+
+
+def test_numbers_are_a_numeric_column_only_where_all_are(folder: Folder) -> None:
+    found = columns(folder({"a.wav": b"", "a.cls": "7\n", "a.txt": "7", "b.wav": b"", "b.cls": "8", "b.txt": "oh"}))
+    assert (found["cls"].numeric, found["cls"].text) == (True, False)
+    assert (found["txt"].numeric, found["txt"].text) == (False, True)
+
+
+def test_fields_of_json_are_columns(folder: Folder) -> None:
+    entry = {"text": "hello", "speaker": {"id": "s1", "age": 30}, "a.b": 5, "tokens": [1, 2]}
+    source = folder({"a.wav": wav(1), "a.json": json.dumps(entry), "b.wav": wav(1), "b.json": "{}"})
+    found = columns(source)
+    assert set(found) == {
+        *("duration", "num_samples", "json.text", "json.speaker.id", "json.speaker.age", "json.a.b", "json.tokens")
+    }
+    assert found["json.text"].text and found["json.speaker.age"].numeric
+    assert values(source, "json.speaker.age") == [30, None]
+    assert values(source, "json.a.b") == [5, None]
+    assert values(source, "json.tokens") == [[1, 2], None]
+
+
+def test_json_that_is_no_object_is_a_column_of_its_own(folder: Folder) -> None:
+    source = folder({"a.wav": wav(1), "a.json": "[1, 2, 3]"})
+    assert columns(source)["json"].numeric
+    assert values(source, "json") == [[1, 2, 3]]
+
+
+def test_what_is_not_beside_every_file_is_missing_there(folder: Folder) -> None:
+    assert values(folder({"a.wav": wav(1), "b.wav": wav(1), "b.txt": "b"}), "txt") == [None, "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "unreadable"),
+    [
+        ("a.txt", b"\xff\xfeh\0", Unreadable("no text", "byte 0 is no UTF-8")),
+        ("a.txt", b"a\0b", Unreadable("no text", "it holds NUL bytes")),
+        ("a.txt", b"a" * 1_048_577, Unreadable("longer than 1 MiB of text")),
+    ],
+)
+def test_what_is_no_text_is_unreadable(folder: Folder, name: str, content: bytes, unreadable: Unreadable) -> None:
+    source = folder({"a.wav": wav(1), name: content})
+    assert not columns(source)["txt"].text
+    assert values(source, "txt") == [unreadable]
+
+
+@pytest.mark.parametrize("content", ["{", "", '{"a": 1} {}', "[" * 100_000, '{"a": 1e999}'])
+def test_malformed_json_is_unreadable(folder: Folder, content: str) -> None:
+    source = folder({"a.wav": wav(1), "a.json": content, "b.wav": wav(1), "b.json": '{"a": NaN}'})
+    found = values(source, "json.a")
+    assert isinstance(found[0], Unreadable)
+    assert found[0].reason == "malformed JSON"
+    assert found[1] == "NaN"
+
+
+def test_length_and_target_are_read_side_by_side(folder: Folder) -> None:
+    source = folder({"a.wav": wav(16_000), "a.json": '{"text": "hi", "tokens": 3}'})
+    rows = [rows for rows in FORMAT.rows(source, "duration", "json.text") if len(rows.lengths)]
+    assert [(list(one.lengths), list(one.targets or ())) for one in rows] == [([1.0], ["hi"])]
+    rows = [rows for rows in FORMAT.rows(source, "json.tokens", "num_samples") if len(rows.lengths)]
+    assert [(list(one.lengths), list(one.targets or ())) for one in rows] == [([3], [16_000])]
+
+
+def test_a_suffix_that_is_called_like_a_column_of_the_audio_is_none(folder: Folder) -> None:
+    source = folder({"a.wav": wav(16_000), "a.duration": "7"})
+    assert list(columns(source)) == ["duration", "num_samples"]
+    assert values(source) == [1.0]
+
+
+# What is no example
+
+
+def test_files_that_belong_to_no_audio_file_are_counted(folder: Folder) -> None:
+    source = folder({"README": "", "a.wav": wav(1), "b.txt": "", "c.m4a": b"", "d.trans.txt": "", "a.txt": ""})
+    assert left_out(source) == {"no audio file": 4}
+
+
+def test_two_audio_files_of_one_name_are_one_example(folder: Folder) -> None:
+    source = folder({"a.flac": b"", "a.wav": wav(1), "a.txt": "x"})
+    assert left_out(source) == {"the same name as another audio file, but for the suffix": 1}
+    assert len(values(source)) == 1
+
+
+def test_a_part_of_a_folder_without_audio_has_no_rows(folder: Folder) -> None:
+    source = folder({"a.txt": "", "b.txt": ""})
+    assert choose_column(source.path, FORMAT.columns(source)[:1], None).name == "duration"
+    assert values(source) == []
+    assert left_out(source) == {"no audio file": 2}

@@ -1,0 +1,200 @@
+"""What a user names, and the sources that it means."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.manifests.inputs import Input, expand
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"id": "a", "duration": 1}\n')
+
+
+def named(folder: Path, spec: str, wanted: str | None = None) -> list[str]:
+    return [str(one.path.relative_to(folder)) for one in expand(f"{folder}/{spec}", wanted)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("a.json", ["a.json"]),
+        ("m_{0..2}.json", ["m_0.json", "m_1.json", "m_2.json"]),
+        ("m_{2..0}.json", ["m_2.json", "m_1.json", "m_0.json"]),
+        ("m_{08..10}.json", ["m_08.json", "m_09.json", "m_10.json"]),
+        ("m__OP_0..1_CL_.json", ["m_0.json", "m_1.json"]),
+        ("{a,b}_{0..1}.json", ["a_0.json", "a_1.json", "b_0.json", "b_1.json"]),
+        ("m_{x}.json", ["m_{x}.json"]),
+    ],
+)
+def test_braces_are_expanded_as_shells_and_nemo_do(tmp_path: Path, spec: str, names: list[str]) -> None:
+    assert named(tmp_path, spec) == names
+
+
+def test_a_pattern_means_all_that_match_in_order(tmp_path: Path) -> None:
+    write(tmp_path, "m_1.json", "m_0.json", "n_0.json", "deep/m_2.json")
+    assert named(tmp_path, "m_*.json") == ["m_0.json", "m_1.json"]
+    assert named(tmp_path, "**/m_*.json") == ["deep/m_2.json", "m_0.json", "m_1.json"]
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="nothing matches"):
+        expand(f"{tmp_path}/m_*.json", None)
+
+
+def test_what_exists_is_taken_as_it_is_whatever_its_name(tmp_path: Path) -> None:
+    names = ["a{0..2}.json", "b*.json", "c,d.json", "[e].json"]
+    write(tmp_path, *names)
+    assert [named(tmp_path, name) for name in names] == [[name] for name in names]
+
+
+def test_a_list_is_separated_by_commas(tmp_path: Path) -> None:
+    specs = f"{tmp_path}/a.json,{tmp_path}/m_{{0,1}}.json"
+    assert [one.path.name for one in expand(specs, None)] == ["a.json", "m_0.json", "m_1.json"]
+
+
+def test_several_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
+    write(tmp_path, "b.json", "a.json")
+    assert [one.path.name for one in expand([tmp_path / "b.json", tmp_path / "a.json"], None)] == ["b.json", "a.json"]
+
+
+def test_the_same_file_twice_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, "a.json")
+    with pytest.raises(ManifestError, match="named more than once"):
+        expand([tmp_path / "a.json", str(tmp_path / "*.json")], None)
+
+
+@pytest.mark.parametrize("spec", ["{0..99999999}", "{0..9999}{0..9999}"])
+def test_absurdly_many_files_are_an_error(spec: str) -> None:
+    with pytest.raises(ManifestError, match="means"):
+        expand(spec, None)
+
+
+@given(st.text(max_size=30))
+def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
+    try:
+        assert all(isinstance(one, Input) for one in expand(spec, None))
+    except ManifestError as error:
+        assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["utt2dur", "utt2num_frames", "text"], ["utt2dur"]),
+        (["utt2num_samples", "speech_shape"], ["utt2num_samples"]),
+        (["segments", "wav.scp"], ["segments"]),
+        (["b.tar", "a.tar", "deep/c.tar.gz", "README.md"], ["a.tar", "b.tar", "deep/c.tar.gz"]),
+        (["b.parquet", "a.parquet"], ["a.parquet", "b.parquet"]),
+        (["x.jsonl", "y.jsonl.gz", "z.txt"], ["x.jsonl", "y.jsonl.gz"]),
+    ],
+)
+def test_a_folder_means_the_data_in_it(tmp_path: Path, names: list[str], found: list[str]) -> None:
+    write(tmp_path, *names)
+    assert named(tmp_path, "") == found
+
+
+def test_audio_files_are_read_together_with_what_has_their_name(tmp_path: Path) -> None:
+    write(tmp_path, "b.wav", "a.flac", "a.txt", "deep/c.ogg", ".hidden.wav")
+    (source,) = expand(tmp_path, None)
+    assert source == Input(tmp_path, ("a.flac", "a.txt", "b.wav", "deep/c.ogg"))
+
+
+def test_one_audio_file_is_read_too(tmp_path: Path) -> None:
+    write(tmp_path, "a.wav")
+    assert expand(tmp_path / "a.wav", None) == [Input(tmp_path, ("a.wav",))]
+
+
+def test_a_large_folder_is_read_in_parts_that_keep_a_name_together(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("batchtune.manifests.inputs._FILES_AT_ONCE", 3)
+    write(tmp_path, *(f"{stem}.{suffix}" for stem in "abc" for suffix in ("txt", "wav")))
+    names = [one.names for one in expand(tmp_path, None)]
+    assert names == [("a.txt", "a.wav", "b.txt", "b.wav"), ("c.txt", "c.wav")]
+
+
+def test_a_folder_of_different_things_is_an_error_that_names_them(tmp_path: Path) -> None:
+    write(tmp_path, "a.wav", "b.wav", "c.tar")
+    with pytest.raises(ManifestError, match="1 tar shard, 2 audio files"):
+        expand(tmp_path, None)
+
+
+def test_a_named_format_says_what_is_meant_in_a_folder(tmp_path: Path) -> None:
+    write(tmp_path, "a.wav", "c.tar", "utt2dur")
+    assert named(tmp_path, "", "webdataset") == ["c.tar"]
+
+
+def test_standard_input_is_read_through_a_dash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "stdin"
+    path.write_bytes(b'{"duration": 2}\n{"duration": 3}\n')
+    with path.open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert load_lengths("-").values.tolist() == [3.0, 2.0]
+
+
+def test_empty_standard_input_is_said_to_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(ManifestError, match="standard input is empty"):
+        load_lengths("-")
+
+
+def test_what_is_read_together_must_count_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,duration\na,1\n")
+    (tmp_path / "b.csv").write_text("id,duration\na,1\n")
+    (tmp_path / "utt2num_frames").write_text("a 100\n")
+    assert load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"]).count == 2
+    with pytest.raises(ManifestError, match="lengths in frames, the sources before it in s"):
+        load_lengths([tmp_path / "a.csv", tmp_path / "utt2num_frames"])
+
+
+def test_the_column_of_the_first_file_is_that_of_all(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,duration\na,1\n")
+    (tmp_path / "b.csv").write_text("id,dur\na,1\n")
+    with pytest.raises(ManifestError, match=r"b\.csv has no column 'duration'"):
+        load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"])
+
+
+def test_of_several_files_all_that_are_broken_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "a.json", "d.json")
+    (tmp_path / "b.json").write_text('{"duration": 2}\n{"dur')
+    (tmp_path / "c.json").write_text("")
+    with pytest.raises(ManifestError) as caught:
+        load_lengths(str(tmp_path / "*.json"))
+    assert "2 of 4 sources can't be read" in caught.value.message
+    assert "b.json, line 2" in caught.value.message
+    assert "c.json is empty" in caught.value.message
+
+
+def test_broken_files_among_several_are_skipped_on_request_and_told(tmp_path: Path) -> None:
+    write(tmp_path, "a.json")
+    (tmp_path / "b.json").write_text('{"duration": 2}\n{"dur')
+    lengths = load_lengths(str(tmp_path / "*.json"), ReadOptions(skip_invalid=True))
+    assert lengths.values[-1] == 1.0
+    assert any("b.json, line 2" in note for note in lengths.notes)
+
+
+def test_invalid_rows_of_several_files_are_named_with_their_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,duration\nx,1\n")
+    (tmp_path / "b.csv").write_text("id,duration\ny,0\n")
+    with pytest.raises(ManifestError) as caught:
+        load_lengths([tmp_path / "a.csv", tmp_path / "b.csv"])
+    assert "1 of 2 rows is invalid" in caught.value.message
+    assert f"{tmp_path}/b.csv, line 2, id 'y': 'duration' is '0' (zero)" in caught.value.message
+
+
+def test_many_files_are_read_by_several_processes_with_the_same_result(tmp_path: Path, monkeypatch) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.csv").write_text("id,duration\n" + "".join(f"{i},{i + number}\n" for i in range(1, 50)))
+    alone = load_lengths(str(tmp_path / "*.csv"))
+    monkeypatch.setattr("batchtune.manifests.reading._WORTH_BYTES", 0)
+    assert load_lengths(str(tmp_path / "*.csv"), jobs=2).fingerprint == alone.fingerprint

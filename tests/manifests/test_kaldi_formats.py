@@ -1,0 +1,310 @@
+"""The lists of Kaldi and ESPnet beside `utt2dur`: segments, shapes, and files of targets."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import random
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchtune.errors import BatchtuneError, ManifestError
+from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests.source import Head, Source
+from batchtune.manifests.targets import aligned_targets, keyed_targets
+
+_ESPNET = "derived-librispeech-formats/espnet"
+_FIXTURES = "lhotse-fixtures"
+
+
+def _detected(content: str) -> str | None:
+    head = Head(content.encode(), complete=True)
+    return next((name for name, member in FORMATS.items() if member.fits(head)), None)
+
+
+# ---- kaldi ----
+
+
+@pytest.mark.parametrize("name", ["text_shape", "text_shape.gz"])
+def test_a_shape_of_one_dimension_is_a_list_of_tokens_where_it_is_of_text(read, name: str) -> None:
+    assert read("a 3\nb 4\n", name).unit == "tokens"
+
+
+def test_an_id_that_is_there_twice_is_an_error(refusal) -> None:
+    assert "'a'" in refusal("a 3\nb 4\na 5\n", "utt2dur").message
+
+
+# ---- segments ----
+
+
+def test_a_segment_is_as_long_as_from_start_to_end(read) -> None:
+    lengths = read("utt-a rec 1.5 4.0\nutt-b rec 4 12.25\n")
+    assert (lengths.values.tolist(), lengths.unit) == ([8.25, 2.5], "s")
+
+
+def test_the_noise_of_subtraction_is_rounded_away(read) -> None:
+    assert read("utt-a rec 0.1 0.3\n").values.tolist() == [0.2]
+
+
+def test_a_channel_behind_the_end_is_passed_over(read) -> None:
+    assert read("utt-a rec 1.5 4.0 0\nutt-b rec 4 12.25 1\n").values.tolist() == [8.25, 2.5]
+
+
+def test_tabs_separate_the_words_too(read) -> None:
+    assert read("utt-a\trec\t1.5\t4.0\n").values.tolist() == [2.5]
+
+
+def test_an_open_end_is_that_of_the_recording(read, tmp_path: Path) -> None:
+    (tmp_path / "reco2dur").write_text("rec1 10.5\nrec2 20\n")
+    assert read("a rec1 4 -1\nb rec2 4 -1.0\nc rec1 0 2\n").values.tolist() == [16.0, 6.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("reco2dur", "said"),
+    [(None, "-1, and there is no reco2dur"), ("rec1 10.5\n", "-1, and not in reco2dur"), ("rec2 x\n", "not in")],
+)
+def test_an_open_end_without_the_recordings_length_is_an_invalid_row(
+    refusal, tmp_path: Path, reco2dur: str | None, said: str
+) -> None:
+    if reco2dur is not None:
+        (tmp_path / "reco2dur").write_text(reco2dur)
+    message = refusal("a rec1 0 2\nb rec2 4 -1\n").message
+    assert "line 2, id 'b'" in message
+    assert said in message
+    assert "(open end)" in message
+
+
+def test_open_ends_can_be_skipped_and_are_counted(read) -> None:
+    lengths = read("a rec1 0 2\nb rec2 4 -1\n", skip_invalid=True)
+    assert (lengths.values.tolist(), lengths.left_out) == ([2.0], {"invalid length (open end)": 1})
+
+
+def test_a_reco2dur_that_is_damaged_is_named(refusal, tmp_path: Path) -> None:
+    (tmp_path / "reco2dur").write_bytes(b"rec1 1\nrec\xff 2\n")
+    assert "reco2dur, line 2" in refusal("a rec1 0 -1\n").message
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("5 2", "negative"),
+        ("2 2", "zero"),
+        ("2 x", "text"),
+        ("x 2", "text"),
+        ("0 nan", "NaN"),
+        ("0 inf", "infinite"),
+        ("0 1e400", "infinite"),
+        ("0 -2", "negative"),
+    ],
+)
+def test_a_segment_without_a_length_is_an_invalid_row(refusal, words: str, reason: str) -> None:
+    message = refusal(f"a rec 0 1\nb rec {words}\n", format="segments").message
+    assert "line 2, id 'b'" in message
+    assert f"({reason})" in message
+
+
+@pytest.mark.parametrize("line", ["b rec 0", "b", "b rec 0 1 2 3"])
+def test_a_segments_line_of_other_words_is_an_error(refusal, line: str) -> None:
+    assert "instead of 4" in refusal(f"a rec 0 1\n{line}\n", format="segments").message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "1 2 3 4\n",
+        "utt1 one 2 3\nutt2 four words of text\n",
+        "sw2005 A 0.34 0.12 hello\n",
+        "a rec 0 1 2 3\n",
+    ],
+)
+def test_other_lines_of_words_and_numbers_are_no_segments(content: str) -> None:
+    assert _detected(content) != "segments"
+
+
+# ---- shapes ----
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("speech_shape", "frames"),
+        ("feats_shape", "frames"),
+        ("text_shape.char", "tokens"),
+        ("text_shape.bpe", "tokens"),
+    ],
+)
+def test_the_name_of_a_shape_file_says_what_it_counts(read, name: str, unit: str) -> None:
+    lengths = read("a 1407,80\nb 99,80\n", name)
+    assert (lengths.values.tolist(), lengths.unit) == ([1407.0, 99.0], unit)
+
+
+def test_a_shape_may_have_more_than_two_dimensions(read) -> None:
+    assert read("a 14,80,2\nb 9,80,2\n").values.tolist() == [14.0, 9.0]
+
+
+def test_a_shape_file_of_an_unknown_name_has_an_unknown_unit(read) -> None:
+    assert read("a 14,80\n", "shapes").unit is None
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("0,80", "zero"), (",80", "empty"), ("x,80", "text"), ("-3,80", "negative")]
+)
+def test_a_shape_without_a_length_is_an_invalid_row(refusal, value: str, reason: str) -> None:
+    message = refusal(f"a 14,80\nb {value}\n").message
+    assert "line 2, id 'b'" in message
+    assert f"({reason})" in message
+
+
+def test_a_shape_line_of_more_words_is_an_error(refusal) -> None:
+    assert "line 2: 3 words instead of 2" in refusal("a 14,80\nb 14, 80\n").message
+
+
+def test_a_shape_line_without_a_shape_is_a_missing_length(refusal) -> None:
+    assert "line 2, id 'b': 'length' is missing" in refusal("a 14,80\nb\n").message
+
+
+# ---- damage ----
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("kaldi", "utt1 3.5\nutt2 4\nutt3 12\n"),
+        ("segments", "utt1 rec1 0 3.5\nutt2 rec2 1.5 -1\nutt3 rec1 2 3.25 0\n"),
+        ("shape", "utt1 1407,80\nutt2 12,80\nuttö 3,80\n"),
+    ],
+)
+def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, name: str, whole: str) -> None:
+    chance = random.Random(0)
+    original = whole.encode()
+    damaged = [original[: len(original) * part // 10] for part in range(10)]
+    for _ in range(400):
+        content = bytearray(original)
+        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b" \n\r\t,-.0"))
+        damaged.append(bytes(content))
+    damaged += [original + b"x" * 3_000_000, original + b"9" * 3_000_000, b"utt " + b"1," * 1_000_000]
+    path = tmp_path / "list"
+    for content in damaged:
+        path.write_bytes(content)
+        for options in (
+            ReadOptions(format=name),
+            ReadOptions(skip_invalid=True),
+            ReadOptions(format=name, target_key="id"),
+        ):
+            with contextlib.suppress(BatchtuneError):
+                load_lengths(path, options)
+
+
+# ---- targets ----
+
+
+def _source(folder: Path, content: str | bytes, name: str = "targets") -> Source:
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return Source(folder / name)
+
+
+def test_aligned_targets_are_the_lines(tmp_path: Path) -> None:
+    assert list(aligned_targets(_source(tmp_path, "A B |\r\nC |\n"))) == [(1, "A B |"), (2, "C |")]
+
+
+def test_a_blank_line_is_an_empty_aligned_target_at_the_end_too(tmp_path: Path) -> None:
+    assert list(aligned_targets(_source(tmp_path, "A |\n\nB |\n\n"))) == [(1, "A |"), (2, ""), (3, "B |"), (4, "")]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("a 3\nb 4.5\n", {"a": 3.0, "b": 4.5}),
+        ("a 52,31\nb 7,31\n", {"a": 52.0, "b": 7.0}),
+        ("a ONE TWO\nb THREE\n", {"a": "ONE TWO", "b": "THREE"}),
+        ("a\tONE  TWO \r\n\nb\n", {"a": "ONE  TWO", "b": ""}),
+        ("", {}),
+    ],
+)
+def test_keyed_targets_are_numbers_first_dimensions_or_texts(
+    tmp_path: Path, content: str, expected: dict[str, object]
+) -> None:
+    assert keyed_targets(_source(tmp_path, content)) == expected
+
+
+def test_a_number_among_texts_is_a_text(tmp_path: Path) -> None:
+    assert keyed_targets(_source(tmp_path, "a ONE TWO\nb 7\nc X\n")) == {"a": "ONE TWO", "b": "7", "c": "X"}
+
+
+def test_what_is_no_number_among_numbers_stays_as_it_is(tmp_path: Path) -> None:
+    assert keyed_targets(_source(tmp_path, "a 3\nb x\nc 7\nd\ne 2\n")) == {
+        "a": 3.0,
+        "b": "x",
+        "c": 7.0,
+        "d": "",
+        "e": 2.0,
+    }
+
+
+def test_a_keyed_target_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="line 3: the id 'a' is there a second time") as caught:
+        keyed_targets(_source(tmp_path, "a ONE\nb TWO\na THREE\n"))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content", [b"a ONE\nb \xff\n", b"a ONE\nb \0\n", gzip.compress(b"a ONE\n" * 99, mtime=0)[:-9]]
+)
+def test_damaged_targets_are_an_error(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ManifestError):
+        keyed_targets(_source(tmp_path, content))
+    with pytest.raises(ManifestError):
+        list(aligned_targets(_source(tmp_path, content)))
+
+
+# ---- real files ----
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (f"{_FIXTURES}/mini_librispeech/segments", (38, 2.26, 19.89, "s")),
+        (f"{_FIXTURES}/mini_librispeech/reco2dur", (38, 2.259999990463257, 19.889999389648438, "s")),
+        (f"{_FIXTURES}/mini_librispeech2/segments", (3, 6.95, 19.89, "s")),
+        (f"{_FIXTURES}/mini_librispeech2/utt2num_frames", (3, 693, 1987, "frames")),
+        (f"{_ESPNET}/speech_shape_fbank80.gz", (28539, 139, 2451, "frames")),
+        (f"{_ESPNET}/speech_shape.gz", (28539, 22560, 392400, None)),
+    ],
+)
+def test_count_ends_and_unit_of_real_lists(data, name: str, expected: tuple[object, ...]) -> None:
+    lengths = load_lengths(data(name))
+    assert (lengths.count, lengths.shortest, lengths.longest, lengths.unit) == expected
+
+
+@pytest.mark.parametrize("name", ["mini_librispeech", "mini_librispeech2"])
+def test_real_segments_are_as_long_as_kaldi_says(data, name: str) -> None:
+    segments, durations = (load_lengths(data(f"{_FIXTURES}/{name}/{file}")) for file in ("segments", "utt2dur"))
+    assert segments.values.tolist() == durations.values.tolist()
+
+
+def test_frames_of_10_ms_are_the_lengths_that_they_come_from(data) -> None:
+    frames = load_lengths(data(f"{_ESPNET}/speech_shape_fbank80.gz"))
+    samples = load_lengths(
+        data(f"{_ESPNET}/utt2num_samples.gz"), ReadOptions(length_scale=Fraction(1, 160), unit="frames")
+    )
+    assert np.abs(frames.values - samples.values).max() < 3
+
+
+def test_real_letters_are_as_many_lines_as_the_manifest_has_examples(data) -> None:
+    lines = [text for _, text in aligned_targets(Source(data("librispeech-wav2vec-tsv/valid.ltr")))]
+    symbols = [len(text.split()) for text in lines]
+    assert (len(lines), min(symbols), max(symbols), sum(symbols)) == (2703, 4, 517, 291159)
+
+
+def test_real_texts_are_keyed_by_utterance(data) -> None:
+    found = keyed_targets(Source(data(f"{_FIXTURES}/mini_librispeech/text")))
+    assert len(found) == 38
+    assert found["lbi-1272-141231-0000"] == "A MAN SAID TO THE UNIVERSE SIR I EXIST"
+
+
+def test_real_shapes_are_targets_by_their_first_dimension(data) -> None:
+    found = keyed_targets(Source(data(f"{_ESPNET}/speech_shape_fbank80.gz")))
+    assert (len(found), found["103-1240-0000"]) == (28539, 1407.0)

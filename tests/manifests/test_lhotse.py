@@ -1,0 +1,450 @@
+"""Lhotse's manifests: cuts in every shape, compared with Lhotse itself, and what is no cut."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.errors import BatchtuneError
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.manifests.formats.lhotse import FORMAT
+from batchtune.manifests.source import Head, Source
+
+Write = Callable[[Sequence[object]], str]
+
+
+def _lines(cuts: Sequence[object]) -> str:
+    return "".join(json.dumps(cut) + "\n" for cut in cuts)
+
+
+def _list(cuts: Sequence[object]) -> str:
+    return json.dumps(cuts, indent=2)
+
+
+both = pytest.mark.parametrize("write", [_lines, _list], ids=["lines", "list"])
+
+
+def _cut(name: str, duration: object, **more: object) -> dict[str, object]:
+    cut = {"id": name, "start": 0, "duration": duration, "channel": 0, "supervisions": [], "type": "MonoCut"}
+    return {**cut, **more}
+
+
+def _track(duration: object, offset: object = 0.0, kind: str = "MonoCut", **more: object) -> dict[str, object]:
+    return {"cut": {"id": "a", "duration": duration}, "type": kind, "offset": offset, **more}
+
+
+def _mix(name: str, *tracks: object) -> dict[str, object]:
+    return {"id": name, "tracks": list(tracks), "type": "MixedCut"}
+
+
+def _values(content: str, folder: Path, key: str) -> list[object]:
+    (folder / "cuts").write_text(content)
+    chunks = FORMAT.rows(Source(folder / "cuts"), key, None)
+    return [value for rows in chunks for value in rows.lengths]
+
+
+# ---- durations ----
+
+
+@both
+@pytest.mark.parametrize("kind", ["MonoCut", "MultiCut", "PaddingCut", "Cut"])
+def test_a_cut_is_as_long_as_its_duration(read, write: Write, kind: str) -> None:
+    lengths = read(write([_cut("a", 2.5, type=kind), _cut("b", 10.000000001, type=kind)]))
+    assert (lengths.values.tolist(), lengths.unit) == ([10.000000001, 2.5], "s")
+
+
+@both
+def test_a_mix_lasts_until_its_last_track_ends(read, write: Write) -> None:
+    assert read(write([_mix("m", _track(3.0), _track(2.5, 4.25))])).values.tolist() == [6.75]
+
+
+def test_a_mix_is_rounded_as_lhotse_rounds_it(read) -> None:
+    assert read(_lines([_mix("m", _track(0.1), _track(0.1, 0.2))])).values.tolist() == [0.3]
+
+
+def test_muted_tracks_do_not_count(read) -> None:
+    assert read(_lines([_mix("m", _track(3.0), _track(9.0, mute=True))])).values.tolist() == [3.0]
+
+
+def test_muted_tracks_count_where_there_are_no_others(read) -> None:
+    assert read(_lines([_mix("m", _track(9.0, mute=True))])).values.tolist() == [9.0]
+
+
+@both
+@pytest.mark.parametrize(
+    ("tracks", "said"),
+    [
+        ([], "[] (a mix without tracks)"),
+        ([_track("abc")], "0.0 + 'abc' (a track without a length)"),
+        ([_track(None)], "0.0 + None (a track without a length)"),
+        ([_track(2.0, None)], "None + 2.0 (a track without a length)"),
+        ([_track(float("nan"))], "(a track without a length)"),
+        ([_track(float("inf")), _track(1.0)], "(a track without a length)"),
+    ],
+)
+def test_a_mix_that_has_no_length_is_an_invalid_row(refusal, write: Write, tracks: list[object], said: str) -> None:
+    message = refusal(write([_cut("good", 1.0), _mix("bad", *tracks)])).message
+    assert "id 'bad': 'duration' is" in message
+    assert said in message
+
+
+@both
+def test_a_cut_without_a_duration_is_an_invalid_row(refusal, write: Write) -> None:
+    cut = {"id": "b", "type": "MonoCut"}
+    assert "id 'b': 'duration' is missing" in refusal(write([_cut("a", 1.0), cut]), format="lhotse").message
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("1e400", "infinite"),
+        ("9" * 6000, "infinite"),
+        ("NaN", "NaN"),
+        ("-Infinity", "infinite"),
+        ("true", "a boolean"),
+        ("[1]", "a list"),
+        ('"x"', "text"),
+        ("{}", "an object"),
+    ],
+)
+def test_a_duration_that_is_none_is_an_invalid_row(refusal, write: Write, value: str, reason: str) -> None:
+    content = write([_cut("a", 1.0), _cut("b", "HERE"), _cut("c", 2.0)]).replace('"HERE"', value)
+    message = refusal(content).message
+    assert "1 of 3 rows is invalid" in message
+    assert "id 'b'" in message
+    assert f"({reason})" in message
+
+
+def test_a_duration_that_is_text_is_not_measured(refusal) -> None:
+    assert "2 of 2 rows are invalid" in refusal(_lines([_cut("a", "x"), _cut("b", "yy")])).message
+
+
+def test_the_rows_of_a_list_are_named_with_their_lines(refusal) -> None:
+    content = "[\n" + ",\n".join(json.dumps(_cut("same", duration)) for duration in (1.0, 1.0, 0.0, 1.0)) + "\n]"
+    assert "line 4, id 'same'" in refusal(content).message
+
+
+def test_the_length_key_can_be_a_text(read) -> None:
+    cuts = [_cut("a", 1.0, supervisions=[{"text": "HELLO"}]), _cut("b", 1.0, supervisions=[{"text": "ME"}])]
+    assert read(_lines(cuts), length_key="text").values.tolist() == [5.0, 2.0]
+
+
+# ---- texts ----
+
+
+@both
+@pytest.mark.parametrize(
+    ("supervisions", "text"),
+    [
+        ([{"text": "ONE TWO"}, {"text": "THREE"}], "ONE TWO THREE"),
+        ([{"text": "ONE"}, {"id": "silence"}], "ONE"),
+        ([{"text": ""}], ""),
+        ([{"id": "silence"}], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_text_of_a_cut_is_that_of_its_supervisions(
+    tmp_path: Path, write: Write, supervisions: object, text: str | None
+) -> None:
+    assert _values(write([_cut("a", 1.0, supervisions=supervisions)]), tmp_path, "text") == [text]
+
+
+def test_a_mix_has_the_texts_of_its_tracks(tmp_path: Path) -> None:
+    def spoken(text: str, **more: object) -> dict[str, object]:
+        return {"cut": {"duration": 1, "supervisions": [{"text": text}]}, "type": "MonoCut", **more}
+
+    mix = _mix("m", spoken("ONE"), _track(1.0, kind="PaddingCut"), spoken("TWO", offset=1), spoken("X", mute=True))
+    assert _values(_lines([mix]), tmp_path, "text") == ["ONE TWO"]
+
+
+def test_texts_can_be_the_targets(read) -> None:
+    cuts = [_cut("a", 2.0, supervisions=[{"text": "AB"}, {"text": "C"}]), _cut("b", 1.0, supervisions=[{"text": "A"}])]
+    lengths = read(_lines(cuts), target_key="text")
+    assert (lengths.values.tolist(), lengths.targets.tolist()) == ([2.0, 1.0], [4.0, 1.0])
+
+
+def test_a_text_that_is_none_is_an_invalid_row(refusal) -> None:
+    cuts = [_cut("a", 2.0, supervisions=[{"text": "AB"}]), _cut("b", 1.0, supervisions=[{"text": 7}])]
+    assert "id 'b': 'text' is 7 (a text that is none)" in refusal(_lines(cuts), target_key="text").message
+
+
+# ---- frames ----
+
+
+def test_frames_are_those_of_the_cut_not_of_its_features(read) -> None:
+    features = {"num_frames": 1604, "num_features": 40, "frame_shift": 0.01, "sampling_rate": 16000}
+    lengths = read(_lines([_cut("a", 10.0, features=features)]), length_key="num_frames")
+    assert (lengths.values.tolist(), lengths.unit) == ([1000.0], "frames")
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"frame_shift": 0.01},
+        {"frame_shift": "x", "sampling_rate": 16000},
+        {"frame_shift": 0.0, "sampling_rate": 16000},
+        {"frame_shift": 0.01, "sampling_rate": 1e300},
+        {"frame_shift": -1.0, "sampling_rate": 16000},
+    ],
+)
+def test_features_without_a_rate_are_an_invalid_row(refusal, features: object) -> None:
+    good = {"frame_shift": 0.01, "sampling_rate": 16000}
+    cuts = [_cut("a", 1.0, features=good), _cut("b", 1e300, features=features)]
+    assert "(frames without their rate)" in refusal(_lines(cuts), length_key="num_frames").message
+
+
+def test_cuts_without_features_have_no_frames(refusal) -> None:
+    message = refusal(_lines([_cut("a", 1.0)]), length_key="num_frames").message
+    assert "has no column 'num_frames'" in message
+
+
+# ---- what it is, and what it is not ----
+
+
+@both
+@pytest.mark.parametrize(
+    ("example", "called"),
+    [
+        ({"id": "r", "sources": [], "sampling_rate": 8000, "num_samples": 8, "duration": 0.001}, "recordings"),
+        ({"id": "s", "recording_id": "r", "start": 0, "duration": 2.0, "channel": 0, "text": "A"}, "supervisions"),
+        (
+            {"num_frames": 9, "num_features": 80, "frame_shift": 0.01, "duration": 0.1, "storage_type": "x"},
+            "features",
+        ),
+    ],
+)
+def test_other_manifests_of_lhotse_are_named(refusal, write: Write, example: object, called: str) -> None:
+    error = refusal(write([example]))
+    assert f"holds Lhotse's {called}, no cuts" in error.message
+    assert "lhotse cut simple -r RECORDINGS -s SUPERVISIONS" in error.hint
+
+
+@both
+def test_the_way_around_that_the_error_names_works(read, write: Write) -> None:
+    recording = {"id": "r", "sources": [], "sampling_rate": 8000, "num_samples": 8, "duration": 2.5}
+    known = {_lines: "nemo", _list: "json-list"}[write]
+    assert read(write([recording]), format=known, length_key="duration").values.tolist() == [2.5]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"audio_filepath": "a.wav", "duration": 2.5, "text": 'the "type": "MonoCut"'},
+        {"id": "a", "start": 0, "duration": 2.5, "text": "a", "recording": "a.wav"},
+        {"id": "a", "type": "utterance", "duration": 2.5, "supervisions": "none"},
+        {"id": "a", "recording_id": "r", "start": 0, "duration": 2.5},
+        {"meta": {"id": "a", "type": "MonoCut"}, "duration": 2.5},
+    ],
+)
+def test_other_lines_are_not_taken_for_cuts(entry: object) -> None:
+    assert not FORMAT.fits(Head(_lines([entry]).encode(), complete=True))
+
+
+@both
+def test_a_cut_without_a_type_is_known_by_its_parts(read, write: Write) -> None:
+    cut = _cut("a", 2.5)
+    del cut["type"]
+    assert read(write([cut])).values.tolist() == [2.5]
+
+
+@both
+def test_a_first_cut_longer_than_the_head_is_known(read, write: Write) -> None:
+    speech = [{"id": f"s{i}", "text": "LONG " * 20} for i in range(2000)]
+    lengths = read(write([_cut("a", 2.5, supervisions=speech), _cut("b", 3.5)]))
+    assert lengths.values.tolist() == [3.5, 2.5]
+
+
+def test_a_list_that_is_longer_than_the_head_is_read(read) -> None:
+    assert read(_list([_cut(f"u{i}", i) for i in range(1, 2000)])).longest == 1999.0
+
+
+def test_an_empty_list_holds_no_examples(refusal) -> None:
+    assert "no examples" in refusal("[]", format="lhotse").message
+
+
+# ---- damage ----
+
+
+@both
+def test_a_cut_of_another_shape_is_named_with_its_line(refusal, write: Write) -> None:
+    error = refusal(write([_cut("a", 1.0), _mix("b", {"type": "MonoCut"})]))
+    assert f"line {2 if write is _lines else 10}: the object has another shape than needed" in error.message
+    assert "`$.tracks[0]`" in error.message
+    assert "CutSet.to_file" in error.hint
+
+
+@pytest.mark.parametrize("line", ["[2]", "2", "null", '"a"'])
+def test_a_line_that_is_no_object_is_named(refusal, line: str) -> None:
+    assert "line 2 is no JSON object" in refusal(_lines([_cut("a", 1.0)]) + line).message
+
+
+def test_an_item_that_is_no_object_is_named(refusal) -> None:
+    content = json.dumps([_cut("a", 1.0)])[:-1] + ",\n2]"
+    assert "line 2: the object has another shape than needed: Expected `object`, got `int`" in refusal(content).message
+
+
+def test_a_line_that_breaks_off_is_named_with_its_column(refusal) -> None:
+    line = json.dumps(_cut("a", 1.0))
+    assert "line 2, column 25: the JSON breaks off" in refusal(f"{line}\n{line[:29]}").message
+
+
+def test_a_list_that_breaks_off_is_named_with_line_and_column(refusal) -> None:
+    content = "[\n" + json.dumps(_cut("a", 1.0)) + ",\n"
+    assert "line 3, column 1: the JSON breaks off" in refusal(content).message
+
+
+@pytest.mark.parametrize("content", ['{"id": ' + '{"a":' * 100_000, "[" * 100_000, '[{"tracks": ' * 50_000])
+def test_cuts_nested_too_deeply_are_an_error(refusal, content: str) -> None:
+    assert "nested too deeply" in refusal(content, format="lhotse").message
+
+
+def test_a_mix_in_a_mix_has_no_length(refusal) -> None:
+    inner = _mix("inner", _track(1.0))
+    mix = _mix("outer", {"cut": inner, "type": "MixedCut", "offset": 0})
+    assert "(a track without a length)" in refusal(_lines([_cut("a", 1.0), mix])).message
+
+
+def test_a_very_long_line_is_read(read) -> None:
+    assert read(_lines([_cut("a", 2.5, custom={"tokens": list(range(500_000))})])).values.tolist() == [2.5]
+
+
+@both
+@pytest.mark.parametrize("key", ["duration", "text", "num_frames"])
+def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, write: Write, key: str) -> None:
+    features = {"num_frames": 100, "num_features": 80, "frame_shift": 0.01, "sampling_rate": 16000}
+    plain = _cut("a", 1.0, features=features, supervisions=[{"id": "s", "text": "ONE TWÖ"}])
+    whole = write([plain, _mix("b", _track(1.0), _track(2.0, 0.5, mute=True)), plain]).encode()
+    damaged = [whole[:end] for end in range(0, len(whole), max(1, len(whole) // 50))]
+    chance = random.Random(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 3))):
+            content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b'{}[]",:0-e'))
+        damaged.append(bytes(content))
+    path = tmp_path / "cuts"
+    for content in damaged:
+        path.write_bytes(content)
+        for options in (ReadOptions(format="lhotse", length_key=key), ReadOptions(skip_invalid=True, target_key=key)):
+            with contextlib.suppress(BatchtuneError):
+                load_lengths(path, options)
+
+
+# ---- real files ----
+
+_LIBRI = "derived-librispeech-formats"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lhotse-fixtures/libri/cuts.json", [10.0]),
+        ("lhotse-fixtures/libri/cuts_multi.json", [10.0]),
+        ("lhotse-fixtures/libri/cuts_no_feats.json", [10.0]),
+        ("lhotse-fixtures/libri/cuts_no_recording.json", [10.0]),
+        ("lhotse-fixtures/ami/cuts.json", [6.0]),
+        ("lhotse-fixtures/ljspeech/cuts.json", [1.5976870748299319, 1.5396371882086168]),
+        ("lhotse-fixtures/lsmix/cuts.000000.jsonl.gz", [22.3800625, 9.8545]),
+    ],
+)
+def test_lhotses_own_fixtures(data, name: str, expected: list[float]) -> None:
+    lengths = load_lengths(data(name))
+    assert (lengths.values.tolist(), lengths.unit) == (expected, "s")
+
+
+def test_librispeech_as_cuts_has_the_lengths_that_it_has_elsewhere(data) -> None:
+    lengths = load_lengths(data(f"{_LIBRI}/lhotse_cuts.jsonl.gz"))
+    assert (lengths.count, lengths.shortest, lengths.longest) == (28539, 1.41, 24.525)
+    assert lengths.fingerprint == load_lengths(data(f"{_LIBRI}/nemo_manifest.jsonl.gz")).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("lhotse-fixtures/mini_librispeech/lhotse/recordings.jsonl.gz", "recordings"),
+        ("lhotse-fixtures/mini_librispeech2/lhotse/recordings.jsonl.gz", "recordings"),
+        ("lhotse-fixtures/mini_librispeech/lhotse/supervisions.jsonl.gz", "supervisions"),
+        ("lhotse-fixtures/ami/ES2011a_sups.jsonl.gz", "supervisions"),
+        ("lhotse-fixtures/mini_librispeech2/lhotse/features.jsonl.gz", "features"),
+    ],
+)
+def test_real_manifests_that_are_no_cuts_are_named(refusal, data, name: str, called: str) -> None:
+    assert f"holds Lhotse's {called}, no cuts" in refusal(gzip.decompress(data(name).read_bytes())).message
+
+
+# ---- against lhotse itself ----
+
+
+@pytest.fixture(scope="module")
+def lhotse() -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("lhotse")
+
+
+@pytest.fixture
+def cuts(lhotse: ModuleType) -> list[Any]:
+    """Cuts with features, and as many without."""
+    made = []
+    for index, seconds in enumerate((10.0, 7.31, 33949 / 22050)):
+        rate = 16000 if index < 2 else 22050
+        times = {"start": 0.0, "duration": seconds}
+        recording = lhotse.Recording(f"r{index}", [], rate, round(seconds * rate), seconds)
+        stored = {"storage_type": "", "storage_path": "", "storage_key": ""}
+        features = lhotse.Features("fbank", 1000, 80, 0.01, rate, **times, **stored)
+        spoken = [lhotse.SupervisionSegment(f"s{index}", f"r{index}", **times, text=text) for text in ("ONE TWO", "X")]
+        for name, more in (("whole", {"supervisions": spoken, "features": features}), ("bare", {})):
+            made.append(lhotse.MonoCut(f"{name}{index}", **times, channel=0, recording=recording, **more))
+    return made
+
+
+def _variants(lhotse: ModuleType, cuts: Sequence[Any]) -> list[Any]:
+    first, bare = cuts[0], cuts[1]
+    found = list(cuts)
+    found += [cut.truncate(offset=0.33, duration=0.987654321) for cut in cuts]
+    found += [cut.pad(duration=11.123456789, preserve_id=False) for cut in cuts]
+    found += [cut.pad(duration=12.0, direction="both") for cut in cuts[:2]]
+    found += [cut.mix(cuts[2], offset_other_by=offset, snr=10) for cut in (first, bare) for offset in (0.1, 3.7)]
+    found += [first.append(cuts[2]).append(first), bare.append(cuts[3]).append(cuts[3]), cuts[4].append(cuts[4])]
+    found += [cut.perturb_speed(factor) for cut in (cuts[1], cuts[3], cuts[5]) for factor in (0.9, 1.1)]
+    found += [bare.append(cuts[3]).perturb_speed(0.9), cuts[3].perturb_tempo(1.1)]
+    found += list(lhotse.CutSet.from_cuts([bare]).cut_into_windows(3.0))
+    return found
+
+
+@both
+@pytest.mark.parametrize("key", ["duration", "num_frames", "text"])
+def test_cuts_have_what_they_have_in_lhotse(
+    tmp_path: Path, lhotse: ModuleType, cuts: list[Any], write: Write, key: str
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dicts = [cut.to_dict() for cut in _variants(lhotse, cuts)]
+        assert {one["type"] for one in dicts} == {"MonoCut", "MixedCut"}
+        real = list(lhotse.CutSet.from_dicts(json.loads(json.dumps(dicts))))
+    if key == "text":
+        expected = [" ".join(one.text for one in cut.supervisions) if cut.supervisions else None for cut in real]
+    else:
+        expected = [getattr(cut, key) for cut in real]
+    assert _values(write(dicts), tmp_path, key) == expected
+
+
+@pytest.mark.parametrize("name", ["cuts.jsonl", "cuts.jsonl.gz", "cuts.json", "cuts.json.gz"])
+def test_files_that_lhotse_writes_are_read(tmp_path: Path, lhotse: ModuleType, cuts: list[Any], name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = lhotse.CutSet.from_cuts(_variants(lhotse, cuts))
+        whole.to_file(tmp_path / name)
+        durations = sorted((cut.duration for cut in lhotse.CutSet.from_file(tmp_path / name)), reverse=True)
+    assert np.array_equal(load_lengths(tmp_path / name).values, durations)

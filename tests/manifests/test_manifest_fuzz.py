@@ -1,0 +1,86 @@
+"""Damaged manifests of every format: right lengths or one message, whatever the damage."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from samples import SAMPLES
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths
+
+VALUES = [str(1 + number * 37 % 101) for number in range(40)]
+WORDS = (b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b"\r\n", b"\n\n", b'"', b"{", b"[", b"NaN", b"-1e999", b"\t", b",")
+JUNK = (b"x" * 10_000_000, b"{" * 100_000, b"[" * 100_000, b'"' * 100_000, b"1 " * 1_000_000)
+# In all formats together, 10,000 and more.
+MUTATIONS = 600
+
+pytestmark = pytest.mark.parametrize("name", SAMPLES)
+
+
+def outcome(path: Path, content: bytes, name: str, **options: object) -> ManifestError | None:
+    """Reads damaged content by its format's name and without; anything but lengths or a ManifestError is raised."""
+    path.write_bytes(content)
+    refused = None
+    try:
+        load_lengths(path, ReadOptions(format=name, **options))  # type: ignore[arg-type]
+    except ManifestError as error:
+        assert error.message
+        refused = error
+    with contextlib.suppress(ManifestError):
+        load_lengths(path)
+    return refused
+
+
+def flip(draw: random.Random, content: bytearray) -> None:
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+
+
+def overwrite(draw: random.Random, content: bytearray) -> None:
+    start = draw.randrange(len(content))
+    content[start : start + draw.randrange(1, 9)] = draw.randbytes(draw.randrange(1, 9))
+
+
+def cut(draw: random.Random, content: bytearray) -> None:
+    start = draw.randrange(len(content))
+    del content[start : start + draw.randrange(1, 200)]
+
+
+def repeat(draw: random.Random, content: bytearray) -> None:
+    start = draw.randrange(len(content))
+    content[start:start] = content[start : start + draw.randrange(1, 300)] * draw.randrange(1, 4)
+
+
+def insert_word(draw: random.Random, content: bytearray) -> None:
+    start = draw.randrange(len(content))
+    content[start:start] = draw.choice(WORDS)
+
+
+DAMAGES: tuple[Callable[[random.Random, bytearray], None], ...] = (flip, flip, overwrite, cut, repeat, insert_word)
+
+
+def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> None:
+    whole = SAMPLES[name].content(VALUES)
+    draw = random.Random(name)
+    for _ in range(MUTATIONS):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            if content:
+                draw.choice(DAMAGES)(draw, content)
+        outcome(tmp_path / "manifest", bytes(content), name, skip_invalid=draw.random() < 0.5)
+
+
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_a_file_cut_off_gives_the_lengths_before_or_one_message(name: str, tmp_path: Path, tenths: int) -> None:
+    whole = SAMPLES[name].content(VALUES)
+    outcome(tmp_path / "manifest", whole[: len(whole) * tenths // 10], name)
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:2]))
+def test_a_very_long_line_gives_lengths_or_one_message(name: str, tmp_path: Path, junk: bytes) -> None:
+    outcome(tmp_path / "manifest", SAMPLES[name].content(VALUES) + junk, name)
+    outcome(tmp_path / "manifest", junk + b"\n" + SAMPLES[name].content(VALUES), name)

@@ -1,0 +1,127 @@
+"""LibriSpeechMix: mixtures of utterances that begin at different times."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import BatchtuneError
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.manifests.formats.librispeechmix import FORMAT
+from batchtune.manifests.source import Head, Source
+
+
+def _mixture(name: str, delays: object, durations: object, **more: object) -> dict[str, object]:
+    return {"delays": delays, "durations": durations, "id": name, "texts": ["ONE", "TWO THREE"], **more}
+
+
+def _lines(mixtures: Sequence[object]) -> str:
+    return "".join(json.dumps(mixture) + "\n" for mixture in mixtures)
+
+
+def test_a_mixture_lasts_until_its_last_utterance_ends(read) -> None:
+    lengths = read(_lines([_mixture("a", [0.0, 4.5], [5.5, 10.25]), _mixture("b", [0.0, 1.0], [5.5, 2])]))
+    assert (lengths.values.tolist(), lengths.unit) == ([14.75, 5.5], "s")
+
+
+def test_the_durations_of_the_utterances_can_be_reduced(read) -> None:
+    content = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25])])
+    assert read(content, length_key="durations", reduce="sum").values.tolist() == [15.75]
+
+
+def test_one_of_the_durations_can_be_the_length(read) -> None:
+    content = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25])])
+    assert read(content, length_key="durations.1").values.tolist() == [10.25]
+
+
+def test_the_texts_can_be_the_targets(read) -> None:
+    content = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25])])
+    assert read(content, target_key="texts", reduce="sum").targets.tolist() == [12.0]
+
+
+@pytest.mark.parametrize(
+    ("delays", "durations", "said"),
+    [
+        ([0.0], [1.0, 2.0], "1 delays, 2 durations (not as many delays as durations)"),
+        ([], [], "[] (an empty list)"),
+        ([0.0], ["x"], "'x' (text)"),
+        ([None], [1.0], "None (missing)"),
+        ([0.0], [True], "True (a boolean)"),
+        ([0.0], [float("nan")], "'NaN' (NaN)"),
+        ([float("-inf"), 0.0], [1.0, 2.0], "'-Infinity' (infinite)"),
+        ([0.0], [{}], "{} (an object)"),
+        ([0.0], [-2.0], "-2.0 (negative)"),
+        (0.0, [1.0], "missing"),
+        ([0.0], None, "missing"),
+    ],
+)
+def test_a_mixture_without_a_length_is_an_invalid_row(refusal, delays: object, durations: object, said: str) -> None:
+    message = refusal(_lines([_mixture("a", [0.0], [1.0]), _mixture("b", delays, durations)])).message
+    assert f"line 2, id 'b': 'duration' is {said}" in message
+
+
+@pytest.mark.parametrize("value", ["1e400", "9" * 400, "9" * 6000])
+def test_a_duration_beyond_all_numbers_is_infinite(refusal, value: str) -> None:
+    content = _lines([_mixture("a", [0.0], [1.0]), _mixture("b", [0.0], [7531])]).replace("7531", value)
+    assert "line 2, id 'b'" in refusal(content).message
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"duration": 2.5, "delays": 3},
+        {"delays": 1, "durations": [2.5]},
+        {"durations": [2.5]},
+        {"meta": {"delays": [], "durations": []}},
+        [{"delays": [], "durations": []}],
+    ],
+)
+def test_other_json_is_not_taken_for_mixtures(entry: object) -> None:
+    assert not FORMAT.fits(Head(_lines([entry]).encode(), complete=True))
+
+
+def test_a_line_that_breaks_off_is_named(refusal) -> None:
+    content = _lines([_mixture("a", [0.0], [1.0]), _mixture("b", [0.0], [1.0])])
+    assert "line 2, column" in refusal(content[:-20]).message
+
+
+def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path) -> None:
+    whole = _lines([_mixture("a", [0.0, 4.5], [5.5, 10.25]), _mixture("b", [0.0], [1.0])]).encode()
+    chance = random.Random(0)
+    damaged = [whole[: len(whole) * part // 10] for part in range(10)]
+    for _ in range(400):
+        content = bytearray(whole)
+        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b'{}[]",:0-e\n'))
+        damaged.append(bytes(content))
+    damaged.append(_lines([_mixture("a", [0.0] * 300_000, [1.0] * 300_000)]).encode())
+    path = tmp_path / "mix"
+    for content in damaged:
+        path.write_bytes(content)
+        for options in (
+            ReadOptions(format="librispeechmix"),
+            ReadOptions(skip_invalid=True, length_key="durations", reduce="max"),
+            ReadOptions(format="librispeechmix", target_key="texts", reduce="sum"),
+        ):
+            with contextlib.suppress(BatchtuneError):
+                load_lengths(path, options)
+
+
+@pytest.mark.parametrize(("speakers", "ends"), [(2, (2.34, 41.1012076829463)), (3, (3.77, 54.559328285225114))])
+def test_real_mixtures(data, speakers: int, ends: tuple[float, float]) -> None:
+    lengths = load_lengths(data(f"librispeechmix-jsonl/dev-clean-{speakers}mix.jsonl.gz"))
+    assert (lengths.count, lengths.shortest, lengths.longest, lengths.unit) == (2703, *ends, "s")
+
+
+def test_real_mixtures_are_as_long_as_their_last_utterance(data) -> None:
+    path = data("librispeechmix-jsonl/dev-clean-3mix.jsonl.gz")
+    with gzip.open(path, "rt") as lines:
+        mixtures = [json.loads(line) for line in lines]
+    expected = [max(map(sum, zip(one["delays"], one["durations"], strict=True))) for one in mixtures]
+    found = [value for rows in FORMAT.rows(Source(path), "duration", None) for value in rows.lengths]
+    assert found == expected

@@ -1,0 +1,504 @@
+"""The format `parquet`, and with it what the columnar formats share."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, columnar_values, load_lengths
+from batchtune.manifests.columnar import lengths_table
+from batchtune.manifests.formats import parquet
+from batchtune.manifests.formats.parquet import FORMAT, ParquetTable
+from batchtune.manifests.parquet_footer import column_sizes
+from batchtune.manifests.rows import Column, Rows, TellsUnit
+from batchtune.manifests.source import Head, Source
+from batchtune.manifests.values import Unreadable
+
+Write = Callable[..., Source]
+
+CHATS = [
+    [{"role": "user", "content": "Hi"}, {"role": "model", "content": "Hello"}],
+    [],
+    None,
+    [{"role": "user", "content": None}],
+]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a table, or columns, and opens the file: write({"duration": [1.5]}, row_group_size=10)."""
+
+    def run(columns: Any, **options: Any) -> Source:
+        table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+        pyarrow.parquet.write_table(table, tmp_path / "data.parquet", **options)
+        return Source(tmp_path / "data.parquet")
+
+    return run
+
+
+def chunks(source: Source, key: str, target: str | None = None) -> Iterator[Rows]:
+    return FORMAT.rows(source, key, target)
+
+
+def values(source: Source, key: str) -> list[object]:
+    return [value for rows in chunks(source, key) for value in list(rows.lengths)]
+
+
+def ids(source: Source, key: str) -> list[str | None]:
+    return [name for rows in chunks(source, key) for name in rows.names()]
+
+
+def columns(source: Source) -> dict[str, Column]:
+    return {column.name: column for column in FORMAT.columns(source)}
+
+
+def test_numbers_without_gaps_come_as_an_array_of_floats(write: Write) -> None:
+    (rows,) = chunks(write({"duration": pyarrow.array([3, 1, 2], pyarrow.int32())}), "duration")
+    assert isinstance(rows.lengths, np.ndarray)
+    assert rows.lengths.dtype == np.float64
+    assert rows.lengths.tolist() == [3.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pyarrow.array([2**60 + 1], pyarrow.int64()), 2.0**60),
+        (pyarrow.array([2**64 - 1], pyarrow.uint64()), 2.0**64),
+        (pyarrow.array([7], pyarrow.int8()), 7.0),
+        (pyarrow.array([0.5], pyarrow.float32()), 0.5),
+        (pyarrow.array(np.array([0.5], np.float16)), 0.5),
+        (pyarrow.array([Decimal("3.51")], pyarrow.decimal128(9, 2)), 3.51),
+        (pyarrow.array([Decimal("3.51")], pyarrow.decimal256(60, 2)), 3.51),
+        (pyarrow.array([1500], pyarrow.duration("ms")), 1.5),
+        (pyarrow.array([2_500_000_000], pyarrow.duration("ns")), 2.5),
+        (pyarrow.array([90_500], pyarrow.time32("ms")), 90.5),
+        (pyarrow.array([1.25], pyarrow.float64()).dictionary_encode(), 1.25),
+    ],
+    ids=lambda value: str(value.type) if isinstance(value, pyarrow.Array) else "",
+)
+def test_every_type_of_number_becomes_a_float(write: Write, column: pyarrow.Array, expected: float) -> None:
+    source = write({"duration": column})
+    assert values(source, "duration") == [expected]
+    assert columns(source)["duration"].numeric
+
+
+@pytest.mark.parametrize("kind", [pyarrow.int64(), pyarrow.float64(), pyarrow.decimal128(9, 2), pyarrow.string()])
+def test_a_null_is_missing(write: Write, kind: pyarrow.DataType) -> None:
+    assert values(write({"duration": pyarrow.array([None], kind)}), "duration") == [None]
+
+
+def test_nulls_among_numbers_are_missing(write: Write) -> None:
+    assert values(write({"duration": [1.5, None, 2.5]}), "duration") == [1.5, None, 2.5]
+
+
+def test_a_column_of_nulls_alone_is_missing(write: Write) -> None:
+    assert values(write({"duration": pyarrow.nulls(2)}), "duration") == [None, None]
+
+
+def test_booleans_stay_what_they_are(write: Write) -> None:
+    assert values(write({"duration": [True, False]}), "duration") == [True, False]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array(["a", "bé", None], pyarrow.string()),
+        pyarrow.array(["a", "bé", None], pyarrow.large_string()),
+        pyarrow.array(["a", "bé", None]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_text_comes_as_text(write: Write, column: pyarrow.Array) -> None:
+    source = write({"text": column})
+    assert values(source, "text") == ["a", "bé", None]
+    assert columns(source)["text"].text
+
+
+def test_binary_data_can_not_be_had(write: Write) -> None:
+    assert values(write({"bytes": [b"RIFF", None]}), "bytes") == [Unreadable("binary data"), None]
+
+
+def test_dates_can_not_be_had(write: Write) -> None:
+    (value,) = values(write({"at": pyarrow.array([0], pyarrow.timestamp("ms"))}), "at")
+    assert isinstance(value, Unreadable)
+    assert value.reason == "a date or time"
+
+
+def test_what_can_not_be_had_is_named_with_its_reason(write: Write, tmp_path: Path) -> None:
+    write({"id": ["a"], "audio": [b"RIFF"]})
+    with pytest.raises(ManifestError, match=r"id 'a': 'audio' is unreadable \(binary data\)"):
+        load_lengths(tmp_path / "data.parquet", ReadOptions(length_key="audio"))
+
+
+def test_fields_have_dotted_names(write: Write) -> None:
+    source = write({"info": [{"audio": {"seconds": 1.5}}, None]})
+    assert values(source, "info.audio.seconds") == [1.5, None]
+
+
+def test_a_dot_in_a_name_is_a_name(write: Write) -> None:
+    source = write({"audio.duration": [2.5], "audio": [{"rate": 1}]})
+    assert values(source, "audio.duration") == [2.5]
+
+
+def test_lists_come_as_lists(write: Write) -> None:
+    assert values(write({"ids": [[1, 2], [], None]}), "ids") == [[1.0, 2.0], [], None]
+
+
+def test_a_name_below_a_list_gives_what_all_its_items_have(write: Write) -> None:
+    assert values(write({"chat": CHATS}), "chat.content") == [["Hi", "Hello"], [], None, [None]]
+
+
+@pytest.mark.parametrize("key", ["chat.1.content", "chat[1].content"])
+def test_a_number_below_a_list_gives_one_item(write: Write, key: str) -> None:
+    assert values(write({"chat": CHATS}), key) == ["Hello", None, None, None]
+
+
+def test_the_lists_of_a_list_have_items_too(write: Write) -> None:
+    assert values(write({"a": [[[1, 2], [3]], [[], None]]}), "a.0") == [[1.0, 2.0], []]
+
+
+@pytest.mark.parametrize("key", ["ids.count", "chat.count"])
+def test_a_list_has_a_column_of_its_number_of_items(write: Write, key: str) -> None:
+    source = write({"ids": [[1, 2], [], None, [7]], "chat": CHATS})
+    assert values(source, key) == [2, 0, None, 1]
+    assert columns(source)[key].numeric
+
+
+def test_lists_in_lists_are_counted_in_each(write: Write) -> None:
+    source = write({"turns": [[{"ids": [1, 2]}, {"ids": [3]}], []]})
+    assert values(source, "turns.ids.count") == [[2.0, 1.0], []]
+    assert values(source, "turns.0.ids.count") == [2.0, None]
+
+
+def test_a_field_called_count_is_read_rather_than_counted(write: Write) -> None:
+    assert values(write({"items": [[{"count": 5}]]}), "items.count") == [[5.0]]
+
+
+def test_numbers_of_items_come_as_an_array(write: Write) -> None:
+    (rows,) = chunks(write({"ids": [[1, 2], [7]]}), "ids.count")
+    assert isinstance(rows.lengths, np.ndarray)
+
+
+def test_the_items_of_input_ids_are_tokens(write: Write, tmp_path: Path) -> None:
+    write({"input_ids": [[1, 2], [3]]})
+    lengths = load_lengths(tmp_path / "data.parquet", ReadOptions(length_key="input_ids.count"))
+    assert (lengths.values.tolist(), lengths.unit) == ([2.0, 1.0], "tokens")
+
+
+def test_a_map_is_a_list_of_its_pairs(write: Write) -> None:
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    source = write({"m": pyarrow.array([[("a", 1), ("b", 2)], [], None], kind)})
+    assert values(source, "m.key") == [["a", "b"], [], None]
+    assert values(source, "m.value") == [[1.0, 2.0], [], None]
+    assert values(source, "m.count") == [2.0, 0.0, None]
+
+
+def test_the_columns_are_those_without_fields_of_their_own(write: Write) -> None:
+    source = write({"id": ["a"], "chat": CHATS[:1], "info": [{"n": 1, "wav": b"x"}], "at": [1.5]})
+    assert list(columns(source)) == ["id", "chat.count", "chat.role", "chat.content", "info.n", "info.wav", "at"]
+
+
+def test_the_columns_have_examples_as_they_stand_in_the_file(write: Write) -> None:
+    source = write({"a": [None, 7], "b": [None, "x"], "c": [[1, 2], []], "d": [{"e": b"x"}] * 2})
+    examples = {name: column.example for name, column in columns(source).items()}
+    assert examples == {"a": 7, "b": "x", "c.count": 2, "c": [1.0, 2.0], "d.e": None}
+
+
+def test_text_that_holds_numbers_is_numeric(write: Write) -> None:
+    assert columns(write({"duration": ["1.5", ""]}))["duration"] == Column("duration", "1.5", numeric=True)
+
+
+def test_columns_of_binary_data_are_neither_numeric_nor_text(write: Write) -> None:
+    column = columns(write({"audio": [{"bytes": b"1", "path": "a.wav"}]}))["audio.bytes"]
+    assert not (column.numeric or column.text)
+
+
+def test_a_numeric_column_is_numeric_without_rows(write: Write) -> None:
+    assert columns(write({"duration": pyarrow.array([], pyarrow.int64())}))["duration"].numeric
+
+
+def test_a_damaged_column_does_not_hide_the_others(write: Write, tmp_path: Path) -> None:
+    write({"other": ["some text"], "duration": [2.5]}, use_dictionary=False, compression="none", write_statistics=False)
+    path = tmp_path / "data.parquet"
+    path.write_bytes(path.read_bytes().replace(b"some text", b"\xff\xff\xff\xff text", 1))
+    source = Source(path)
+    assert values(source, "duration") == [2.5]
+    assert list(columns(source)) == ["other", "duration"]
+    with pytest.raises(ManifestError, match="UTF8"):
+        values(source, "other")
+
+
+def test_two_columns_of_one_name_can_not_be_told_apart(write: Write) -> None:
+    source = write(pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["n", "n"]))
+    with pytest.raises(ManifestError, match="several columns 'n'"):
+        values(source, "n")
+
+
+def test_ids_are_those_of_the_column_that_is_known_for_them(write: Write) -> None:
+    assert ids(write({"utt_id": ["a", None, ""], "duration": [1, 2, 3]}), "duration") == ["a", None, None]
+
+
+def test_whole_numbers_are_ids(write: Write) -> None:
+    assert ids(write({"id": [17], "duration": [1]}), "duration") == ["17"]
+
+
+def test_a_column_of_lists_holds_no_ids(write: Write) -> None:
+    assert ids(write({"id": [["a"]], "name": ["b"], "duration": [1]}), "duration") == ["b"]
+
+
+def test_the_ids_stay_with_their_rows(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_LARGE_ROWS_AT_ONCE", 3)
+    names = [f"utt{number}" for number in range(100)]
+    source = write({"id": names, "duration": [float(number) for number in range(100)]}, row_group_size=30)
+    for rows in chunks(source, "duration"):
+        expected = [f"utt{number:.0f}" for number in rows.lengths]
+        assert [rows.place(index).id for index in range(len(expected))] == expected
+    assert ids(source, "duration") == names
+
+
+def test_ids_of_one_late_row_are_found(write: Write) -> None:
+    names = [f"utt{number}" for number in range(100)]
+    source = write({"id": names, "duration": range(100)}, row_group_size=7)
+    places = [rows.place(0) for rows in chunks(source, "duration")]
+    assert [place.id for place in places] == names[::7]
+
+
+def test_the_ids_are_not_read_where_nobody_asks_for_them(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    monkeypatch.setattr(
+        ParquetTable, "_read", lambda self, *call, real=ParquetTable._read: read.append(call[1]) or real(self, *call)
+    )
+    source = write({"id": ["a"], "duration": [1], "text": ["b"]})
+    assert values(source, "duration") == [1.0]
+    assert [[leaf.name for leaf in leaves] for leaves in read] == [["duration"]]
+
+
+def test_a_row_without_an_id_is_named_by_its_number(write: Write) -> None:
+    source = write({"duration": range(5)}, row_group_size=2)
+    assert [rows.place(0).id for rows in chunks(source, "duration")] == ["row 1", "row 3", "row 5"]
+    assert ids(source, "duration") == [None] * 5
+
+
+def test_a_place_that_is_asked_for_too_late_is_a_number(write: Write) -> None:
+    (rows,) = list(chunks(write({"id": ["a"], "duration": [1]}), "duration"))
+    assert rows.place(0).id == "row 1"
+
+
+def test_targets_come_with_the_lengths(write: Write) -> None:
+    (rows,) = chunks(write({"duration": [1.5, 2.5], "text": ["a", "b"]}), "duration", "text")
+    assert list(rows.lengths) == [1.5, 2.5]
+    assert rows.targets == ["a", "b"]
+
+
+def test_large_texts_come_a_few_at_a_time(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_values, "CELLS_AT_ONCE", 1000)
+    texts = ["x" * size for size in (1, 700, 700, 5000, 2, 3)]
+    found = [list(rows.lengths) for rows in chunks(write({"text": texts}), "text")]
+    assert [[len(str(text)) for text in part] for part in found] == [[1, 700], [700], [5000], [2, 3]]
+
+
+def test_a_row_group_is_not_held_whole(write: Write) -> None:
+    count = 4_000_000
+    source = write({"duration": np.arange(count, dtype=np.float64)}, row_group_size=count, use_dictionary=False)
+    tracemalloc.start()
+    held = pyarrow.default_memory_pool().bytes_allocated()
+    most = 0
+    for rows in chunks(source, "duration"):
+        most = max(most, pyarrow.default_memory_pool().bytes_allocated() - held + rows.lengths.nbytes)  # type: ignore[union-attr]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak + most < 8 * count / 2
+
+
+def test_progress_is_told_up_to_the_end(write: Write) -> None:
+    source = write({"duration": range(5)}, row_group_size=2)
+    told: list[float] = []
+    source.on_progress = told.append
+    values(source, "duration")
+    assert told == [0.4, 0.8, 1.0]
+
+
+def test_the_lengths_of_a_scan_keep_their_unit(write: Write) -> None:
+    source = write(lengths_table(["a"], [1.5], [3.0], ["a.tar"], "ms", "tokens"))
+    assert isinstance(FORMAT, TellsUnit)
+    assert [FORMAT.unit_in(source, column) for column in ("length", "target_length", "id")] == ["ms", "tokens", None]
+    assert list(columns(source)) == ["id", "length", "target_length", "source"]
+
+
+def test_the_lengths_of_a_scan_have_only_the_columns_that_are_known() -> None:
+    assert lengths_table(["a", None], [1.5, None], None, None, None).column_names == ["id", "length"]
+
+
+def test_the_note_is_what_it_is_said_to_be() -> None:
+    note = json.loads(lengths_table(["a"], [1.5], None, None, "s").schema.metadata[b"batchtune"])
+    assert note == {"format": "batchtune/lengths", "version": 1, "unit": "s", "target_unit": None}
+
+
+def test_spans_of_time_are_in_seconds_whatever_the_name(write: Write, tmp_path: Path) -> None:
+    write({"duration_ms": pyarrow.array([1500], pyarrow.duration("ms"))})
+    lengths = load_lengths(tmp_path / "data.parquet")
+    assert (lengths.values.tolist(), lengths.unit) == ([1.5], "s")
+
+
+@pytest.mark.parametrize(
+    ("note", "message"),
+    [
+        (b"{", "is not as batchtune writes it"),
+        (b'{"format": "batchtune/lengths", "version": 1, "unit": "parsec"}', "is not as batchtune writes it"),
+        (b'{"format": "other", "version": 1}', "is not as batchtune writes it"),
+        (b"[" * 100_000, "is not as batchtune writes it"),
+        (b'{"format": "batchtune/lengths", "version": 2, "unit": 7}', "is of version 2"),
+    ],
+    ids=["damaged", "unit", "format", "deep", "newer"],
+)
+def test_a_note_that_is_not_understood_is_refused(write: Write, note: bytes, message: str) -> None:
+    source = write(pyarrow.table({"length": [1.5]}).replace_schema_metadata({"batchtune": note}))
+    with pytest.raises(ManifestError, match=message):
+        FORMAT.unit_in(source, "length")
+
+
+def test_an_encrypted_file_is_refused(refusal: Callable[..., ManifestError]) -> None:
+    content = b"PARE" + bytes(100) + b"PARE"
+    assert FORMAT.fits(Head(content, complete=True))
+    assert "can't be read as Parquet" in refusal(content).message
+
+
+def test_far_more_rows_than_bytes_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
+    monkeypatch.setattr(columnar_values, "_LARGEST_EXPANSION", 50)
+    source = write({"duration": np.ones(2_000_000)})
+    with pytest.raises(ManifestError, match="stands for 2,000,000 values and more"):
+        values(source, "duration")
+
+
+def test_far_more_items_than_bytes_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
+    source = write({"ids": [np.zeros(3_000_000, dtype=np.int64)], "duration": [1.5]})
+    assert values(source, "duration") == [1.5]
+    with pytest.raises(ManifestError, match="stands for 3,000,000 values and more"):
+        values(source, "ids.count")
+
+
+def test_far_more_text_than_bytes_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
+    source = write({"text": ["x" * 20_000] * 1000})
+    with pytest.raises(ManifestError, match="made to do harm"):
+        values(source, "text")
+
+
+def test_a_checksum_tells_damage(write: Write, tmp_path: Path) -> None:
+    plain = {"use_dictionary": False, "compression": "none", "write_statistics": False}
+    write({"duration": [1.5, 2.5]}, write_page_checksum=True, **plain)
+    path = tmp_path / "data.parquet"
+    path.write_bytes(path.read_bytes().replace(np.float64(2.5).tobytes(), np.float64(3.5).tobytes(), 1))
+    with pytest.raises(ManifestError, match="CRC"):
+        load_lengths(path)
+
+
+DAMAGED = {
+    "plain": {"compression": "none", "use_dictionary": False},
+    "dictionaries": {"compression": "snappy"},
+    "pages of version 2": {"compression": "zstd", "data_page_version": "2.0", "write_page_index": True},
+    "gzip": {"compression": "gzip", "data_page_size": 100},
+    "deltas": {
+        "use_dictionary": False,
+        "column_encoding": {"id": "DELTA_BYTE_ARRAY", "duration": "BYTE_STREAM_SPLIT", "n": "DELTA_BINARY_PACKED"},
+    },
+}
+
+
+def damaged(whole: bytes, draw: random.Random) -> bytes:
+    """Cut off, or with some bits or bytes changed, more often at the end: there lie the metadata."""
+    if draw.random() < 0.1:
+        return whole[: draw.randrange(len(whole))]
+    content = bytearray(whole)
+    for _ in range(draw.choice((1, 1, 2, 8))):
+        at = draw.randrange(len(content) if draw.random() < 0.5 else min(2000, len(content)))
+        content[-1 - at] = draw.choice((0, 0x7F, 0xFF, content[-1 - at] ^ 1 << draw.randrange(8)))
+    return bytes(content)
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> None:
+    count = 30
+    columns = {
+        "id": [f"utt{number}" for number in range(count)],
+        "duration": [None if number == 7 else number / 4 for number in range(count)],
+        "n": range(count),
+    }
+    nested = {"ids": [[1, 2]] * count, "chat": [CHATS[number % 4] for number in range(count)]}
+    stream = io.BytesIO()
+    table = pyarrow.table(columns if name == "deltas" else {**columns, **nested})
+    pyarrow.parquet.write_table(table, stream, row_group_size=20, **DAMAGED[name])
+    draw = random.Random(name)
+    path = tmp_path / "damaged.parquet"
+    refused = 0
+    for _ in range(400):
+        path.write_bytes(damaged(stream.getvalue(), draw))
+        key = draw.choice(("duration", "n", "id") if name == "deltas" else ("duration", "ids.count", "chat.0.content"))
+        try:
+            for rows in chunks(Source(path), key):
+                rows.names()
+            FORMAT.columns(Source(path))
+        except ManifestError as error:
+            refused += 1
+            assert str(path) in error.message
+            assert error.hint
+    assert refused > 50
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_the_sizes_of_columns_are_those_that_pyarrow_tells(name: str) -> None:
+    stream = io.BytesIO()
+    table = pyarrow.table({"id": ["a"] * 50, "duration": [1.5] * 50, "n": range(50)})
+    pyarrow.parquet.write_table(table, stream, row_group_size=20, **DAMAGED[name])
+    metadata = pyarrow.parquet.ParquetFile(stream).metadata
+    chunks = [[metadata.row_group(group).column(column) for group in range(3)] for column in range(3)]
+    expected = {
+        column: (sum(chunk.num_values for chunk in parts), sum(chunk.total_uncompressed_size for chunk in parts))
+        for column, parts in enumerate(chunks)
+    }
+    assert {column: (size.values, size.bytes) for column, size in column_sizes(stream).items()} == expected
+
+
+def test_damaged_metadata_give_sizes_or_a_value_error() -> None:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["a"] * 50, "ids": [[1, 2]] * 50}), stream)
+    draw = random.Random(1)
+    refused = 0
+    for _ in range(3000):
+        try:
+            column_sizes(io.BytesIO(bytes(8) + damaged(stream.getvalue(), draw)))
+        except ValueError:
+            refused += 1
+    assert refused > 300
+
+
+def test_the_questions_of_gsm8k(data: Callable[[str], Path]) -> None:
+    path = data("gsm8k-parquet/test.parquet")
+    infos = pyarrow.parquet.read_table(path)["extra_info"].to_pylist()
+    expected = sorted((float(len(info["question"])) for info in infos), reverse=True)
+    for key in ("extra_info.question", "prompt.0.content"):
+        lengths = load_lengths(path, ReadOptions(length_key=key))
+        assert (lengths.count, lengths.unit) == (1319, "characters")
+        if key == "extra_info.question":
+            assert lengths.values.tolist() == expected
+
+
+def test_the_ids_of_librispeech(data: Callable[[str], Path]) -> None:
+    path = data("derived-librispeech-formats/lengths.parquet")
+    table = pyarrow.parquet.read_table(path)
+    assert ids(Source(path), "num_samples") == table["id"].to_pylist()
+    assert values(Source(path), "num_samples") == table["num_samples"].to_pylist()

@@ -1,0 +1,113 @@
+"""Files without any structure: lines of text, lines of numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import BatchtuneError
+from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests.formats import text
+from batchtune.manifests.source import Head
+
+# ---- text ----
+
+
+def test_each_line_is_an_example_of_so_many_characters(read) -> None:
+    lengths = read("HELLO\nME\n", format="text")
+    assert (lengths.values.tolist(), lengths.unit) == ([5.0, 2.0], "characters")
+
+
+def test_words_can_be_counted(read) -> None:
+    assert read("ONE TWO\n THREE \n", format="text", measure="words").values.tolist() == [2.0, 1.0]
+
+
+def test_lines_that_are_numbers_are_text_all_the_same(read) -> None:
+    assert read("10\n200\n", format="text").values.tolist() == [3.0, 2.0]
+
+
+def test_blanks_in_a_line_count_and_line_ends_do_not(read) -> None:
+    assert read(" A \r\nB\n", format="text").values.tolist() == [3.0, 1.0]
+
+
+def test_a_blank_line_between_others_is_an_example_of_length_zero(refusal) -> None:
+    message = refusal("ONE\n\nTWO\n", format="text").message
+    assert "1 of 3 rows is invalid" in message
+    assert "line 2" in message
+
+
+def test_blank_lines_can_be_skipped_and_are_counted(read) -> None:
+    lengths = read("ONE\n \n\nTWO\n\n\n", format="text", skip_invalid=True)
+    assert (lengths.values.tolist(), sum(lengths.left_out.values())) == ([3.0, 3.0], 2)
+
+
+def test_blank_lines_at_the_end_are_no_examples(read) -> None:
+    assert read("ONE\nTWO\n\n \n", format="text").count == 2
+
+
+def test_lines_are_counted_across_chunks(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_CHUNK", 2)
+    assert "line 5" in refusal("A\nB\nC\nD\n\nE\n", format="text").message
+
+
+@pytest.mark.parametrize("content", [b"plain prose\n", b"3\n", b"", b"{}"])
+def test_text_is_never_told_from_the_content(content: bytes) -> None:
+    assert not FORMATS["text"].fits(Head(content, complete=True))
+
+
+def test_a_file_of_transcripts_is_read(data) -> None:
+    lengths = load_lengths(data("librispeech-wav2vec-tsv/valid.ltr"), ReadOptions(format="text", measure="words"))
+    assert (lengths.count, lengths.shortest, lengths.longest, lengths.total) == (2703, 4, 517, 291159)
+
+
+# ---- numbers ----
+
+
+def test_each_number_is_a_length(read) -> None:
+    lengths = read("12\n 3.5 \n1e2\n")
+    assert (lengths.values.tolist(), lengths.unit) == ([100.0, 12.0, 3.5], None)
+
+
+def test_what_a_list_of_numbers_counts_is_to_be_said(read) -> None:
+    assert any("--unit" in note for note in read("3\n4\n").notes)
+    assert read("3\n4\n", unit="tokens").unit == "tokens"
+
+
+def test_a_blank_line_between_numbers_is_an_invalid_row(refusal) -> None:
+    assert "line 2: 'length' is '' (empty)" in refusal("3\n\n4\n").message
+
+
+@pytest.mark.parametrize("content", ["duration\n3\n4\n", "3 4\n5 6\n", "3,4\n", "a\n3\n", "3\na\nb\nc\n"])
+def test_other_lines_are_no_list_of_numbers(content: str) -> None:
+    assert not FORMATS["numbers"].fits(Head(content.encode(), complete=True))
+
+
+# ---- damage ----
+
+
+@pytest.mark.parametrize(("name", "whole"), [("text", "ONE TWO\n\nTHRÉE\n"), ("numbers", "3\n45.5\n\n1e3\n")])
+def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, name: str, whole: str) -> None:
+    chance = random.Random(0)
+    original = whole.encode()
+    damaged = [original[: len(original) * part // 10] for part in range(10)]
+    for _ in range(300):
+        content = bytearray(original)
+        content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b" \n\r\t-.0"))
+        damaged.append(bytes(content))
+    damaged += [
+        b"9" * 3_000_000,
+        b"3\n" + b"\n" * 1_000_000,
+        b"3\r4\r",
+        b"\xef\xbb\xbf3\r\n",
+        b"3\n\0\n",
+        b"\n" * 70_000 + b"3\n",
+    ]
+    path = tmp_path / "lines"
+    for content in damaged:
+        path.write_bytes(content)
+        for options in (ReadOptions(format=name), ReadOptions(skip_invalid=True)):
+            with contextlib.suppress(BatchtuneError):
+                load_lengths(path, options)

@@ -1,0 +1,119 @@
+"""Files under manifests: compression, bombs, line ends."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import resource
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import source
+from batchtune.manifests.source import Source
+
+LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+compressions = pytest.mark.parametrize(
+    "compress", [gzip.compress, zstd, bz2.compress, lzma.compress], ids=["gzip", "zstd", "bzip2", "xz"]
+)
+
+
+@compressions
+def test_several_compressed_streams_in_one_file_are_one_text(read, compress: Callable[[bytes], bytes]) -> None:
+    assert read(compress(LINES) + compress(LINES)).count == 6000
+
+
+@compressions
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_what_is_cut_off_is_said_to_break_off(refusal, compress: Callable[[bytes], bytes], tenths: int) -> None:
+    data = compress(LINES)
+    assert "breaks off" in refusal(data[: len(data) * tenths // 10]).message
+
+
+@compressions
+def test_a_bomb_does_no_harm(refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_TRUSTED_BYTES", 1_000_000)
+    assert "expands more than 500-fold" in refusal(compress(b'{"duration": 1}\n' + b" " * 20_000_000)).message
+
+
+def test_a_real_bomb_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb", compresslevel=9) as stream:
+        stream.write(b'{"duration": 1}\n')
+        for _ in range(1200):
+            stream.write(b" " * 1_000_000)
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from batchtune.errors import ManifestError
+        from batchtune.manifests import load_lengths
+        try:
+            load_lengths(Path(sys.argv[1]))
+        except ManifestError as error:
+            print("expands" in error.message, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)], capture_output=True, text=True, check=True
+    )
+    refused, peak_kib = ran.stdout.split()
+    assert refused == "True"
+    assert int(peak_kib) < 900 * 1024
+
+
+def test_lines_that_end_with_carriage_returns_alone_are_named(refusal) -> None:
+    assert "carriage returns alone (convert it: tr" in refusal(b"id,duration\r" + b"a,1\r" * 20_000).message
+    assert "carriage returns alone" in refusal(b"id,duration\ra,1\rb,2\r", format="table").message
+
+
+def test_a_line_of_ten_megabytes_is_read(read) -> None:
+    assert read(b'{"duration": 1, "text": "' + b"x" * 10_000_000 + b'"}\n{"duration": 2}\n').count == 2
+
+
+def test_a_compressed_file_can_be_sought_in(tmp_path: Path) -> None:
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(b"0123456789"))
+    with Source(path).seekable() as stream:
+        stream.seek(4)
+        assert stream.read(3) == b"456"
+
+
+def test_progress_is_told_from_none_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "BLOCK_BYTES", 10_000)
+    path = tmp_path / "file"
+    path.write_bytes(LINES)
+    opened, shares = Source(path), []
+    opened.on_progress = shares.append
+    list(opened.blocks())
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_device_is_no_manifest() -> None:
+    with pytest.raises(ManifestError, match="is a device"):
+        Source(Path("/dev/zero"))
+
+
+def test_reading_a_file_holds_no_more_than_some_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl"
+    with path.open("wb") as stream:
+        for _ in range(400):
+            stream.write(LINES)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert sum(block.newlines.size for block in Source(path).blocks()) == 400 * 3000
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < path.stat().st_size / 2

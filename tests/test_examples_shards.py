@@ -1,0 +1,87 @@
+"""The example's shards: their lengths are those that webdataset and soundfile decode, key by key."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from batchtune.manifests import FORMATS
+from batchtune.manifests.source import Source
+
+webdataset = pytest.importorskip("webdataset")
+soundfile = pytest.importorskip("soundfile")
+
+# webdataset leaves it to the garbage collector to close the shards that it has read.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+MAKER = Path(__file__).parents[1] / "examples" / "shards" / "make_shards.py"
+
+
+def make(folder: Path, shards: int, wavs: int) -> list[Path]:
+    command = [sys.executable, str(MAKER), "--shards", str(shards), "--wavs", str(wavs), "--out", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return sorted(folder.iterdir())
+
+
+def by_headers(paths: list[Path], column: str) -> dict[str | None, object]:
+    found: dict[str | None, object] = {}
+    for path in paths:
+        for rows in FORMATS["webdataset"].rows(Source(path), column, None):
+            found.update(zip(rows.names(), rows.lengths, strict=True))
+    return found
+
+
+def by_decoding(paths: list[Path]) -> dict[str, tuple[int, float, str]]:
+    """Key → samples, seconds and text."""
+    found = {}
+    for sample in webdataset.WebDataset([str(path) for path in paths], shardshuffle=False):
+        audio, rate = soundfile.read(io.BytesIO(sample["wav"]))
+        assert json.loads(sample["json"])["text"] == sample["txt"].decode()
+        found[sample["__key__"]] = (len(audio), len(audio) / rate, sample["txt"].decode())
+    return found
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that is removed right after the test: pytest keeps those of three runs, and this one takes 1 GB."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_lengths_are_those_that_webdataset_and_soundfile_decode(folder: Path) -> None:
+    paths = make(folder, 20, 500)
+    decoded = by_decoding(paths)
+    assert len(paths) == 20
+    assert len(decoded) == 10_000
+    assert by_headers(paths, "wav.num_samples") == {key: samples for key, (samples, _, _) in decoded.items()}
+    assert by_headers(paths, "wav") == {key: seconds for key, (_, seconds, _) in decoded.items()}
+    assert by_headers(paths, "json.duration") == {key: seconds for key, (_, seconds, _) in decoded.items()}
+    assert by_headers(paths, "txt") == {key: text for key, (_, _, text) in decoded.items()}
+
+
+def test_shards_of_webdatasets_own_writer_are_read(tmp_path: Path) -> None:
+    paths = make(tmp_path / "made", 1, 20)
+    rewritten = tmp_path / "rewritten.tar.gz"
+    with webdataset.TarWriter(str(rewritten)) as writer:
+        for sample in webdataset.WebDataset(str(paths[0]), shardshuffle=False):
+            writer.write(
+                {"__key__": sample["__key__"], **{suffix: sample[suffix] for suffix in ("txt", "wav", "json")}}
+            )
+    assert by_headers([rewritten], "wav") == by_headers(paths, "wav")
+    assert by_headers([rewritten], "txt") == by_headers(paths, "txt")
+
+
+def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (make(tmp_path / name, 2, 5) for name in ("first", "second"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
