@@ -505,10 +505,13 @@ def _columns(source: Source, table: Table) -> list[Column]:
     values = _first_values(source, table, read)
     nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
     rows = (dict(zip(values, row, strict=True)) for row in itertools.zip_longest(*values.values()))
-    return [
-        replace(column, numeric=column.numeric or key.numeric, text=column.text and not key.numeric)
-        for column, key in zip(summarise([nothing, *rows]), listed, strict=True)
-    ]
+    return [_as_typed(column, key) for column, key in zip(summarise([nothing, *rows]), listed, strict=True)]
+
+
+def _as_typed(column: Column, key: Key) -> Column:
+    """A column of which its type says more than its first values do."""
+    example = [] if column.example is None and key.leaf.listed and not key.counted else column.example
+    return Column(column.name, example, column.numeric or key.numeric, column.text and not key.numeric)
 
 
 def _first_values(source: Source, table: Table, keys: Sequence[Key]) -> dict[str, list[object]]:

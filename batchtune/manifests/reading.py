@@ -47,8 +47,8 @@ def load_lengths(
 ) -> Lengths:
     """Reads the lengths of a data set.
 
-    Text is read block by block (a JSON object of objects or a JSON list: whole), of audio and tensors only the
-    headers, and of the rows only numbers are kept.
+    Text is read block by block (a JSON list: whole), of audio and tensors only the headers, and of the rows only
+    numbers are kept.
 
     Args:
         manifest: A file in one of `FORMATS`, plain or compressed; a folder; a pattern; several of these, as one

@@ -19,6 +19,7 @@ import pytest
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, columnar_values, load_lengths
 from batchtune.manifests.columnar import lengths_table
+from batchtune.manifests.columns import find_column
 from batchtune.manifests.formats import parquet
 from batchtune.manifests.formats.parquet import FORMAT, ParquetTable
 from batchtune.manifests.parquet_footer import column_sizes
@@ -218,6 +219,11 @@ def test_the_columns_have_examples_as_they_stand_in_the_file(write: Write) -> No
 
 def test_text_that_holds_numbers_is_numeric(write: Write) -> None:
     assert columns(write({"duration": ["1.5", ""]}))["duration"] == Column("duration", "1.5", numeric=True)
+
+
+def test_an_item_can_be_named_where_the_first_rows_have_no_list(write: Write) -> None:
+    source = write({"ids": pyarrow.array([None, []], pyarrow.list_(pyarrow.int64()))})
+    assert find_column(source.path, FORMAT.columns(source), "ids[0]", "--length-key").name == "ids.0"
 
 
 def test_columns_of_binary_data_are_neither_numeric_nor_text(write: Write) -> None:
