@@ -43,6 +43,7 @@ ID_NAMES = (
     "utt",
     "key",
     "audio_filepath",
+    "audio_path",
     "path",
     "audio",
     "wav",

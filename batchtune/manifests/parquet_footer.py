@@ -22,7 +22,7 @@ _FIXED = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8}
 _ROW_GROUPS = 4
 _COLUMNS = 1
 _META_DATA = 3
-_NUM_VALUES, _TOTAL_UNCOMPRESSED_SIZE = 5, 6
+_NUM_VALUES, _TOTAL_UNCOMPRESSED_SIZE, _TOTAL_COMPRESSED_SIZE = 5, 6, 7
 
 
 @dataclass(slots=True)
@@ -31,11 +31,13 @@ class ColumnSize:
 
     Attributes:
         values: How many there are, those within lists too.
-        bytes: What they take in the file, before compression.
+        bytes: What they take before compression.
+        largest_chunk: The bytes in the file of the row group that has most of them.
     """
 
     values: int = 0
     bytes: int = 0
+    largest_chunk: int = 0
 
 
 def column_sizes(stream: BinaryIO) -> dict[int, ColumnSize]:
@@ -96,6 +98,8 @@ class _Reader:
                 size.values += max(0, self._integer())
             elif number == _TOTAL_UNCOMPRESSED_SIZE:
                 size.bytes += max(0, self._integer())
+            elif number == _TOTAL_COMPRESSED_SIZE:
+                size.largest_chunk = max(size.largest_chunk, self._integer())
             else:
                 self._skip(kind)
 

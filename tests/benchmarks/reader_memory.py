@@ -1,7 +1,7 @@
 """What reading a million examples takes in each format: `python tests/benchmarks/reader_memory.py`.
 
-Writes a manifest with a million examples (`--count`) by the writers that the tests use, reads each in a new process, and
-prints, as JSON, examples per second and the peak memory beyond that of the interpreter, with the share of what is
+Writes a manifest with a million examples (`--count`) by the writers that the tests use, reads each in a new process,
+and prints, as JSON, examples per second and the peak memory beyond that of the interpreter, with the share of what is
 allowed: 1.5 times the lengths' own 8 bytes each, and 300 MiB.
 """
 

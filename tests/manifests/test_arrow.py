@@ -236,7 +236,10 @@ def test_a_text_that_is_named_too_often_is_refused(tmp_path: Path, monkeypatch: 
     text, rows = b"x" * 100_000, 5000
     view = struct.pack("<i4sii", len(text), text[:4], 0, 0)
     buffers = [None, pyarrow.py_buffer(view * rows), pyarrow.py_buffer(text)]
-    column = pyarrow.Array.from_buffers(pyarrow.string_view(), rows, buffers)
+    try:
+        column = pyarrow.Array.from_buffers(pyarrow.string_view(), rows, buffers)
+    except ValueError:
+        pytest.skip("this pyarrow makes no views out of buffers")
     batch = pyarrow.RecordBatch.from_arrays([column], names=["text"])
     with pyarrow.ipc.new_stream(path, batch.schema) as writer:
         writer.write_batch(batch)

@@ -31,7 +31,7 @@ def test_ids_with_the_same_hash_are_not_taken_for_one(read, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "content",
     [
-        '{"audio_filepath": "a.wav", "offset": 0, "duration": 1}\n{"audio_filepath": "a.wav", "offset": 1, "duration": 2}\n',
+        '{"audio_filepath": "a.wav", "duration": 1}\n{"audio_filepath": "a.wav", "duration": 2}\n',
         "path,duration\na.wav,1\na.wav,2\n",
     ],
     ids=["nemo", "table"],

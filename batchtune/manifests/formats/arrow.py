@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.arrow_messages import FILE_MAGIC, expanded_bytes, is_schema
-from batchtune.manifests.columnar import Columnar, Key, Part, explained
+from batchtune.manifests.columnar import Columnar, Part, explained
+from batchtune.manifests.columnar_schema import Key
 from batchtune.manifests.columnar_values import ROWS_AT_ONCE, Budget
 from batchtune.manifests.source import Head, Source
 
