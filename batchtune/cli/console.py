@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -27,7 +28,20 @@ def print_error(error: BatchtuneError) -> None:
 
 def note(text: str) -> None:
     """A line for the user, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(harmless(text), file=sys.stderr, flush=True)
+
+
+def harmless(text: str) -> str:
+    """Text that can do nothing to a terminal: names of files and columns may come from anywhere."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def notes(texts: Iterable[str], *, quiet: bool) -> None:

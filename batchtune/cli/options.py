@@ -67,7 +67,13 @@ class ManifestOptions:
     min_length: Annotated[float | None, _option("Leave shorter examples out.", name="MIN_LENGTH", metavar="X")] = None
     max_length: Annotated[float | None, _option("Leave longer examples out.", name="MAX_LENGTH", metavar="X")] = None
     skip_invalid: Annotated[
-        bool, _option("Leave invalid rows out and count them.", flag="--skip-invalid", name="SKIP_INVALID")
+        bool,
+        _option(
+            "Leave rows with invalid lengths out, and what follows the damage in a broken shard or one of several "
+            "files; what is left out is counted and told.",
+            flag="--skip-invalid",
+            name="SKIP_INVALID",
+        ),
     ] = False
 
     measure: Annotated[

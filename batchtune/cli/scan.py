@@ -45,6 +45,8 @@ def scan(
 
     if summary and output is not None:
         raise UsageError("--summary writes no file, and -o asks for one", "Leave one of them out.")
+    if output is not None and str(output) != "-":
+        _check_output(output)
     options, jobs = source.read_options(), source.processes()
     with reading_bar(quiet=quiet) as on_progress:
         if output is None:
@@ -65,6 +67,19 @@ def scan(
     _show(lengths, source.manifest, json=json)
 
 
+def _check_output(output: Path) -> None:
+    """Raises UsageError rather than let a file be lost that is no Parquet: the manifest itself, perhaps."""
+    from batchtune.errors import UsageError
+
+    if output.name == "":
+        raise UsageError("-o names no file", "Is a variable of the shell not set?")
+    if not output.is_file() or output.stat().st_size == 0:
+        return
+    with output.open("rb") as stream:
+        if stream.read(4) != b"PAR1":
+            raise UsageError(f"{output} is there and is no Parquet file", "Name another with -o, or remove it.")
+
+
 def _show(lengths: Lengths, sources: Sequence[str], *, json: bool) -> None:
     from batchtune.cli import console
     from batchtune.reports.survey_text import render_survey
@@ -75,4 +90,5 @@ def _show(lengths: Lengths, sources: Sequence[str], *, json: bool) -> None:
     if json:
         console.write_result(encode(scan_of(lengths, found, sources)).decode(), None)
     else:
-        console.write_result(render_survey(found, lengths.unit, ascii=not console.encodes_blocks(sys.stdout)), None)
+        text = render_survey(found, lengths.unit, ascii=not console.encodes_blocks(sys.stdout))
+        console.write_result(console.harmless(text), None)

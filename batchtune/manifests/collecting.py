@@ -16,9 +16,11 @@ from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.rows import Rows
 from batchtune.manifests.scaling import Scaling
 from batchtune.manifests.source import shortened
-from batchtune.manifests.values import LARGEST, SMALLEST, fault, numbers
+from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, numbers
+from batchtune.units import counted
 
 SHOWN = 5
+_LONGEST_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Part:
         broken: Why the source could not be read to its end, or None.
         hint: What to do about it.
         notes: For the user.
+        advice: What to do where most values are missing; the format's own.
     """
 
     label: str
@@ -75,6 +78,7 @@ class Part:
     broken: str | None = None
     hint: str | None = None
     notes: tuple[str, ...] = ()
+    advice: str | None = None
 
     @classmethod
     def empty(cls, label: str, *, targets: bool, ids: bool) -> Part:
@@ -122,12 +126,12 @@ class Collector:
             if factor != 1:
                 lengths = lengths * float(factor.numerator) / float(factor.denominator)
         kept = (lengths >= SMALLEST) & (lengths <= LARGEST)
-        self._refuse(rows, ~kept, "length", reading.length, raw, lengths)
+        self._refuse(rows, ~kept, "length", reading.length, (rows.lengths, raw), lengths)
         if reading.target is not None and rows.targets is not None:
             raw = self._prepared(rows.targets, reading.count_target)
             targets = numbers(raw)
             valid = (targets >= 0) & (targets <= LARGEST)
-            self._refuse(rows, kept & ~valid, "target length", reading.target, raw, targets)
+            self._refuse(rows, kept & ~valid, "target length", reading.target, (rows.targets, raw), targets)
             kept &= valid
             self._filter(kept, lengths)
             self._targets.extend(targets[kept])
@@ -163,15 +167,31 @@ class Collector:
         return found if self._reading.reduction is None else reduced(found, self._reading.reduction)
 
     def _refuse(
-        self, rows: Rows, refused: npt.NDArray[np.bool_], what: str, key: str, values: Values, scaled: FloatArray
+        self,
+        rows: Rows,
+        refused: npt.NDArray[np.bool_],
+        what: str,
+        key: str,
+        values: tuple[Values, Values],
+        scaled: FloatArray,
     ) -> None:
+        """Counts invalid values by reason; they are shown as they stand in the file.
+
+        Args:
+            rows: In which they are.
+            refused: Which of the rows.
+            what: They are.
+            key: Their column.
+            values: As they stand in the file, and measured and reduced.
+            scaled: The numbers that came of them.
+        """
         for index in np.flatnonzero(refused).tolist():
-            value = values[index]
-            value = value.item() if isinstance(value, np.generic) else value
-            reason = fault(value, scaled[index])
+            stands, value = (_plain(one[index]) for one in values)
+            reason = fault("" if stands == "" else value, scaled[index])
             self._invalid[f"invalid {what} ({reason})"] += 1
             if len(self._shown) < SHOWN:
-                said = "missing" if value is None else f"{shortened(value)} ({reason})"
+                shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
+                said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
                 self._shown.append(f"{rows.place(index)}: {key!r} is {said}")
 
     def _filter(self, kept: npt.NDArray[np.bool_], lengths: FloatArray) -> None:
@@ -185,6 +205,11 @@ class Collector:
         if count := int((kept & dropped).sum()):
             self._left_out[reason] += count
             kept &= ~dropped
+
+
+def _plain(value: object) -> object:
+    """A value without NumPy's wrapping."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 @dataclass(slots=True)
@@ -208,14 +233,14 @@ class _Growing:
         return self._buffer
 
 
-def merged(parts: Sequence[Part], label: str, options: ReadOptions, keys: tuple[str, str | None]) -> Part:
+def merged(parts: Sequence[Part], label: str, options: ReadOptions, keys: tuple[str | None, str | None]) -> Part:
     """One part of all, with what was left out counted together.
 
     Args:
         parts: At least one. They are emptied, so that nothing is held twice.
         label: All sources, for messages.
         options: The user's.
-        keys: The columns of length and target, for messages.
+        keys: The columns of length and target, for messages; None where there is nothing to choose.
 
     Raises:
         ManifestError: There were no rows, invalid ones or broken sources that are not to be skipped, or none is
@@ -235,7 +260,7 @@ def merged(parts: Sequence[Part], label: str, options: ReadOptions, keys: tuple[
     if invalid and not options.skip_invalid:
         raise _invalid_error(parts, label, rows, invalid, keys)
     left_out.update(invalid)
-    notes = tuple(f"Broken, and read only up to there: {part.broken}." for part in broken)
+    notes = tuple(f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept." for part in broken)
     whole = parts[0] if len(parts) == 1 else _joined(parts)
     if whole.lengths.size == 0:
         raise _nothing_left_error(label, rows, left_out, broken)
@@ -270,12 +295,22 @@ def _broken_error(broken: Sequence[Part], count: int) -> ManifestError:
     rest = [f"and {len(broken) - SHOWN:,} more"] if len(broken) > SHOWN else []
     return ManifestError(
         "\n  ".join([head, *(str(part.broken) for part in broken[:SHOWN]), *rest]),
-        "Make or fetch them anew, or go on without them with --skip-invalid.",
+        _common_hint(broken),
     )
 
 
+def _most_are_missing(invalid: Counter[str]) -> bool:
+    return 2 * sum(count for reason, count in invalid.items() if "(missing)" in reason) > invalid.total()
+
+
+def _common_hint(broken: Sequence[Part]) -> str:
+    hints = {part.hint for part in broken if part.hint}
+    mend = hints.pop() if len(hints) == 1 else "Mend them, or make or fetch them anew."
+    return f"{mend} Or take what stands before that alone with --skip-invalid."
+
+
 def _invalid_error(
-    parts: Sequence[Part], label: str, rows: int, invalid: Counter[str], keys: tuple[str, str | None]
+    parts: Sequence[Part], label: str, rows: int, invalid: Counter[str], keys: tuple[str | None, str | None]
 ) -> ManifestError:
     count = invalid.total()
     shown = [f"{part.label}, {line}" if len(parts) > 1 else line for part in parts for line in part.shown][:SHOWN]
@@ -285,10 +320,13 @@ def _invalid_error(
     if all("(a list)" in reason for reason in invalid):
         return ManifestError(message, "Say what becomes of a list with --reduce max, sum, first or count.")
     if count < rows:
-        return ManifestError(message, "Mend them, or leave them out with --skip-invalid.")
+        advice = next((part.advice for part in parts if part.advice and _most_are_missing(invalid)), None)
+        return ManifestError(message, advice or "Mend them, or leave them out with --skip-invalid.")
     length, target = keys
     if target is not None and all("target" in reason for reason in invalid):
         return ManifestError(message, f"No row is valid. Is {target!r} the column of the targets? See --target-key.")
+    if length is None:
+        return ManifestError(message, "No row is valid: is that what it should be?")
     return ManifestError(message, f"No row is valid. Is {length!r} the column? See --length-key.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,20 +73,21 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
     What is nested stands there under dotted names, and a list counts as its items.
     """
     examples: dict[str, object] = {}
-    numeric: set[str] = set()
-    text: set[str] = set()
+    numbers: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
     for entry in entries:
         for name, value in flattened(entry).items():
             if examples.get(name) in (None, "", []):
                 examples[name] = value
-            if name in numeric:
-                continue
             items = value if isinstance(value, list) else (value,)
             if any(number(item) is not None for item in items):
-                numeric.add(name)
+                numbers[name] += 1
             elif any(isinstance(item, str) and item.strip() for item in items):
-                text.add(name)
-    return [Column(name, example, name in numeric, name in text - numeric) for name, example in examples.items()]
+                texts[name] += 1
+    return [
+        Column(name, example, numeric=numbers[name] > 0, text=texts[name] > numbers[name])
+        for name, example in examples.items()
+    ]
 
 
 def id_name(columns: Iterable[str]) -> str | None:

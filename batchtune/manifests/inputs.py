@@ -6,7 +6,6 @@ import glob
 import itertools
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,10 @@ _ENDINGS = {
     "tar shards": (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
     "parquet files": (".parquet",),
     "arrow files": (".arrow",),
-    "JSON Lines": (".jsonl", ".jsonl.gz"),
+    "JSON Lines": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"),
 }
+# Of a folder in which nothing else lies: beside audio or shards such files are no manifests.
+_JSON, _JSON_ENDINGS = "JSON files", (".json", ".json.gz")
 _AUDIO = "audio files"
 _FORMATS = {
     "webdataset": "tar shards",
@@ -93,13 +94,23 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
         ManifestError: One of them means nothing, or a folder holds nothing known, or several kinds.
     """
     specs = [named] if isinstance(named, (str, Path)) else list(named)
+    if any(str(spec) == "" for spec in specs):
+        raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
     found = [one for spec in specs for one in _expanded(str(spec), wanted)]
     if not found:
         raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
-    twice = [str(one.path) for one, count in Counter(found).items() if count > 1]
-    if twice:
-        raise ManifestError(f"{twice[0]} is named more than once", "Its examples would count twice.")
+    if len(found) > 1:
+        _refuse_twice(found)
     return found
+
+
+def _refuse_twice(found: Sequence[Input]) -> None:
+    seen: dict[tuple[str, tuple[str, ...] | None], Input] = {}
+    for one in found:
+        first = seen.setdefault((os.path.realpath(one.path), one.names), one)
+        if first is not one:
+            spelt = "" if first.path == one.path else f", once as {first.path}"
+            raise ManifestError(f"{one.path} is named more than once{spelt}", "Its examples would count twice.")
 
 
 def _expanded(spec: str, wanted: str | None) -> Iterator[Input]:
@@ -107,8 +118,8 @@ def _expanded(spec: str, wanted: str | None) -> Iterator[Input]:
         yield Input(STDIN)
     elif _exists(spec):
         yield from _inputs(Path(spec), wanted)
-    elif "," in _BRACES.sub("", spec):
-        for part in _split(spec):
+    elif "," in spec and (parts := _split(spec)) != [spec]:
+        for part in parts:
             yield from _expanded(part, wanted)
     else:
         for path in _braces(_plain_braces(spec), spec):
@@ -201,9 +212,11 @@ def _folder(folder: Path, wanted: str | None) -> Iterator[Input]:
             return
     kinds = {kind: [name for name in names if name.lower().endswith(ends)] for kind, ends in _ENDINGS.items()}
     kinds[_AUDIO] = [name for name in names if _suffix(name) in AUDIO_SUFFIXES]
-    if wanted is not None:
-        kinds = {kind: found for kind, found in kinds.items() if kind == _FORMATS.get(wanted)}
+    if wanted in _FORMATS:
+        kinds = {kind: found for kind, found in kinds.items() if kind == _FORMATS[wanted]}
     held = {kind: found for kind, found in kinds.items() if found}
+    if not held and _FORMATS.get(wanted or "", _FORMATS["nemo"]) == _FORMATS["nemo"]:
+        held = {_JSON: found} if (found := [name for name in names if name.endswith(_JSON_ENDINGS)]) else {}
     if len(held) > 1:
         listed = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
         raise ManifestError(
@@ -212,8 +225,8 @@ def _folder(folder: Path, wanted: str | None) -> Iterator[Input]:
         )
     if not held:
         raise ManifestError(
-            f"{folder} is a folder in which nothing known lies",
-            "Known: audio files, tar shards, parquet, arrow or JSON Lines files, a data set that Hugging Face's "
+            f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies",
+            "Known: audio files, tar shards, parquet, arrow or JSON files, a data set that Hugging Face's "
             f"datasets saved, a Kaldi folder ({', '.join(_KALDI)}). Or name a file.",
         )
     if _AUDIO in held:
@@ -229,8 +242,14 @@ def _files(folder: Path) -> list[str]:
     def refuse(error: OSError) -> None:
         raise ManifestError(f"{error.filename} can't be listed: {error.strerror}", "Ask for the right to read it.")
 
-    for parent, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    entered: set[str] = set()
+    for parent, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in entered:  # a link that leads back
+            folders.clear()
+            continue
+        entered.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = os.path.relpath(parent, folder)
         prefix = "" if below == "." else f"{below}/"
         found += [prefix + name for name in files if not name.startswith(".")]

@@ -32,8 +32,8 @@ def joined(chunks: Iterator[Rows], reader: Format, targets: Sequence[Source]) ->
         yield from _joined_by_line(chunks, targets[0])
 
 
-def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) -> Count | None:
-    """How the targets are counted, by the first of them; None where they are numbers."""
+def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) -> tuple[Count | None, str]:
+    """How the targets are counted, by the first of them, and what that counts; None where they are numbers."""
     first: list[object]
     if _keyed(reader):
         first = list(itertools.islice(keyed_targets(targets[0]).values(), PEEKED_ROWS))
@@ -41,9 +41,9 @@ def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) ->
         first = [text for _, text in itertools.islice(aligned_targets(targets[0]), PEEKED_ROWS)]
     columns = summarise({"target": value} for value in first)
     if not columns or not columns[0].text:
-        return None
+        return None, "numbers"
     symbols = targets[0].path.name.endswith(_SYMBOLS)
-    return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)[0]
+    return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)
 
 
 def _keyed(reader: Format) -> bool:

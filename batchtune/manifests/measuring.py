@@ -42,6 +42,8 @@ def counter(counting: Counting, tokenizer: Path | None) -> tuple[Count, Unit]:
 
 def measured(values: Values, count: Count) -> Sequence[object]:
     """Texts, also those in lists, replaced by their lengths; what is no text is Unreadable, None stays."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
     found: list[object] = []

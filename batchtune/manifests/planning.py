@@ -18,6 +18,9 @@ from batchtune.manifests.rows import Column, Format, TellsDefault, TellsTarget, 
 from batchtune.manifests.scaling import scaling_for
 from batchtune.manifests.source import Source
 
+# Lists whose items are tokens.
+_TOKENS = ("input_ids", "token_ids", "tokens", "labels")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -39,6 +42,11 @@ class Plan:
     texts: tuple[bool, bool]
     notes: tuple[str, ...]
 
+    @property
+    def keys(self) -> tuple[str | None, str | None]:
+        """The columns of length and target, for messages; None where there is nothing to choose."""
+        return self.length if FORMATS[self.format].named_columns else None, self.target
+
 
 def plan_first(source: Source, options: ReadOptions) -> Plan:
     """Decides by the first source and what the user says.
@@ -54,13 +62,15 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
     length, target = _chosen(source, reader, _columns(source, reader), options)
     texts = _texts(reader, length, target, options)
     counted = counter(options.measure or "characters", options.tokenizer)[1] if any(texts) else None
-    found = counted if texts[0] else _unit(source, reader, length.name)
+    found = counted if texts[0] else _unit(source, reader, length, options)
     scaling = scaling_for(source.path, found, options.unit, options.length_scale)
     notes = list(scaling.notes)
     if texts[0]:
         notes.insert(0, _counting_note(length.name, str(counted), options))
     elif options.length_key is None and reader.named_columns:
         notes.insert(0, f"Lengths are taken from column {length.name!r}{f', in {found}' if found else ''}.")
+    if options.reduce is not None and not any(isinstance(one.example, list) for one in (length, target) if one):
+        notes.append(f"--reduce {options.reduce} has nothing to do: the first values are no lists.")
     if told is not None:
         notes.append(f"Target lengths are taken from column {told!r}.")
     if texts[1] and target is not None:
@@ -84,15 +94,22 @@ def reading_of(
     Raises:
         ManifestError: It has no such column, or its lengths count something else.
     """
+    said = options.length_key is not None
     if plan.length is not None and reader.named_columns:
         options = replace(options, length_key=plan.length, target_key=plan.target)
     if plan.length is not None and reader.name == plan.format and getattr(reader, "optional_columns", False):
         length = Column(plan.length, None, False)
         target = None if plan.target is None else Column(plan.target, None, False)
     else:
-        length, target = _chosen(source, reader, _columns(source, reader), options)
+        columns = _columns(source, reader)
+        if not said and options.length_key and options.length_key not in {column.name for column in columns}:
+            raise ManifestError(
+                f"{source.path} has no column {options.length_key!r}, from which the first source has its lengths",
+                "What is read together must have the same columns; read them one by one.",
+            )
+        length, target = _chosen(source, reader, columns, options)
     count, unit = counter(options.measure or "characters", options.tokenizer) if any(plan.texts) else (None, None)
-    found = unit if plan.texts[0] else _unit(source, reader, length.name)
+    found = unit if plan.texts[0] else _unit(source, reader, length, options)
     scaling = scaling_for(source.path, found, options.unit, options.length_scale)
     if scaling.unit != plan.unit:
         raise ManifestError(
@@ -105,11 +122,19 @@ def reading_of(
         target=str(targets[0].path) if targets else None if target is None else target.name,
         scaling=scaling,
         count_length=count if plan.texts[0] else None,
-        count_target=count_of(targets, reader, options) if targets else count if plan.texts[1] else None,
+        count_target=count_of(targets, reader, options)[0] if targets else count if plan.texts[1] else None,
         reduction=options.reduce,
         with_ids=with_ids,
         unique_ids=getattr(reader, "unique_ids", False),
     )
+
+
+def check_format(name: str | None) -> None:
+    """Raises UsageError where there is no format of that name."""
+    if name is not None and name not in FORMATS:
+        near = difflib.get_close_matches(name, FORMATS, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"{name!r} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
 
 
 def find_format(source: Source, name: str | None) -> Format:
@@ -119,10 +144,7 @@ def find_format(source: Source, name: str | None) -> Format:
         ManifestError: It fits none.
         UsageError: There is none of that name.
     """
-    if name is not None and name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{name!r} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
+    check_format(name)
     if source.names is None and source.head.blank and source.head.complete:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
@@ -176,7 +198,10 @@ def _chosen(
 def _texts(reader: Format, length: Column, target: Column | None, options: ReadOptions) -> tuple[bool, bool]:
     """Whether length and target are to be counted in texts: where the user, or the format, named such a column."""
     named = options.length_key is not None or isinstance(reader, TellsDefault)
-    texts = (length.text and named, target is not None and target.text)
+    texts = (
+        length.text and named and not _is_counted(length, options),
+        target is not None and target.text and not _is_counted(target, options),
+    )
     asked = options.measure is not None or options.tokenizer is not None
     if not asked or any(texts):
         return texts
@@ -188,7 +213,15 @@ def _texts(reader: Format, length: Column, target: Column | None, options: ReadO
     return (options.target_file is None, False)
 
 
-def _unit(source: Source, reader: Format, column: str) -> Unit | None:
+def _is_counted(column: Column, options: ReadOptions) -> bool:
+    """Whether the length is the number of a list's items, whatever they are."""
+    return options.reduce == "count" and isinstance(column.example, list)
+
+
+def _unit(source: Source, reader: Format, length: Column, options: ReadOptions) -> Unit | None:
+    column = length.name
+    if _is_counted(length, options):
+        return "tokens" if normalised(last_part(column)) in _TOKENS else None
     if isinstance(reader, TellsUnit):
         found = reader.unit_in(source, column)
         if found is not None:

@@ -31,11 +31,22 @@ def in_any_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Itera
         min(jobs, len(tasks)), mp_context=multiprocessing.get_context("spawn"), initializer=_begin
     )
     try:
-        futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
+        with _without_interrupts():
+            futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures.pop(future), future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Puts Ctrl-C off, also for the processes that are started in the meantime: they have nothing to say to it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin() -> None:

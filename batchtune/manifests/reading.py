@@ -10,10 +10,11 @@ from typing import TypeAlias
 from batchtune.errors import ManifestError
 from batchtune.lengths import Lengths
 from batchtune.manifests.collecting import Collector, Part, merged
+from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import Input, expand
-from batchtune.manifests.joining import joined
+from batchtune.manifests.joining import count_of, joined
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.planning import Plan, find_format, plan_first, reading_of
+from batchtune.manifests.planning import Plan, check_format, find_format, plan_first, reading_of
 from batchtune.manifests.pool import in_any_order
 from batchtune.manifests.rows import Format, Place
 from batchtune.manifests.source import Source
@@ -65,15 +66,11 @@ def load_lengths(
         ManifestError: It can't be read as asked; the message says what is wrong and where.
         UsageError: The options name no known format, or one column twice.
     """
-    inputs = expand(manifest, options.format)
-    plan = plan_first(inputs[0].open(), options)
-    tasks = tasks_of(inputs, options, plan)
-    parts: list[Part | None] = [None] * len(inputs)
+    plan, tasks = planned(manifest, options)
+    parts: list[Part | None] = [None] * len(tasks)
     for index, part in read_all(tasks, jobs, on_progress):
         parts[index] = part
-    found = merged(
-        [part for part in parts if part is not None], label_of(inputs), options, (plan.length or "length", plan.target)
-    )
+    found = merged([part for part in parts if part is not None], label_of(tasks), options, plan.keys)
     return Lengths.of(
         found.lengths,
         found.targets,
@@ -82,6 +79,23 @@ def load_lengths(
         notes=(*plan.notes, *found.notes),
         owned=True,
     )
+
+
+def planned(manifest: Manifest, options: ReadOptions, *, with_ids: bool = False) -> tuple[Plan, list[Task]]:
+    """How a data set is read, source by source. Raises as `load_lengths` does."""
+    check_format(options.format)
+    inputs = expand(manifest, options.format)
+    plan = plan_first(inputs[0].open(), options)
+    tasks = _tasks(inputs, options, plan, with_ids=with_ids)
+    notes = list(plan.notes)
+    named = [manifest] if isinstance(manifest, (str, Path)) else manifest
+    if len(named) == len(inputs) == 1 and inputs[0].names is None and Path(named[0]).is_dir():
+        notes.insert(0, f"Of the folder, {inputs[0].path.name} is read.")
+    if tasks[0].targets:
+        targets = [one.open() for one in tasks[0].targets]
+        counts = count_of(targets, FORMATS[plan.format], options)[1]
+        notes.append(f"Target lengths are the {counts} in {options.target_file}.")
+    return replace(plan, notes=tuple(notes)), tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +115,7 @@ class Task:
         return self.plan.target is not None or bool(self.targets)
 
 
-def tasks_of(inputs: Sequence[Input], options: ReadOptions, plan: Plan, *, with_ids: bool = False) -> list[Task]:
+def _tasks(inputs: Sequence[Input], options: ReadOptions, plan: Plan, *, with_ids: bool) -> list[Task]:
     """One task for each source, with its target files.
 
     Raises:
@@ -119,8 +133,9 @@ def tasks_of(inputs: Sequence[Input], options: ReadOptions, plan: Plan, *, with_
     ]
 
 
-def label_of(inputs: Sequence[Input]) -> str:
+def label_of(tasks: Sequence[Task]) -> str:
     """All sources, for messages."""
+    inputs = [task.input for task in tasks]
     first = inputs[0].open().path if len(inputs) == 1 else inputs[0].path
     folder = len(inputs) > 1 and all(one.names is not None and one.path == first for one in inputs)
     return f"{first}" if len(inputs) == 1 or folder else f"{first} and {len(inputs) - 1:,} more"
@@ -170,7 +185,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         for rows in joined(chunks, reader, targets):
             collector.add(rows)
         _refuse_repeated(source, reader, reading.length, collector.repeated_ids())
-        return collector.finish()
+        return replace(collector.finish(), advice=getattr(reader, "missing_hint", None))
     except ManifestError as error:
         if task.alone and not (task.options.skip_invalid and getattr(reader, "breakable", False)):
             raise

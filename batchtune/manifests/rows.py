@@ -18,7 +18,7 @@ class Column:
         name: As it stands in the file.
         example: The first value that is there, or None.
         numeric: Whether one of the first values is a number (in a list: one of its items).
-        text: Whether none of the first values is a number, and one is text: what is measured rather than read.
+        text: Whether more of the first values are text than numbers: what is measured rather than read.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Format(Protocol):
     A format may also be a `TellsDefault`, `TellsTarget` and `TellsUnit`, and have flags that are False where they are
     not there: `unique_ids`, that two rows with one id are an error; `breakable`, that what stands before a damaged
     place is of use, so that with --skip-invalid it is read up to there; `optional_columns`, that a column may be
-    missing from the first rows of one of several sources.
+    missing from the first rows of one of several sources. `missing_hint` is what to do where most values are missing.
     """
 
     @property

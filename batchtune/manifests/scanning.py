@@ -20,16 +20,15 @@ from batchtune.files import writing_whole
 from batchtune.lengths import Lengths
 from batchtune.manifests.collecting import Part, merged
 from batchtune.manifests.columnar import lengths_table
-from batchtune.manifests.inputs import expand
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.planning import Plan, plan_first
+from batchtune.manifests.planning import Plan
 from batchtune.manifests.reading import (
     Manifest,
     OnProgress,
     Task,
     label_of,
+    planned,
     read_all,
-    tasks_of,
 )
 
 if TYPE_CHECKING:
@@ -96,14 +95,12 @@ def scan(
         ManifestError: As `load_lengths`; what was read is kept.
         ResultError: What was read can't be kept.
     """
-    inputs = expand(manifest, options.format)
-    plan = plan_first(inputs[0].open(), options)
-    tasks = tasks_of(inputs, options, plan, with_ids=True)
+    plan, tasks = planned(manifest, options, with_ids=True)
     store = _Store(keep, options, plan) if keep is not None and len(tasks) > 1 else None
     try:
         parts = _read(tasks, store, jobs, on_progress, on_note)
         sizes = [part.lengths.size for part in parts]
-        whole = merged(parts, label_of(inputs), options, (plan.length or "length", plan.target))
+        whole = merged(parts, label_of(tasks), options, plan.keys)
     except (KeyboardInterrupt, BatchtuneError):
         if store is not None and (held := store.held()):
             count = f"{held:,} of {len(tasks):,} sources"

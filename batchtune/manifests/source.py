@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
-import io
 import lzma
 import os
 import shutil
@@ -150,7 +149,7 @@ class Source:
         self.names = None if names is None else tuple(names)
         self.on_progress: Callable[[float], None] | None = None
         self.memo: dict[str, Any] = {}
-        self._copy: BinaryIO | None = None
+        self._copy: IO[bytes] | None = None
         if names is not None:
             return
         with _explained(self.path):
@@ -210,7 +209,7 @@ class Source:
                 yield stream
                 return
             with _copied(stream) as copy:
-                yield copy
+                yield cast(BinaryIO, copy)
 
     def report(self, share: float) -> None:
         """Tells who wants to know how much of it is read."""
@@ -259,7 +258,7 @@ class Source:
         parts: list[bytes] = []
         bytes(_KEPT_BYTES)
         with self.opened() as stream, self._raw() as raw:
-            size = max(1, raw.seek(0, io.SEEK_END))
+            size = max(1, os.fstat(raw.fileno()).st_size)
             read = 0
             while data := stream.read(BLOCK_BYTES):
                 end = data.rfind(b"\n") + 1
@@ -278,8 +277,7 @@ class Source:
             with self.path.open("rb") as raw:
                 yield raw
         else:
-            with open(os.dup(self._copy.fileno()), "rb") as raw:
-                raw.seek(0)
+            with open(self._copy.name, "rb") as raw:  # anew: each reader has a position of its own
                 yield raw
 
     def _check_text(self, data: bytes, first_line: int, first_byte: int) -> None:
@@ -351,13 +349,13 @@ def _compression(raw: BinaryIO) -> str | None:
     return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
 
 
-def _copied(stream: IO[bytes]) -> BinaryIO:
-    """A temporary file with the rest of a stream."""
-    copy = tempfile.TemporaryFile()  # closed with the source
+def _copied(stream: IO[bytes]) -> IO[bytes]:
+    """A temporary file with the rest of a stream; it is removed when it is closed."""
+    copy = tempfile.NamedTemporaryFile(prefix="batchtune-")
     shutil.copyfileobj(stream, copy, BLOCK_BYTES)
     copy.flush()
     copy.seek(0)
-    return cast(BinaryIO, copy)
+    return cast(IO[bytes], copy)
 
 
 def shortened(value: object, limit: int = 40) -> str:
@@ -381,7 +379,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ManifestError(f"{path} does not exist", "Check the path of the manifest.") from None
+        raise ManifestError(f"{path} does not exist", "Check the path.") from None
     except EOFError:
         raise ManifestError(f"{path} breaks off in the middle: its compressed data are truncated", anew) from None
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:

@@ -26,15 +26,14 @@ _ADLER_BASE = 65521
 _HINT = "Make or fetch the shard anew."
 
 _LARGEST_EXTENSION = 1024 * 1024
-# An archive is filled up with zeros to a whole record, 10 KiB unless tar was told otherwise.
-_LONGEST_FILLING = 1024 * 1024
+_PIECE = 1024 * 1024
 
 # Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
 _EXTENSIONS = frozenset(b"xXgLK")
 _FILES = frozenset(b"0\x007S")
 _LINKS = frozenset(b"12")
 _DEVICES_AND_FOLDERS = frozenset(b"3456")
-_FILE, _OLD_FILE, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK = b"0\0SgLK"
+_FILE, _OLD_FILE, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _FOLDER = b"0\0SgLK5"
 
 _BEHIND_A_NUMBER = frozenset(b"\0 ")
 _GNU_MAGIC = b"ustar  "
@@ -114,6 +113,7 @@ class Tar:
         self.archive = archive
         self.left_out: Counter[str] = Counter()
         self._path = path
+        self._end: int | None = None
         self._extended = False
         self._extensions: dict[bytes, bytes] = {}
         self._globals: dict[bytes, bytes] = {}
@@ -121,7 +121,7 @@ class Tar:
     def members(self) -> Iterator[Member]:
         """The files in the order in which they stand; to be asked for once.
 
-        Directories, devices, fifos and links are none.
+        Directories, devices, pipes and links are none. What follows the end of the archive is left to `check_end`.
 
         Raises:
             ManifestError: A header is damaged, or the archive breaks off; the message says at which byte. The files
@@ -158,6 +158,25 @@ class Tar:
                 yield name, start, size, sparse
             position = start + (size + BLOCK - 1 & -BLOCK)
 
+    def check_end(self) -> None:
+        """Sees whether only zeros follow the archive's end; to be called behind the last of its members.
+
+        They may: tar fills an archive up to a whole record. Reading them to the end also checks a compressed file.
+
+        Raises:
+            ManifestError: Something else does, such as a second archive; the message says at which byte.
+        """
+        position = self._end
+        while position is not None and (piece := self.archive.read(position, _PIECE)):
+            if rest := piece.lstrip(b"\0"):
+                at = position + len(piece) - len(rest)
+                raise ManifestError(
+                    f"{self._path} goes on behind the end of its archive, at byte {at:,}",
+                    "Readers stop at the end: what follows would never be used. Archives are joined with "
+                    "tar --concatenate.",
+                )
+            position += len(piece)
+
     def _ends(self, block: bytes, position: int, last: Member) -> bool:
         """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
 
@@ -167,7 +186,7 @@ class Tar:
         if len(block) == BLOCK:
             if block != _ZEROS:
                 raise self._damaged(position, "no header of a member" if position else "no tar header")
-            self._look_behind(position + BLOCK)
+            self._end = position + BLOCK
         elif position > self.archive.end:
             raise self._cut(last)
         elif block or self._extended:
@@ -175,12 +194,6 @@ class Tar:
         if self._extended:
             raise self._damaged(position, "an extended header without its member")
         return True
-
-    def _look_behind(self, position: int) -> None:
-        """Sees whether an archive ends where its file does; reading to there also checks a compressed one."""
-        rest = self.archive.read(position, min(_LONGEST_FILLING, self.archive.end - position))
-        if len(rest) == _LONGEST_FILLING or rest.count(0) < len(rest):
-            self.left_out["what follows the archive's end"] += 1
 
     def _is_file(self, kind: int, name: str) -> bool:
         """Whether a member of another type than the usual one is a file; counts those that seem to be meant as one."""
@@ -190,6 +203,8 @@ class Tar:
             self.left_out["a link"] += 1
         elif kind not in _DEVICES_AND_FOLDERS:
             self.left_out["a member of unknown type"] += 1
+        elif kind != _FOLDER:
+            self.left_out["a device or pipe"] += 1
         return False
 
     def _size(self, field: bytes, position: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -212,3 +213,57 @@ def test_wrong_usage_is_said_in_one_message(batchtune: Run, manifest: Path, argu
     assert ran.returncode == code
     assert ran.stderr.count("Error:") + ran.stderr.count("Usage:") >= 1
     assert "Traceback" not in ran.stderr
+
+
+def test_a_file_that_is_no_parquet_is_not_overwritten(batchtune: Run, manifest: Path) -> None:
+    before = manifest.read_bytes()
+    ran = batchtune("scan", manifest, "-o", manifest.name)
+    assert ran.returncode == 2
+    assert "is there and is no Parquet file" in ran.stderr
+    assert manifest.read_bytes() == before
+
+
+def test_an_output_without_a_name_is_an_error(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("scan", manifest, "-o", "")
+    assert ran.returncode == 2
+    assert "names no file" in ran.stderr
+
+
+def test_names_can_do_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "red\x1b[31m\x07.csv").write_text("id,\x1b[32mcolumn\na,1\n")
+    ran = batchtune("scan", "red\x1b[31m\x07.csv")
+    assert ran.returncode == 1
+    assert "\x1b" not in ran.stderr
+    assert "\x07" not in ran.stderr
+    assert "red\\x1b[31m" in ran.stderr
+
+
+def test_a_long_pipe_is_read_whole(tmp_path: Path) -> None:
+    numbers = "".join(f"{number}\n" for number in range(1, 20_001)).encode()
+    ran = subprocess.run(command("scan", "-", "--json"), input=numbers, capture_output=True, cwd=tmp_path)
+    assert json.loads(ran.stdout)["lengths"]["count"] == 20_000
+
+
+def test_an_interrupt_right_at_the_start_is_one_line(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.tar"
+    shard(whole, 0, 12)
+    with whole.open("ab") as stream:
+        stream.truncate(5_000_000)
+    (tmp_path / "shards").mkdir()
+    for number in range(200):
+        os.link(whole, tmp_path / "shards" / f"train-{number:03}.tar")
+    for wait in (0.4, 0.6, 0.8):
+        started = subprocess.Popen(
+            command("scan", "shards", "-o", "lengths.parquet", "--jobs", 2),
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            started.wait(wait)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it: to all processes
+        _, stderr = started.communicate(timeout=60)
+        assert stderr.count("Traceback") == 0 or "spawn" not in stderr, stderr

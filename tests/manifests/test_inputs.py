@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, UsageError
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.manifests.inputs import Input, expand
 
@@ -69,6 +69,38 @@ def test_several_are_one_data_set_in_the_order_given(tmp_path: Path) -> None:
     assert [one.path.name for one in expand([tmp_path / "b.json", tmp_path / "a.json"], None)] == ["b.json", "a.json"]
 
 
+def test_the_same_file_in_other_words_is_the_same_file(tmp_path: Path) -> None:
+    write(tmp_path, "a.json")
+    (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
+    with pytest.raises(ManifestError, match=r"named more than once, once as .*a\.json"):
+        expand([tmp_path / "a.json", tmp_path / "link.json"], None)
+
+
+def test_links_to_folders_are_followed_but_not_round_in_circles(tmp_path: Path) -> None:
+    write(tmp_path, "data/a.wav", "elsewhere/b.wav")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "loop").symlink_to(tmp_path / "data")
+    assert expand(tmp_path / "data", None)[0].names == ("a.wav", "link/b.wav")
+
+
+def test_an_empty_name_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="is empty"):
+        expand("", None)
+
+
+def test_json_files_are_read_of_a_folder_that_holds_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path, "m_0.json", "m_1.json", "notes.txt")
+    assert named(tmp_path, "") == ["m_0.json", "m_1.json"]
+    write(tmp_path, "a.tar")
+    assert named(tmp_path, "") == ["a.tar"]
+
+
+def test_a_format_that_there_is_not_is_a_usage_error_for_a_folder_too(tmp_path: Path) -> None:
+    write(tmp_path, "a.wav")
+    with pytest.raises(UsageError, match="is no manifest format"):
+        load_lengths(tmp_path, ReadOptions(format="nope"))
+
+
 def test_the_same_file_twice_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, "a.json")
     with pytest.raises(ManifestError, match="named more than once"):
@@ -82,6 +114,8 @@ def test_absurdly_many_files_are_an_error(spec: str) -> None:
 
 
 @given(st.text(max_size=30))
+@example("a{b,")
+@example(",")
 def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
     try:
         assert all(isinstance(one, Input) for one in expand(spec, None))

@@ -131,7 +131,7 @@ def test_an_invalid_target_is_named(refusal, value: str, reason: str) -> None:
 
 
 def test_a_row_with_invalid_length_and_target_counts_once(read) -> None:
-    lengths = read("duration,words\n0,x\n5,9\n4,x\n", target_key="words", skip_invalid=True)
+    lengths = read("duration,words\n0,x\n5,9\n4,x\n3,8\n2,7\n", target_key="words", skip_invalid=True)
     assert lengths.left_out == {"invalid length (zero)": 1, "invalid target length (text)": 1}
 
 

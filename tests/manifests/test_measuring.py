@@ -35,7 +35,7 @@ layouts = pytest.mark.parametrize("content", [LINES, LIST, OBJECT], ids=["lines"
         ({"length_key": "deep.turns.content", "reduce": "sum"}, [6, 3], "characters"),
         ({"length_key": "deep.turns.content", "reduce": "max"}, [4, 3], "characters"),
         ({"length_key": "deep.turns.content", "reduce": "first"}, [3, 2], "characters"),
-        ({"length_key": "deep.turns.content", "reduce": "count"}, [2, 1], "characters"),
+        ({"length_key": "deep.turns.content", "reduce": "count"}, [2, 1], None),
         ({"length_key": "ids", "reduce": "count", "unit": "tokens"}, [3, 1], "tokens"),
         ({"length_key": "ids", "reduce": "max"}, [7, 1], None),
         ({"length_key": "ids", "reduce": "sum"}, [18, 1], None),
@@ -84,6 +84,23 @@ def test_measuring_what_holds_no_text_is_a_usage_error(read) -> None:
         read('{"id": "a", "duration": 12}\n', measure="words")
 
 
+def test_a_text_of_digits_among_others_is_a_text(read) -> None:
+    assert read('{"text": "in the year"}\n{"text": "1984"}\n{"text": "x"}\n', length_key="text").values.tolist() == [
+        11,
+        4,
+        1,
+    ]
+
+
+def test_a_reduction_of_what_is_no_list_is_told(read) -> None:
+    notes = read('{"id": "a", "duration": 12}\n', reduce="max").notes
+    assert any("--reduce max has nothing to do" in note for note in notes)
+
+
+def test_the_number_of_token_ids_counts_tokens(read) -> None:
+    assert read('{"input_ids": [5, 6, 7]}\n', length_key="input_ids", reduce="count").unit == "tokens"
+
+
 def test_digits_are_a_text_where_the_user_says_so(read) -> None:
     assert read('{"answer": "1234"}\n', length_key="answer", measure="characters").values.tolist() == [4]
 
@@ -93,13 +110,13 @@ def test_a_number_among_texts_is_invalid(refusal) -> None:
     assert "line 1001: 'text' is 5 (no text)" in refusal(rows, length_key="text").message
 
 
-def test_an_empty_text_is_a_length_of_zero(refusal) -> None:
-    assert "(zero)" in refusal('{"text": "abc"}\n{"text": ""}\n', length_key="text").message
+def test_an_empty_text_is_said_to_be_empty(refusal) -> None:
+    assert "line 2: 'text' is '' (empty)" in refusal('{"text": "abc"}\n{"text": ""}\n', length_key="text").message
 
 
 def test_a_list_that_holds_a_text_can_not_be_summed(refusal) -> None:
     message = refusal('{"ids": [1, 2]}\n{"ids": [1, "x"]}\n', length_key="ids", reduce="sum").message
-    assert "line 2: 'ids' is 'x' (a list that holds no numbers alone)" in message
+    assert "line 2: 'ids' is [1, 'x'] (a list that holds no numbers alone)" in message
 
 
 def test_an_empty_list_has_no_largest_item(refusal) -> None:

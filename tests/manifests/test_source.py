@@ -5,10 +5,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import resource
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pyarrow
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import source
+from batchtune.manifests import ReadOptions, load_lengths, source
 from batchtune.manifests.source import Source
 
 LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
@@ -117,3 +119,26 @@ def test_reading_a_file_holds_no_more_than_some_blocks(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert sum(block.newlines.size for block in Source(path).blocks()) == 400 * 3000
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < path.stat().st_size / 2
+
+
+def pipe(data: bytes) -> Path:
+    """A pipe that hands out the data, as a shell's `<(…)` does."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as stream:
+            stream.write(data)
+
+    threading.Thread(target=write, daemon=True).start()
+    return Path(f"/dev/fd/{reading}")
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_pipe_of_many_lines_is_read_whole(compress: Callable[[bytes], bytes]) -> None:
+    assert load_lengths(pipe(compress(LINES))).count == 3000
+
+
+def test_a_target_file_may_be_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("/data\n" + "".join(f"{number}\t100\n" for number in range(3000)))
+    targets = str(pipe(b"7\n" * 3000))
+    assert load_lengths(tmp_path / "train.tsv", ReadOptions(target_file=targets)).targets.sum() == 21_000

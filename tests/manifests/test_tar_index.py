@@ -77,6 +77,7 @@ def until_error(path: Path) -> tuple[Found, ManifestError | None]:
     try:
         with open_tar(Source(path)) as tar:
             found.extend(tar.members())
+            tar.check_end()
     except ManifestError as error:
         assert error.hint
         return found, error
@@ -216,11 +217,19 @@ def test_any_byte_of_a_header_that_is_wrong_is_noticed(write) -> None:
         assert "is damaged at byte 1,024" in error.message
 
 
-def test_folders_devices_and_fifos_are_no_files(write) -> None:
+def test_folders_are_passed_over_and_devices_and_pipes_counted(write) -> None:
     kinds = [tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE]
     data = archive([(entry(f"{kind!r}.wav", kind=kind), b"") for kind in kinds] + [(entry("a.wav"), b"")])
     found, tar = indexed(write(data))
     assert [one[0] for one in found] == ["a.wav"]
+    assert tar.left_out == {"a device or pipe": 3}
+
+
+def test_a_contiguous_file_is_a_file_as_in_tarfile(write) -> None:
+    data = archive([(entry("a.wav", b"1", tarfile.CONTTYPE), b"1")])
+    found, tar = indexed(write(data))
+    assert found == by_tarfile(data)
+    assert len(found) == 1
     assert not tar.left_out
 
 
@@ -357,16 +366,24 @@ def test_what_is_no_archive_is_an_error(write) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-@pytest.mark.parametrize(
-    ("behind", "told"),
-    [(b"", False), (bytes(64 * 1024), False), (files({"b.wav": b"2"}), True), (bytes(2 * 2**20), True)],
-)
-def test_what_follows_the_end_is_told_where_it_is_more_than_filling(
-    write, behind: bytes, told: bool, compress: Callable[[bytes], bytes]
-) -> None:
-    found, tar = indexed(write(compress(files({"a.wav": b"1"}) + behind)))
+@pytest.mark.parametrize("zeros", [0, 1, 64 * 1024, 2 * 2**20 + 7])
+def test_zeros_behind_the_end_are_filling(write, zeros: int, compress: Callable[[bytes], bytes]) -> None:
+    found, error = until_error(write(compress(files({"a.wav": b"1"}) + bytes(zeros))))
     assert len(found) == 1
-    assert tar.left_out == ({"what follows the archive's end": 1} if told else {})
+    assert error is None
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("zeros", [0, 700, 2**20 - 8704, 2 * 2**20 + 7])
+def test_what_follows_the_end_is_an_error_that_names_the_byte(
+    write, zeros: int, compress: Callable[[bytes], bytes]
+) -> None:
+    data = files({"a.wav": b"1"}) + bytes(zeros)
+    found, error = until_error(write(compress(data + files({"b.wav": b"2"}))))
+    assert [one[0] for one in found] == ["a.wav"]
+    assert error is not None
+    assert f"shard.tar goes on behind the end of its archive, at byte {len(data):,}" in error.message
+    assert "tar --concatenate" in str(error.hint)
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])

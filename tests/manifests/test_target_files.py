@@ -90,3 +90,17 @@ def test_each_of_several_manifests_has_its_target_file(tmp_path: Path) -> None:
     assert pairs(found) == {97: 97, 98: 98}
     with pytest.raises(ManifestError, match="1 target file for 2 manifests"):
         load_lengths(manifests, ReadOptions(target_file=f"{tmp_path}/a.ltr"))
+
+
+@pytest.mark.parametrize(
+    ("targets", "name", "counts"),
+    [("A B\nC\nD\n", "a.ltr", "words"), ("one\ntwo\nx\n", "a.txt", "characters"), ("1\n2\n3\n", "a", "numbers")],
+)
+def test_it_is_told_what_the_targets_are(tmp_path: Path, targets: str, name: str, counts: str) -> None:
+    notes = load(tmp_path, WAV2VEC, targets, name).notes
+    assert any(note.startswith(f"Target lengths are the {counts} in ") for note in notes)
+
+
+def test_it_is_told_which_file_of_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "utt2dur").write_text("a 1\n")
+    assert "Of the folder, utt2dur is read." in load_lengths(tmp_path).notes

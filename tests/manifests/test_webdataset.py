@@ -138,8 +138,22 @@ def test_a_dimension_that_an_array_lacks_is_unreadable(read, refusal) -> None:
     assert "id 'b': 'npy.1' is of shape (7,) (too few dimensions)" in message
 
 
-def test_an_array_alone_needs_to_be_named(read, refusal) -> None:
-    assert "--length-key" in refusal(shard([("a.npy", npy(7, 80))])).hint
+def test_an_array_alone_is_the_length(read) -> None:
+    lengths = read(shard([("a.npy", npy(7, 80)), ("a.txt", b"x"), ("b.npy", npy(9, 80)), ("b.txt", b"y")]))
+    assert lengths.values.tolist() == [9.0, 7.0]
+    assert "Lengths are taken from column 'npy'." in lengths.notes
+
+
+def test_of_two_arrays_one_needs_to_be_named(refusal) -> None:
+    assert "--length-key" in refusal(shard([("a.npy", npy(7, 80)), ("a.mask.npy", npy(7))])).hint
+
+
+def test_a_column_that_is_known_to_hold_lengths_goes_before_an_array(read) -> None:
+    assert read(shard([("a.npy", npy(7, 80)), ("a.json", b'{"num_frames": 5}')])).values.tolist() == [5.0]
+
+
+def test_audio_goes_before_an_array(read) -> None:
+    assert read(shard([("a.npy", npy(7, 80)), ("a.wav", wav(1000))])).values.tolist() == [1000 / RATE]
 
 
 def test_a_member_that_holds_a_number_can_be_the_length(read) -> None:
@@ -154,6 +168,8 @@ def test_the_columns_are_listed_with_what_they_hold(write) -> None:
     assert {column.name: (column.example, column.numeric, column.text) for column in columns} == {
         "wav": (1 / 16, True, False),
         "wav.num_samples": (1000, True, False),
+        "audio": (1 / 16, True, False),
+        "audio.num_samples": (1000, True, False),
         "txt": ("word ", False, True),
         "json.duration": (1 / 16, True, False),
         "json.speaker.id": ("s0", False, True),
@@ -171,6 +187,8 @@ def test_the_columns_are_listed_with_what_they_hold(write) -> None:
         ("wav", "s"),
         ("mix.flac", "s"),
         ("wav.num_samples", "samples"),
+        ("audio", "s"),
+        ("audio.num_samples", "samples"),
         ("json.duration", "s"),
         ("json.audio.duration_ms", "ms"),
         ("json.num_tokens", "tokens"),
@@ -185,6 +203,46 @@ def test_what_a_column_counts_is_told_by_its_name(write, column: str, unit: str 
 
 def test_of_two_audio_members_none_is_the_length_by_itself(refusal) -> None:
     assert refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint.startswith("Choose with")
+
+
+def test_of_audio_with_different_suffixes_the_one_of_each_sample_is_the_length(read) -> None:
+    lengths = read(shard([("a.wav", wav(1000)), ("b.flac", wav(3000)), ("c.mix.WAV", wav(2000))]))
+    assert lengths.values.tolist() == [3000 / RATE, 2000 / RATE, 1000 / RATE]
+    assert lengths.unit == "s"
+    assert "Lengths are taken from column 'audio', in s." in lengths.notes
+
+
+def test_samples_of_audio_with_any_suffix_can_be_counted(write) -> None:
+    path = write([("a.wav", wav(1000)), ("b.flac", wav(3000)), ("b.txt", b"x")])
+    assert rows(path, "audio.num_samples", "audio")[1:] == ([1000, 3000], [1000 / RATE, 3000 / RATE])
+
+
+def test_a_sample_without_any_audio_is_missing_its_length(write) -> None:
+    assert rows(write([("a.wav", wav(1000)), ("b.txt", b"x")]), "audio")[1] == [1000 / RATE, None]
+
+
+def test_a_member_named_audio_is_none(write) -> None:
+    path = write([("a.audio", b"x"), ("a.wav", wav(1000))])
+    assert rows(path, "audio")[1] == [1000 / RATE]
+    assert [column.numeric for column in FORMAT.columns(Source(path)) if column.name == "audio"] == [True]
+
+
+def test_damaged_audio_of_any_suffix_is_unreadable(refusal) -> None:
+    message = refusal(shard([("a.wav", wav(1000)), ("b.flac", b"nothing")])).message
+    assert "1 of 2 rows is invalid" in message
+    assert "id 'b': 'audio' is" in message
+
+
+def test_a_later_sample_with_several_audio_members_is_unreadable(refusal) -> None:
+    members = [(f"{number}.{'wav' if number % 2 else 'flac'}", wav(1000)) for number in range(100)]
+    message = refusal(shard([*members, ("x.mix.wav", wav(10)), ("x.flac", wav(20))])).message
+    assert "1 of 101 rows is invalid" in message
+    assert "id 'x': 'audio' is 'flac' and another (several audio members)" in message
+
+
+def test_a_sample_with_several_audio_members_refuses_the_column_of_any(refusal) -> None:
+    message = refusal(shard([("a.mix.wav", wav(10)), ("a.flac", wav(20))]), length_key="audio").message
+    assert "has no column 'audio'" in message
 
 
 def test_a_suffix_may_have_dots(read) -> None:
@@ -235,6 +293,39 @@ def test_links_are_counted(read) -> None:
             tar.addfile(link)
         written = stream.getvalue()[: tar.offset]
     assert read(written + shard(speech(1))).left_out == {"a link": 2}
+
+
+def test_devices_and_pipes_are_counted(read) -> None:
+    data = b""
+    for kind in (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
+        member = tarfile.TarInfo("x.wav")
+        member.type = kind
+        data += member.tobuf()
+    assert read(data + shard(speech(1))).left_out == {"a device or pipe": 3}
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_second_archive_behind_the_first_is_an_error_after_all_rows_of_it(
+    write, compress: Callable[[bytes], bytes]
+) -> None:
+    data = shard(speech(4))
+    path = write(compress(data + data))
+    found: list[object] = []
+    with pytest.raises(ManifestError, match=f"shard.tar goes on .* at byte {len(data):,}") as caught:
+        for chunk in FORMAT.rows(Source(path), "wav.num_samples", None):
+            found.extend(chunk.lengths)
+    assert found == [1000, 2000, 3000, 4000]
+    assert "tar --concatenate" in str(caught.value.hint)
+
+
+def test_the_first_of_two_archives_is_used_by_leave(read) -> None:
+    lengths = read(shard(speech(4)) * 2, skip_invalid=True)
+    assert lengths.count == 4
+    assert any("goes on behind the end" in note for note in lengths.notes)
+
+
+def test_it_is_told_that_members_of_a_sample_must_follow_each_other() -> None:
+    assert "tar --sort=name" in FORMAT.missing_hint
 
 
 def test_a_suffix_that_comes_twice_makes_the_sample_invalid(refusal) -> None:

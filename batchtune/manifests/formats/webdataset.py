@@ -13,7 +13,7 @@ import msgspec
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
-from batchtune.manifests.columns import KNOWN_UNITS, normalised, summarise
+from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
 from batchtune.manifests.headers import (
     ARRAY_SUFFIXES,
     AUDIO_SUFFIXES,
@@ -41,6 +41,8 @@ _WAV_HEADER_BYTES = 512
 
 _JSON_SUFFIXES = frozenset(("json", "jsn"))
 _NUM_SAMPLES = "num_samples"
+_AUDIO = "audio"
+_ANY_AUDIO = (_AUDIO, f"{_AUDIO}.{_NUM_SAMPLES}")
 _SPARSE = Unreadable("a sparse member")
 _META = re.compile(r"__[^/]*__(?:$|/)")
 
@@ -51,10 +53,11 @@ class _Reader:
 
     Attributes:
         column: Its name.
-        suffix: Of the members that are read, in lower case.
+        suffix: Of the members that are read, in lower case; empty as long as any audio may be read.
         read: The archive, offset and size of a member → the value. Raises HeaderError.
         unit: What the values count, or None where only the name can tell.
         kept: Whether the value may be as large as the member.
+        single: Whether a sample may have one such member only, whatever its suffix.
     """
 
     column: str
@@ -62,6 +65,7 @@ class _Reader:
     read: Callable[[Archive, int, int], object]
     unit: Unit | None = None
     kept: bool = False
+    single: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +90,11 @@ class WebDataset:
 
     A column is a suffix: `wav` or any other audio (in seconds), `npy`, `pth`, `pt` (the first dimension), others as
     text. Parts are named behind a dot: `wav.num_samples`, `npy.1` (the second dimension), `json.duration`,
-    `json.speaker.id`. Suffixes may hold dots themselves, as that of `a.mix.wav`.
+    `json.speaker.id`. Suffixes may hold dots themselves, as that of `a.mix.wav`. `audio` is the one audio member of
+    each sample, whatever its suffix.
+
+    Attributes:
+        missing_hint: What to do where rows are missing their value.
     """
 
     name = "webdataset"
@@ -95,6 +103,9 @@ class WebDataset:
     named_columns = True
     breakable = True
     optional_columns = True
+    missing_hint = (
+        "Members of one sample must follow each other, as WebDataset needs it: pack them with tar --sort=name."
+    )
 
     def fits(self, head: Head) -> bool:
         """Whether the file begins with a tar header, or is an archive of nothing."""
@@ -102,38 +113,49 @@ class WebDataset:
         return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """What the members of the first samples hold."""
+        """What the members of the first samples hold; `audio` is there where none of them has two audio members."""
         with open_tar(source) as tar:
             samples = _samples(tar, functools.lru_cache(_MOST_SUFFIXES)(_peeking))
             # Where it breaks off, this is told when all of it is read, after what is before.
-            return summarise(map(_entry, next(_chunks(itertools.islice(samples, _PEEKED_SAMPLES)))))
+            first = next(_chunks(itertools.islice(samples, _PEEKED_SAMPLES)))
+            single = all(sum(map(_is_audio, sample.values)) < 2 for sample in first)
+            return summarise(_entry(sample, single) for sample in first)
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
         """The samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
         keys = (length_key,) if target_key is None else (length_key, target_key)
-        readers: dict[str, list[_Reader]] = {}
-        for reader in map(_reader, keys):
-            readers.setdefault(reader.suffix, []).append(reader)
+        readers = [_reader(key) for key in keys]
+        wanted = functools.lru_cache(_MOST_SUFFIXES)(functools.partial(_wanted, readers))
         with open_tar(source) as tar:
-            for chunk in _chunks(_samples(tar, readers.get)):
+            for chunk in _chunks(_samples(tar, wanted)):
                 yield _rows(chunk, length_key, target_key, dict(tar.left_out))
                 tar.left_out.clear()
                 source.report(tar.archive.share)
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
-        """The audio, where there is one member of it in a sample; None where only the names can tell.
+        """The audio, where there is one member of it in a sample; else the array, where there is only that.
+
+        Returns:
+            Its name; None where only the names can tell.
 
         Raises:
-            ManifestError: There are several.
+            ManifestError: A sample has several audio members.
         """
         names = [column.name for column in columns]
-        audio = [name for name in names if name.rpartition(".")[2] in AUDIO_SUFFIXES and _reader(name).suffix == name]
+        whole = [name for name in names if _reader(name).suffix == name]
+        audio = [name for name in whole if _is_audio(name)]
+        if len(audio) > 1 and _AUDIO in names:
+            return _AUDIO
         if len(audio) > 1:
             raise ManifestError(
                 f"the samples have several audio members: {', '.join(map(repr, audio))}",
                 f"Choose with --length-key NAME, for example --length-key {audio[0]!r}.",
             )
-        return audio[0] if audio else None
+        if audio:
+            return audio[0]
+        arrays = [name for name in whole if last_part(name) in ARRAY_SUFFIXES]
+        known = any(normalised(last_part(name)) in KNOWN_UNITS for name in names)
+        return arrays[0] if len(arrays) == 1 and not known else None
 
     def unit_in(self, source: Source, column: str) -> Unit | None:
         """What a column counts: seconds of audio, else what the last part of its name says."""
@@ -168,7 +190,7 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     yield chunk
 
 
-def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader] | None]) -> Iterator[_Sample]:
+def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[_Sample]:
     """Groups the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
     Where the archive breaks off, the sample in which it does is not handed out: members of it may be missing.
@@ -178,7 +200,7 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader] | None]) -> It
         readers: A suffix → what is to be read of such a member.
 
     Raises:
-        ManifestError: The archive is damaged or breaks off.
+        ManifestError: The archive is damaged, breaks off, or goes on behind its end.
     """
     sample: _Sample | None = None
     current, suffixes = "", set[str]()
@@ -197,7 +219,10 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader] | None]) -> It
         if suffix in suffixes:
             sample.repeated = suffix
         suffixes.add(suffix)
-        for reader in readers(suffix) or ():
+        for reader in readers(suffix):
+            if reader.single and reader.column in sample.values:
+                sample.values[reader.column] = Unreadable("several audio members", f"{suffix!r} and another")
+                continue
             try:
                 sample.values[reader.column] = _SPARSE if sparse else reader.read(tar.archive, offset, size)
             except HeaderError as error:
@@ -206,6 +231,7 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader] | None]) -> It
                 sample.kept_bytes += size
     if sample is not None:
         yield sample
+    tar.check_end()
 
 
 def key_and_suffix(name: str) -> tuple[str | None, str]:
@@ -235,6 +261,8 @@ def _odd_key_and_suffix(name: str) -> tuple[str | None, str]:
 
 def _reader(column: str) -> _Reader:
     """How a column is read, by its name."""
+    if column in _ANY_AUDIO:
+        return _audio_reader(column, "")
     parts = column.split(".")
     for count, part in enumerate(parts, 1):
         if part in _JSON_SUFFIXES:
@@ -253,9 +281,29 @@ def _reader(column: str) -> _Reader:
     return _Reader(column, column, _text, _known_unit(last), kept=True)
 
 
+def _wanted(readers: Sequence[_Reader], suffix: str) -> Sequence[_Reader]:
+    """Those of the readers that read members of this suffix."""
+    found = [reader for reader in readers if reader.suffix == suffix and not reader.single]
+    if _is_audio(suffix):
+        found += [_audio_reader(reader.column, suffix) for reader in readers if reader.single]
+    return found
+
+
+def _audio_reader(column: str, suffix: str) -> _Reader:
+    """How one of the columns of any audio is read from members of a suffix."""
+    last = last_part(suffix)
+    if column == _AUDIO:
+        return _Reader(column, suffix, functools.partial(_seconds, last), "s", single=True)
+    return _Reader(column, suffix, functools.partial(_num_samples, last), "samples", single=True)
+
+
+def _is_audio(suffix: str) -> bool:
+    return last_part(suffix) in AUDIO_SUFFIXES
+
+
 def _peeking(suffix: str) -> Sequence[_Reader]:
     """What there is to see in a member; nothing where its suffix means a part of another one (`json.txt`)."""
-    last = suffix.rpartition(".")[2]
+    last = last_part(suffix)
     if last in AUDIO_SUFFIXES:
         return (_Reader(suffix, suffix, functools.partial(_audio, last)),)
     if last in ARRAY_SUFFIXES:
@@ -264,18 +312,19 @@ def _peeking(suffix: str) -> Sequence[_Reader]:
     return (reader,) if reader.suffix == suffix else ()
 
 
-def _entry(sample: _Sample) -> dict[str, object]:
-    """What was seen of a sample, by the names of columns."""
+def _entry(sample: _Sample, single: bool) -> dict[str, object]:
+    """What was seen of a sample, by the names of columns; with those of any audio if a sample has it only once."""
     entry: dict[str, object] = {}
     for suffix, value in sample.values.items():
+        names = (suffix, _AUDIO) if single and _is_audio(suffix) else (suffix,)
         if isinstance(value, AudioLength):
-            entry[suffix] = value.seconds
-            entry[f"{suffix}.{_NUM_SAMPLES}"] = value.num_samples
+            entry.update((name, value.seconds) for name in names)
+            entry.update((f"{name}.{_NUM_SAMPLES}", value.num_samples) for name in names)
         elif isinstance(value, tuple):
             entry[suffix] = value[0] if value else None
             entry.update((f"{suffix}.{axis}", size) for axis, size in enumerate(value))
         else:
-            entry[suffix] = None if isinstance(value, Unreadable) else value
+            entry.update((name, None if isinstance(value, Unreadable) else value) for name in names)
     return entry
 
 
