@@ -111,6 +111,9 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     listed = [column for column in lists if column.name == without_indices(dotted(key))]
     if listed:
         return replace(listed[0], name=dotted(key))
+    # Within a value that the first rows did not show: JSON that is null there, too large or malformed.
+    if any(column.example is None and key.startswith(f"{column.name}.") for column in columns):
+        return Column(key, None, numeric=False)
     folded = {column.name.casefold(): column.name for column in columns}
     near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
     meant = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Name one of them with {option} NAME."

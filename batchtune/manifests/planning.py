@@ -183,7 +183,7 @@ def _chosen(
         target = find_column(path, columns, options.target_key, "--target-key")
     if options.length_key is None:
         default = reader.default_column(columns) if isinstance(reader, TellsDefault) else None
-        if default is not None:
+        if default is not None and (target is None or target.name != default):
             return find_column(path, columns, default, "--length-key"), target
         return choose_column(path, columns, target.name if target else None), target
     length = find_column(path, columns, options.length_key, "--length-key")

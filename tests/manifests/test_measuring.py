@@ -159,3 +159,8 @@ def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{}")
     assert "is no tokenizer" in refusal(LINES, length_key="text", tokenizer=tmp_path / "broken.json").message
     assert "does not exist" in refusal(LINES, length_key="text", tokenizer=tmp_path / "absent.json").message
+
+
+def test_a_path_below_what_is_null_in_the_first_rows_is_followed(read) -> None:
+    rows = '{"extra": null}\n' * 1100 + '{"extra": {"duration": 7}}\n'
+    assert read(rows, length_key="extra.duration", skip_invalid=True).values.tolist() == [7]
