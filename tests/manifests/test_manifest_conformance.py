@@ -256,6 +256,14 @@ def test_an_unknown_length_key_is_an_error(refusal, write: Writer, named: dict[s
 
 
 @all_formats
+@pytest.mark.parametrize("values", [[], VALUES])
+def test_a_path_below_the_lengths_leads_nowhere(
+    refusal, write: Writer, sample: Sample, name: str, values: list[str]
+) -> None:
+    refusal(write(values), format=name, length_key=f"{sample.column}.x")
+
+
+@all_formats
 def test_truncated_gzip_breaks_off(refusal, write: Writer, name: str) -> None:
     assert "breaks off" in refusal(gzip.compress(write(VALUES * 100))[:-12], format=name).message
 

@@ -95,6 +95,9 @@ def peek_columns(table: Table) -> list[Column]:
 
 def read_rows(table: Table, length_key: str, target_key: str | None) -> Iterator[Rows]:
     """All rows of a table, some ten thousand at a time."""
+    for key in (length_key, target_key):
+        if key is not None and key not in table.header:
+            raise ManifestError(f"{table.path} has no column {key!r}", "A table's columns hold nothing nested.")
     length = table.header.index(length_key)
     target = None if target_key is None else table.header.index(target_key)
     named = id_name(table.header)
