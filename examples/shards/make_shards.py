@@ -1,6 +1,6 @@
 """Writes tar shards of made-up speech as WebDataset reads them, with nothing but Python's standard library.
 
-A sample is three members with one key: `wav` (noise of one to five seconds, 16 kHz, 16 bits), `txt` (a sentence, the
+A sample is three members with one key: `wav` (noise of one to five seconds unless told otherwise, 16 kHz, 16 bits), `txt` (a sentence, the
 longer the audio the longer) and `json` (the duration and the sentence). The same arguments give the same bytes.
 
     python examples/shards/make_shards.py --shards 20 --wavs 500 --out shards
@@ -21,10 +21,11 @@ import json
 import random
 import tarfile
 import wave
+from collections.abc import Sequence
 from pathlib import Path
 
 SAMPLE_RATE = 16_000
-SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 5.0
+SECONDS = (1.0, 5.0)
 WORDS_PER_SECOND = 2.5
 WORDS = "a bell rings over the river and nobody hears how cold the morning has become".split()
 
@@ -35,41 +36,43 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=4, help="how many")
     parser.add_argument("--wavs", type=int, default=100, help="how many in each")
     parser.add_argument("--out", type=Path, default=Path("shards"), help="the folder; made where it is missing")
+    parser.add_argument("--seconds", type=float, nargs=2, default=SECONDS, help="the shortest and the longest wav")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    paths = make_shards(arguments.out, arguments.shards, arguments.wavs, arguments.seed)
+    paths = make_shards(arguments.out, arguments.shards, arguments.wavs, arguments.seconds, arguments.seed)
     print(f"{len(paths)} shards of {arguments.wavs} samples in {arguments.out}")
 
 
-def make_shards(folder: Path, shards: int, wavs: int, seed: int = 1) -> list[Path]:
+def make_shards(folder: Path, shards: int, wavs: int, seconds: Sequence[float] = SECONDS, seed: int = 1) -> list[Path]:
     """Writes `shard-000000.tar` and so on.
 
     Args:
         folder: Where to; made where it is missing.
         shards: How many.
         wavs: Samples in each.
+        seconds: The shortest and the longest wav.
         seed: Of lengths, noise and sentences.
 
     Returns:
         The files, in order.
     """
     chance = random.Random(seed)
-    noise = chance.randbytes(2 * 2 * round(LONGEST_SECONDS * SAMPLE_RATE))  # twice as long as is needed, 2 bytes each
+    noise = chance.randbytes(2 * 2 * round(seconds[1] * SAMPLE_RATE))  # twice as long as is needed, 2 bytes each
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"shard-{number:06}.tar" for number in range(shards)]
     for number, path in enumerate(paths):
         with tarfile.open(path, "w") as tar:
             for index in range(number * wavs, (number + 1) * wavs):
-                for suffix, content in sample(chance, noise).items():
+                for suffix, content in sample(chance, noise, seconds).items():
                     member = tarfile.TarInfo(f"utt{index:08}.{suffix}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
     return paths
 
 
-def sample(chance: random.Random, noise: bytes) -> dict[str, bytes]:
+def sample(chance: random.Random, noise: bytes, between: Sequence[float]) -> dict[str, bytes]:
     """The members of one sample, cut from the noise: suffix → content."""
-    num_samples = round(chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS) * SAMPLE_RATE)
+    num_samples = round(chance.uniform(*between) * SAMPLE_RATE)
     start = 2 * chance.randrange(len(noise) // 2 - num_samples)
     seconds = num_samples / SAMPLE_RATE
     text = " ".join(chance.choices(WORDS, k=max(1, round(seconds * WORDS_PER_SECOND))))
