@@ -1,7 +1,8 @@
 """Writes tar shards of made-up speech as WebDataset reads them, with nothing but Python's standard library.
 
-A sample is three members with one key: `wav` (noise of one to five seconds unless told otherwise, 16 kHz, 16 bits), `txt` (a sentence, the
-longer the audio the longer) and `json` (the duration and the sentence). The same arguments give the same bytes.
+A sample is three members with one key: `wav` (noise of one to five seconds unless told otherwise, 16 kHz, 16 bits),
+`txt` (a sentence, the longer the audio the longer) and `json` (the duration and the sentence). The same arguments give
+the same bytes.
 
     python examples/shards/make_shards.py --shards 20 --wavs 500 --out shards
     batchtune sweep-buckets 'shards/shard-{000000..000019}.tar' --max-batch-length 60
