@@ -66,7 +66,7 @@ class Lengths:
             ValueError: No lengths, or one that is not positive and finite, or targets of another shape.
         """
         # A copy, to be sorted in place: no more than that, as there may be hundreds of millions.
-        array = np.array(values, dtype=np.float64, copy=None if owned else True)
+        array = np.asarray(values, dtype=np.float64) if owned else np.array(values, dtype=np.float64)
         if array.ndim != 1 or array.size == 0:
             raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {array.shape}")
         if not (np.isfinite(array).all() and array.min() > 0):

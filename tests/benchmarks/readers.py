@@ -19,13 +19,15 @@ from pathlib import Path
 
 _WORDS = "the of and to in that he was it his is with as had for her not but at on she be".split()
 _MEASURED = """
-import resource, sys, time
+import sys, time
 {imports}
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+before = peak()
 start = time.process_time()
 {body}
 seconds = time.process_time() - start
-print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(seconds, peak() - before)
 """
 _OURS = ("from batchtune.manifests import load_lengths", "load_lengths(sys.argv[1])")
 _KINDS = {
