@@ -113,7 +113,7 @@ def test_absurdly_many_files_are_an_error(spec: str) -> None:
         expand(spec, None)
 
 
-@given(st.text(max_size=30))
+@given(st.text(st.characters(exclude_characters="/."), max_size=30))  # not the machine's own folders
 @example("a{b,")
 @example(",")
 def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
