@@ -96,6 +96,8 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
     specs = [named] if isinstance(named, (str, Path)) else list(named)
     if any(str(spec) == "" for spec in specs):
         raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
+    if any("\0" in str(spec) for spec in specs):
+        raise ManifestError("the name of a manifest holds a NUL character", "No file can have such a name.")
     found = [one for spec in specs for one in _expanded(str(spec), wanted)]
     if not found:
         raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
@@ -116,7 +118,7 @@ def _refuse_twice(found: Sequence[Input]) -> None:
 def _expanded(spec: str, wanted: str | None) -> Iterator[Input]:
     if spec == str(STDIN):
         yield Input(STDIN)
-    elif _exists(spec):
+    elif os.path.exists(spec):
         yield from _inputs(Path(spec), wanted)
     elif "," in spec and (parts := _split(spec)) != [spec]:
         for part in parts:
@@ -127,7 +129,7 @@ def _expanded(spec: str, wanted: str | None) -> Iterator[Input]:
 
 
 def _globbed(path: str, spec: str, wanted: str | None) -> Iterator[Input]:
-    if _exists(path) or not glob.has_magic(path):
+    if os.path.exists(path) or not glob.has_magic(path):
         yield from _inputs(Path(path), wanted)
         return
     matches = sorted(glob.glob(path, recursive=True))
@@ -137,13 +139,6 @@ def _globbed(path: str, spec: str, wanted: str | None) -> Iterator[Input]:
         )
     for match in matches:
         yield from _inputs(Path(match), wanted)
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.exists(path)
-    except ValueError:  # a NUL character
-        return False
 
 
 def _split(spec: str) -> list[str]:

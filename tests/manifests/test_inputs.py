@@ -115,6 +115,7 @@ def test_absurdly_many_files_are_an_error(spec: str) -> None:
 
 @given(st.text(st.characters(exclude_characters="/."), max_size=30))  # not the machine's own folders
 @example("a{b,")
+@example("0,\0")
 @example(",")
 def test_any_words_mean_sources_or_a_user_error(spec: str) -> None:
     try:
