@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
@@ -41,12 +42,23 @@ def in_any_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Itera
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Puts Ctrl-C off, also for the processes that are started in the meantime: they have nothing to say to it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Puts Ctrl-C off, also for the processes that are started in the meantime: they have nothing to say to it.
+
+    They inherit the mask. In this process another thread, of a numerical library, may take the signal all the same, and
+    Python then handles it in the main thread.
+    """
+    arrived: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if main else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def _begin() -> None:
