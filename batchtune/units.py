@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
         size = float(match[1]) * (1000 if decimal else 1024) ** _POWERS[(match[2] or "").upper()]
     if not 1 <= size < math.inf:
         raise UsageError(f"{text!r} is no memory size", "Write a number with a unit, such as 2GiB or 500MB.")
-    return int(size)
+    return round(size)
 
 
 def format_size(size_bytes: float) -> str:
