@@ -1,7 +1,7 @@
 """The result files: typed records and their versioned JSON.
 
-A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json` and
-`sampler.yaml`. Units are in the names; what is unknown is None (`null`), never 0.
+A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json`,
+`sampler.yaml` and `verify.json`. Units are in the names; what is unknown is None (`null`), never 0.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ TRIALS_FILE = "trials.jsonl"
 PROBE_FILE = "probe.json"
 SWEEP_FILE = "sweep.json"
 SAMPLER_FILE = "sampler.yaml"
+VERIFY_FILE = "verify.json"
 
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
 ClosedBy = Literal["oom", "memory", "data", "timeout", "crash"]
@@ -61,6 +62,12 @@ class Trial(Record, frozen=True, kw_only=True):
         alloc_retries: How often the allocator had to empty its cache to go on.
         error: The error's message where the outcome is not `ok`.
         elapsed_seconds: Wall time of the trial, batch making and worker start included.
+        step_seconds_spread: Interquartile range of the measured steps; None for fewer than two.
+        worker: Number of the worker process in this run folder, from 1; trials of one number shared a process.
+        confirmation: Whether the shape failed in alternation with the others, after it had passed by itself.
+        rest_bytes: In use after the trial, when its batch was freed.
+        outside_bytes: Memory of the device that the worker holds outside torch's allocator (context, workspaces).
+        sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
     """
 
     index: int
@@ -75,6 +82,13 @@ class Trial(Record, frozen=True, kw_only=True):
     alloc_retries: int | None
     error: str | None
     elapsed_seconds: float
+    step_seconds_spread: float | None = None
+    worker: int | None = None
+    confirmation: bool = False
+    rest_bytes: int | None = None
+    outside_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: list[str] | None = None
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -84,8 +98,30 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
     options: dict[str, Any]
 
 
+class DeviceProcess(Record, frozen=True, kw_only=True):
+    """A process that uses a device; None for what the driver does not tell."""
+
+    pid: int
+    used_bytes: int | None
+
+
 class Device(Record, frozen=True, kw_only=True):
-    """The device that was measured, and the limit that was enforced on it."""
+    """The device that was measured, and the limit that was enforced on it. None: the system can't tell.
+
+    Attributes:
+        limit_bytes: What the workload may take, after all that is kept free.
+        other_processes: How many other processes used the device at the start.
+        processes: Those, each with its memory.
+        uuid: Of the GPU or the MIG instance.
+        free_bytes: Of the device, before this process used it.
+        mig: Whether it is a part of a GPU (Multi-Instance GPU).
+        ecc: Whether its memory corrects errors, which takes some of it.
+        outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
+        reserve_bytes: Kept free because the user said so.
+        ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
+        settings: What else decides memory and time: the allocator's environment variables, TF32, cudnn.benchmark,
+            deterministic algorithms; name → value, as they are after the workload's setup.
+    """
 
     kind: str
     name: str
@@ -95,6 +131,15 @@ class Device(Record, frozen=True, kw_only=True):
     torch: str
     allocator: str
     other_processes: int | None
+    processes: list[DeviceProcess] | None = None
+    uuid: str | None = None
+    free_bytes: int | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    outside_bytes: int | None = None
+    reserve_bytes: int = 0
+    ddp_bytes: int = 0
+    settings: dict[str, Any] = {}
 
 
 class FrontierPoint(Record, frozen=True, kw_only=True):
@@ -117,7 +162,10 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
 
 
 class CostModel(Record, frozen=True, kw_only=True):
-    """cost = max(floor, constant + linear·B·L + quadratic·B·L²) for batch size B and length L.
+    """cost = max(floor, constant + B·(linear·L + quadratic·L² + target_linear·T + target_quadratic·T² + cross·L·T)).
+
+    B is the batch size, L the longest length, T the longest target length of the batch; without targets the last
+    three coefficients are 0.
 
     Attributes:
         relative_error: Root mean square of (fit / measured - 1) over the trials it was fitted to.
@@ -128,6 +176,35 @@ class CostModel(Record, frozen=True, kw_only=True):
     linear: float
     quadratic: float
     relative_error: float
+    target_linear: float = 0.0
+    target_quadratic: float = 0.0
+    cross: float = 0.0
+
+    def per_example(self, length: float, target_length: float | None = None) -> float:
+        """What one more example of this length costs, in the model's unit."""
+        target = target_length or 0.0
+        own = length * (self.linear + self.quadratic * length + self.cross * target)
+        return own + target * (self.target_linear + self.target_quadratic * target)
+
+
+class Confirmation(Record, frozen=True, kw_only=True):
+    """The batches at the limit, run once more one after the other, the allocator's cache kept, as training runs them.
+
+    Attributes:
+        shapes: How many batch shapes were confirmed.
+        steps: Steps in all, each with another shape than the one before (where there is more than one).
+        workers: In how many worker processes one after the other; the last was fresh.
+        alloc_retries: How often the allocator emptied its cache to go on.
+        reserved_growth_bytes: By how much its cache grew after all shapes had been seen once; None where it has none.
+        given_up: How many shapes failed on the way and were replaced by smaller ones.
+    """
+
+    shapes: int
+    steps: int
+    workers: int
+    alloc_retries: int
+    reserved_growth_bytes: int | None
+    given_up: int
 
 
 class Models(Record, frozen=True, kw_only=True):
@@ -164,7 +241,12 @@ class Run(Result, frozen=True, kw_only=True):
 
 
 class Probe(Result, frozen=True, kw_only=True):
-    """`probe.json`: what fits, and what a batch costs."""
+    """`probe.json`: what fits, and what a batch costs.
+
+    Attributes:
+        confirmation: None where the run was written by an older batchtune.
+        warnings: Why figures may not be trusted, each with its remedy.
+    """
 
     FORMAT: ClassVar[str] = "batchtune/probe"
 
@@ -176,6 +258,8 @@ class Probe(Result, frozen=True, kw_only=True):
     frontier: list[FrontierPoint]
     models: Models
     max_batch_length: float
+    confirmation: Confirmation | None = None
+    warnings: list[str] = []
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -249,6 +333,98 @@ class Sweep(Result, frozen=True, kw_only=True):
         return None if self.recommended is None else self.rows[self.recommended]
 
 
+VerifyPhase = Literal["worst", "shuffled"]
+
+
+class VerifyFailure(Record, frozen=True, kw_only=True):
+    """A batch of the verification that did not pass.
+
+    Attributes:
+        phase: Among the worst shapes, or among the shuffled batches.
+        step: Position in its phase, from 0.
+        bucket: Index of its bucket in the table.
+        outcome: `oom`, `crash` or `timeout`.
+    """
+
+    phase: VerifyPhase
+    step: int
+    bucket: int
+    batch_size: int
+    length: float
+    target_length: float | None
+    outcome: Outcome
+    error: str | None
+
+
+class Proposal(Record, frozen=True, kw_only=True):
+    """The next smaller sizes, where a table did not hold.
+
+    Attributes:
+        bucket_batch_sizes: Instead of the table's, with its boundaries.
+        max_batch_length: Instead of the table's, for samplers that work batch sizes out of it.
+        verified: Whether these batch sizes were run like the table's, in a fresh worker process, and passed.
+        steps: How many steps that took.
+    """
+
+    bucket_batch_sizes: list[int]
+    max_batch_length: float
+    verified: bool
+    steps: int
+
+
+class Verification(Result, frozen=True, kw_only=True):
+    """`verify.json`: the recommended batches, run for real.
+
+    Attributes:
+        bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as `sampler.yaml` had it.
+        worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
+        steps: Shuffled steps that passed.
+        planned_steps: Shuffled steps that were to be run; None where time decided.
+        epoch_batches: Batches of one epoch.
+        alloc_retries: How often the allocator emptied its cache to go on, after each shape had been run once.
+        peak_bytes, reserved_bytes: The most in use, and the most held by the allocator; None where unknown.
+        rest_growth_bytes: By how much memory in use between steps grew, from the second to the last quarter of the
+            shuffled steps (of the worst shapes', where it did not come to those); None where too few steps passed.
+        reserved_growth_bytes: The same of what the allocator holds.
+        estimated_epoch_seconds: Of this table, by the probe's step times; None without them.
+        measured_epoch_seconds: From the shuffled steps, scaled to the epoch; None where none passed.
+        time_ratio: Measured / estimated time of exactly the batches that were run.
+        time_ratio_spread: Interquartile range of that ratio over the steps.
+        holds: Whether all that was checked is as it should be.
+        reasons: Why it does not hold; sentences without a full stop. Empty where it does.
+        warnings: What to know besides, each a sentence without a full stop.
+        proposal: Smaller sizes; None where it holds, or where smaller sizes don't help.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/verify"
+
+    lengths: LengthsSummary
+    workload: WorkloadRecord
+    device: Device
+    settings: dict[str, Any]
+    bucket_boundaries: list[float]
+    bucket_batch_sizes: list[int]
+    max_batch_length: float
+    worst_steps: int
+    steps: int
+    planned_steps: int | None
+    epoch_batches: int
+    failures: list[VerifyFailure]
+    alloc_retries: int | None
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    rest_growth_bytes: int | None
+    reserved_growth_bytes: int | None
+    estimated_epoch_seconds: float | None
+    measured_epoch_seconds: float | None
+    time_ratio: float | None
+    time_ratio_spread: float | None
+    holds: bool
+    reasons: list[str]
+    warnings: list[str]
+    proposal: Proposal | None
+
+
 class Percentiles(Record, frozen=True, kw_only=True):
     """How long examples are: percentiles 0, 50, 95, 99, 99.9 and 100 by nearest rank: each one occurs."""
 
@@ -291,6 +467,90 @@ class Scan(Result, frozen=True, kw_only=True):
     histogram: list[HistogramBin]
     left_out: dict[str, int]
     notes: list[str]
+    warnings: list[str]
+
+
+class DoctorGpu(Record, frozen=True, kw_only=True):
+    """A GPU, or an instance of one (MIG), as it is now; None: can't be told.
+
+    Attributes:
+        device: What PyTorch calls it, such as `cuda:0`; None where PyTorch does not see it.
+        processes: Who uses it, each with its memory.
+        mig: Whether it is an instance, or divided into instances.
+        throttle_reasons: Why its clock is lower now than it could be.
+        probe_process: The process of batchtune that is probing it; None where there is none.
+    """
+
+    name: str
+    device: str | None
+    uuid: str | None
+    capability: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    processes: list[DeviceProcess] | None
+    mig: bool | None
+    ecc: bool | None
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    throttle_reasons: list[str] | None
+    probe_process: int | None
+
+
+class DoctorTorch(Record, frozen=True, kw_only=True):
+    """PyTorch, as a process of its own found it.
+
+    Attributes:
+        version: None where it can't be imported.
+        cuda, hip, cudnn: What it was built with; None: without.
+        problem: Why it can't be used, or sees no GPU though it was built for one.
+    """
+
+    version: str | None
+    cuda: str | None
+    hip: str | None
+    cudnn: str | None
+    problem: str | None
+
+
+class DoctorCpu(Record, frozen=True, kw_only=True):
+    """The CPU and its memory.
+
+    Attributes:
+        processors: That this process may use.
+        limit_problem: Why memory can't be limited and measured here; None where it can.
+        probe_process: The process of batchtune that is probing it; None where there is none.
+    """
+
+    name: str
+    processors: int
+    total_bytes: int
+    available_bytes: int | None
+    limit_problem: str | None
+    probe_process: int | None
+
+
+class Doctor(Result, frozen=True, kw_only=True):
+    """What `batchtune doctor` found out about a machine.
+
+    Attributes:
+        driver: The NVIDIA driver's version; None where there is none.
+        nvml_problem: Why the driver can't be asked; None where it can.
+        environment: The variables that change what a training step takes, those that are set.
+        packages: Optional package → version; None where it is not installed.
+        warnings: What stands in the way of a probe, each with its remedy.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/doctor"
+
+    python: str
+    system: str
+    torch: DoctorTorch
+    driver: str | None
+    nvml_problem: str | None
+    gpus: list[DoctorGpu]
+    cpu: DoctorCpu
+    environment: dict[str, str]
+    packages: dict[str, str | None]
     warnings: list[str]
 
 

@@ -1,6 +1,17 @@
 """What a batch shape costs: models of peak memory and step time, and the frontier between measurements."""
 
+from batchtune.cost.fitting import fit_cost
 from batchtune.cost.frontier import Frontier, largest_max_batch_length
-from batchtune.cost.models import fit_cost, predict
+from batchtune.cost.models import needs_targets, per_example, predict
+from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
-__all__ = ["Frontier", "fit_cost", "largest_max_batch_length", "predict"]
+__all__ = [
+    "Frontier",
+    "StepTimes",
+    "fit_cost",
+    "fit_step_seconds",
+    "largest_max_batch_length",
+    "needs_targets",
+    "per_example",
+    "predict",
+]

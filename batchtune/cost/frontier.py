@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.cost.models import needs_targets, per_example
 from batchtune.lengths import FloatArray, Histogram, IntArray
 from batchtune.results import CostModel, FrontierPoint
 
@@ -24,19 +25,22 @@ class Frontier:
     part of one more example that the measured peak leaves room for, by the fit; rounded down to whole examples,
     small batch sizes would lose up to half. With targets, whose worst case jumps, the chord holds only between
     points with the same worst target. Elsewhere, and where it is more, the batch size of the next longer measured
-    length is taken: what fits there fits at any shorter length.
+    length is taken: what fits there fits at any shorter length. Where the measurements show the contrary, a shorter
+    length that holds fewer (not for want of examples), the smaller of both is taken between them.
 
     Attributes:
         lengths: Shape (points,), strictly ascending.
         batch_sizes: Shape (points,), as measured.
         fractional_sizes: Shape (points,), at least `batch_sizes` and below `batch_sizes + 1`.
         chords: Shape (points,): whether lengths between the point before and this one are interpolated.
+        dips: Shape (points,): whether the device held fewer at the point before than at this one.
     """
 
     lengths: FloatArray
     batch_sizes: IntArray
     fractional_sizes: FloatArray
     chords: npt.NDArray[np.bool_]
+    dips: npt.NDArray[np.bool_]
 
     @classmethod
     def of(
@@ -62,7 +66,9 @@ class Frontier:
         fractions = np.array([_fraction(point, limit_bytes, peak_model) for point in points])
         targets = [point.target_length for point in points]
         chords = np.array([False] + [before == after for before, after in itertools.pairwise(targets)])
-        return cls(lengths, sizes, sizes + fractions, chords)
+        pairs = itertools.pairwise(points)
+        dips = [False] + [a.batch_size < b.batch_size and a.closed_by != "data" for a, b in pairs]
+        return cls(lengths, sizes, sizes + fractions, chords, np.array(dips))
 
     def __call__(self, length: npt.ArrayLike) -> IntArray:
         """The largest batch size that fits.
@@ -83,8 +89,9 @@ class Frontier:
         # 1e-9: at the points themselves the two divisions must give back the integers.
         on_chord = np.floor(1 / inverse * (1 + 1e-9)).astype(np.int64)
         measured = self.batch_sizes[right]
-        between = self.chords[right] & (wanted < self.lengths[right])
-        sizes = np.where(between, np.maximum(on_chord, measured), measured)
+        inside = (wanted > self.lengths[left]) & (wanted < self.lengths[right])
+        sizes = np.where(inside & self.chords[right], np.maximum(on_chord, measured), measured)
+        sizes = np.where(inside & self.dips[right], self.batch_sizes[left], sizes)
         return np.where(index < self.lengths.size, sizes, 1).astype(np.int64)
 
 
@@ -92,7 +99,10 @@ def _fraction(point: FrontierPoint, limit_bytes: int | None, model: CostModel | 
     """The part of one more example that fits, from 0 to just below 1; 0 where it is not known."""
     if limit_bytes is None or model is None or point.peak_bytes is None:
         return 0.0
-    need = point.length * (model.linear + model.quadratic * point.length)
+    if needs_targets(model) and point.target_length is None:
+        return 0.0
+    # Where the model errs, it must not be towards what does not fit.
+    need = float(per_example(model, point.length, point.target_length)) * (1 + model.relative_error)
     room = limit_bytes - point.peak_bytes
     return min(max(0.0, room / need), 1 - 1e-6) if need > 0 else 0.0
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
-from batchtune.batching.expectation import BatchCost, expected_batches
+from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
 from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import Baseline, LowerBound
+from batchtune.results import Baseline, LowerBound, Row
+from batchtune.tuning.estimates import StepSeconds, epoch_seconds
+from batchtune.tuning.targets import TypicalTargets
 
 
-def fixed_baselines(lengths: Lengths, limits: Limits, step_seconds: BatchCost | None) -> list[Baseline]:
+def fixed_baselines(
+    lengths: Lengths, limits: Limits, step_seconds: StepSeconds | None, targets: TypicalTargets | None = None
+) -> list[Baseline]:
     """Batches of a fixed size, the largest that fits the longest examples: shuffled, and sorted by length.
 
     Args:
         lengths: The data set.
         limits: The frontier decides where there is one, else max_batch_length.
-        step_seconds: The step-time model, or None.
+        step_seconds: The time of one step, or None.
+        targets: Of the data set, where it has any.
     """
     longest = lengths.histogram.lengths[-1:]
     table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
@@ -44,15 +50,19 @@ def fixed_baselines(lengths: Lengths, limits: Limits, step_seconds: BatchCost | 
 
     shuffled_seconds = sorted_seconds = None
     if step_seconds is not None:
-        shuffled_seconds = shuffled.sum_of(step_seconds)
-        sorted_seconds = float(np.sum(step_seconds(sizes, heads)))
+        shuffled_seconds = epoch_seconds(shuffled, table, step_seconds, targets)
+        if lengths.targets is None:
+            sorted_seconds = float(np.sum(step_seconds(sizes, heads)))
+        else:
+            longest_targets = np.maximum.reduceat(lengths.targets, np.arange(0, lengths.count, batch_size))
+            sorted_seconds = float(np.sum(step_seconds(sizes, heads, longest_targets)))
     return [
         baseline("fixed-random", shuffled.padded_length, shuffled_seconds),
         baseline("fixed-sorted", float(np.sum(sizes * heads)), sorted_seconds),
     ]
 
 
-def lower_bound(lengths: Lengths, limits: Limits, step_seconds: BatchCost | None) -> LowerBound:
+def lower_bound(lengths: Lengths, limits: Limits, step_seconds: StepSeconds | None) -> LowerBound:
     """What no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length. Where
@@ -61,7 +71,8 @@ def lower_bound(lengths: Lengths, limits: Limits, step_seconds: BatchCost | None
     Args:
         lengths: The data set.
         limits: All sizings count, whichever allows more.
-        step_seconds: The step-time model, or None; the time per example must not rise with the batch size.
+        step_seconds: The time of one step, or None. The time per example is taken to be least in a batch of the
+            largest size, its half, its quarter and so on.
     """
     histogram = lengths.histogram
     whole = limits.largest_batch_sizes(histogram.lengths).astype(np.float64)
@@ -72,14 +83,49 @@ def lower_bound(lengths: Lengths, limits: Limits, step_seconds: BatchCost | None
     shares = np.sum(histogram.counts / _greatest_from_here_on(capacity))
     seconds = None
     if step_seconds is not None:
-        sizes = _greatest_from_here_on(whole)
-        each = np.asarray(step_seconds(sizes, histogram.lengths), dtype=np.float64) / sizes
+        each = _least_seconds_each(
+            _greatest_from_here_on(whole), histogram.lengths, _mean_targets(lengths), step_seconds
+        )
         seconds = float(np.sum(histogram.counts * -_greatest_from_here_on(-each)))
     return LowerBound(
         batches=max(1, math.ceil(float(shares) * (1 - 1e-12))),  # rounding must not make it one too many
         padded_length=lengths.total,
         estimated_epoch_seconds=seconds,
     )
+
+
+def below_all(bound: LowerBound, found: Sequence[Row | Baseline]) -> LowerBound:
+    """The bound, no higher than any time found: measured step times need not be as regular as it takes them to be."""
+    seconds = [other.estimated_epoch_seconds for other in (bound, *found) if other.estimated_epoch_seconds is not None]
+    return LowerBound(
+        batches=bound.batches,
+        padded_length=bound.padded_length,
+        estimated_epoch_seconds=min(seconds, default=None),
+    )
+
+
+def _mean_targets(lengths: Lengths) -> FloatArray | None:
+    """Of each distinct length: a batch's longest target is at least the mean of its examples' targets."""
+    if lengths.targets is None:
+        return None
+    starts = np.concatenate(([0], np.cumsum(lengths.histogram.counts[::-1])[:-1]))
+    sums = np.add.reduceat(lengths.targets, starts)[::-1]
+    means: FloatArray = sums / lengths.histogram.counts
+    return means
+
+
+def _least_seconds_each(
+    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None, step_seconds: StepSeconds
+) -> FloatArray:
+    """Shape (lengths,): the least time per example over batches of at most so many."""
+    least: FloatArray = np.full(lengths.shape, np.inf)
+    size = sizes
+    while True:
+        given = (size, lengths) if targets is None else (size, lengths, targets)
+        least = np.minimum(least, np.asarray(step_seconds(*given), dtype=np.float64) / size)
+        if (size == 1).all():
+            return least
+        size = np.maximum(1.0, np.floor(size / 2))
 
 
 def _greatest_from_here_on(values: FloatArray) -> FloatArray:

@@ -17,9 +17,11 @@ from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Row, Sizing, Sweep, meta_of
-from batchtune.tuning.baselines import fixed_baselines, lower_bound
+from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions
+from batchtune.tuning.estimates import StepSeconds, batch_seconds, epoch_seconds
 from batchtune.tuning.recommend import recommend
+from batchtune.tuning.targets import TypicalTargets
 
 MOST_BUCKETS = 1000
 
@@ -32,12 +34,13 @@ class Costs:
 
     Attributes:
         frontier: Lengths → the largest batch size that fits, at least 1.
-        step_seconds: (batch sizes, lengths) → seconds of one training step, element by element, broadcasting.
+        step_seconds: (batch sizes, lengths, target lengths) → seconds of one training step, element by element,
+            broadcasting; called without target lengths where the data set has none.
         device_name: The device that was measured.
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
-    step_seconds: Callable[[FloatArray, FloatArray], FloatArray] | None = None
+    step_seconds: StepSeconds | None = None
     device_name: str | None = None
 
 
@@ -128,11 +131,13 @@ def sweep(
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
     limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
     rows: list[Row] = []
-    for row in _rows(lengths, limits, settings, costs):
+    targets = TypicalTargets.of(lengths) if costs.step_seconds is not None else None
+    for row in _rows(lengths, limits, settings, costs, targets):
         rows.append(row)
         if on_row is not None:
             on_row(row)
-    baselines = fixed_baselines(lengths, limits, costs.step_seconds)
+    baselines = fixed_baselines(lengths, limits, costs.step_seconds, targets)
+    bound = lower_bound(lengths, limits, costs.step_seconds)
     choice = recommend(rows, baselines)
     return Sweep(
         meta=meta_of(Sweep),
@@ -147,7 +152,7 @@ def sweep(
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=lower_bound(lengths, limits, costs.step_seconds),
+        lower_bound=below_all(bound, [*rows, *baselines]),
         recommended=choice.index,
         reason=choice.reason,
         warnings=cautions(lengths, limits, settings.num_buckets, rows),
@@ -159,27 +164,31 @@ def _check_num_buckets(number: int) -> None:
         raise UsageError(f"the number of buckets must be from 1 to {MOST_BUCKETS}, got {number}")
 
 
-def _rows(lengths: Lengths, limits: Limits, settings: SweepSettings, costs: Costs) -> Iterator[Row]:
+def _rows(
+    lengths: Lengths, limits: Limits, settings: SweepSettings, costs: Costs, targets: TypicalTargets | None
+) -> Iterator[Row]:
     for strategy in settings.strategies:
         # Only `optimal` chooses its boundaries for what the frontier allows; the others do not know of sizes.
         for sizing in limits.sizings if strategy == "optimal" else limits.sizings[:1]:
             problem = Problem(
                 histogram=lengths.histogram,
                 max_batch_length=limits.max_batch_length,
-                example_costs=_example_costs(lengths.histogram.lengths, limits, sizing, costs),
+                example_costs=_example_costs(lengths.histogram.lengths, limits, sizing, costs, targets),
             )
             tables = STRATEGIES[strategy](problem, settings.num_buckets)
             for num_buckets, boundaries in zip(settings.num_buckets, tables, strict=True):
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                yield _row(strategy, sizing, num_buckets, table, lengths, limits.max_batch_length, costs)
+                yield _row(strategy, sizing, num_buckets, table, lengths, limits.max_batch_length, costs, targets)
 
 
-def _example_costs(ends: FloatArray, limits: Limits, sizing: Sizing, costs: Costs) -> FloatArray:
+def _example_costs(
+    ends: FloatArray, limits: Limits, sizing: Sizing, costs: Costs, targets: TypicalTargets | None
+) -> FloatArray:
     """What an example costs in a bucket that ends at each length: its share of a full batch there."""
     sizes = limits.batch_sizes(ends, sizing).astype(np.float64)
     if costs.step_seconds is None:
         return 1 / sizes
-    return np.asarray(costs.step_seconds(sizes, ends), dtype=np.float64) / sizes
+    return np.asarray(batch_seconds(costs.step_seconds, targets)(sizes, ends), dtype=np.float64) / sizes
 
 
 def _row(
@@ -190,6 +199,7 @@ def _row(
     lengths: Lengths,
     max_batch_length: float,
     costs: Costs,
+    targets: TypicalTargets | None,
 ) -> Row:
     histogram = lengths.histogram
     edges, counts = table.edges(histogram), table.counts(histogram)
@@ -199,6 +209,9 @@ def _row(
     expected = expected_batches(histogram, table)
     padded = max(expected.padded_length, lengths.total)  # no less, whatever the rounding
     batches = count_batches(histogram, table)
+    seconds = None
+    if costs.step_seconds is not None:
+        seconds = epoch_seconds(expected, table, costs.step_seconds, targets)
     return Row(
         strategy=strategy,
         sizing=sizing,
@@ -213,5 +226,5 @@ def _row(
         mean_batch_size=lengths.count / batches,
         largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
         effective_buckets=float(1 / np.sum(shares**2)),
-        estimated_epoch_seconds=None if costs.step_seconds is None else expected.sum_of(costs.step_seconds),
+        estimated_epoch_seconds=seconds,
     )

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.cost import Frontier, predict
+from batchtune.cost import Frontier, StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
     SWEEP_FILE,
-    CostModel,
     LengthsSummary,
     Probe,
     Row,
@@ -24,7 +23,7 @@ from batchtune.results import (
     read_result,
     write_result,
 )
-from batchtune.tuning.probing import clear_run
+from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 from batchtune.units import format_length
 
@@ -70,11 +69,11 @@ def run_sweep(
 
 
 def costs_of(probe: Probe) -> Costs:
-    """What a probe says a batch costs: its frontier, its step-time model."""
+    """What a probe says a batch costs: its frontier, and the step times that it measured, with the model between."""
     model = probe.models.step_seconds
     return Costs(
         frontier=Frontier.of(probe.frontier, probe.device.limit_bytes, probe.models.peak_bytes),
-        step_seconds=_step_seconds(model) if model else None,
+        step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,
     )
 
@@ -118,7 +117,3 @@ def _capped(frontier: Callable[[FloatArray], IntArray], max_batch_length: float)
         return np.minimum(frontier(length), wanted)
 
     return capped
-
-
-def _step_seconds(model: CostModel) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    return lambda batch_sizes, lengths: predict(model, batch_sizes, lengths)

@@ -1,0 +1,141 @@
+"""Which target length a batch can be expected to have: what its step time depends on, beside its longest length.
+
+The memory must hold the worst target of all examples. A batch that happens has the longest of its own few.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.lengths import FloatArray, IntArray, Lengths
+
+# So many examples, evenly taken in order of length, say what is typical; more would only say it more slowly.
+_SAMPLE = 1 << 17
+# Different targets that are told apart.
+_LEVELS = 4096
+# Where nothing says which bucket a batch is of: one of about so many with as many examples each.
+_BUCKETS = 16
+# Of more ascending lengths than this only so many are looked up: what is typical hardly changes from one to the next.
+_EACH = 8192
+# The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
+# towards the end, where targets that differ much (log-normally, say) have much of their mean.
+_PARTS = (0.0, 0.4, 0.75, 0.9, 0.97, 0.993, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TypicalTargets:
+    """The longest target that a batch has on average, by its size and its longest length.
+
+    Attributes:
+        lengths: Shape (n,), ascending: of examples that stand for all.
+        targets: What is known of the targets of any run of them.
+    """
+
+    lengths: FloatArray
+    targets: RangeQuantiles
+
+    @classmethod
+    def of(cls, lengths: Lengths) -> TypicalTargets | None:
+        """What is typical of a data set; None where it has no targets."""
+        if lengths.targets is None:
+            return None
+        # The middles of as many equal parts, in ascending order.
+        taken = min(lengths.count, _SAMPLE)
+        chosen = lengths.count - 1 - ((2 * np.arange(taken) + 1) * lengths.count) // (2 * taken)
+        return cls(lengths.values[chosen], RangeQuantiles.of(lengths.targets[chosen]))
+
+    def __call__(
+        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
+    ) -> FloatArray:
+        """The mean of the longest target over batches drawn from the examples up to a length.
+
+        With F the distribution of the targets there, that of the longest of B is F^B (but for examples that can't be
+        drawn twice).
+
+        Args:
+            batch_sizes: Any shape; all arguments are broadcast against each other.
+            lengths: Of the longest example.
+            above: All examples are longer than this: the boundary of the bucket before; None: not known, and the
+                sixteenth of the data that is nearest in length is taken.
+
+        Returns:
+            Target lengths, of the broadcast shape.
+        """
+        size, length = np.broadcast_arrays(
+            np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
+        )
+        edge = np.full(length.shape, np.nan) if above is None else np.broadcast_to(above, length.shape)
+        if length.ndim != 1 or length.size <= _EACH or (np.diff(length) < 0).any():
+            return self._mean_longest(size, length, edge)
+        chosen = _supports(size, edge)
+        return np.interp(np.arange(length.size), chosen, self._mean_longest(size[chosen], length[chosen], edge[chosen]))
+
+    def _mean_longest(self, size: FloatArray, length: FloatArray, edge: FloatArray) -> FloatArray:
+        """Each for itself; `edge` is NaN where it is not known."""
+        end = np.maximum(np.searchsorted(self.lengths, length, side="right"), 1)
+        above_edge = np.searchsorted(self.lengths, edge, side="right")
+        start = np.where(np.isnan(edge), end - max(1, self.lengths.size // _BUCKETS), above_edge)
+        start = np.clip(start, 0, end - 1)
+        total = np.zeros(length.shape)
+        for low, high in itertools.pairwise(_PARTS):
+            rank = np.ceil(((low + high) / 2) ** (1 / size) * (end - start)).astype(np.int64) - 1
+            total += (high - low) * self.targets(start, end, np.clip(rank, 0, end - start - 1))
+        return total
+
+
+def _supports(size: FloatArray, edge: FloatArray) -> IntArray:
+    """Indices to interpolate between: evenly spaced, and both sides of wherever the size or the edge changes."""
+    changes = np.flatnonzero((np.diff(size) != 0) | ((np.diff(edge) != 0) & ~np.isnan(edge[1:]))) + 1
+    even = np.linspace(0, size.size - 1, _EACH).astype(np.int64)
+    return np.unique(np.concatenate((even, changes - 1, changes)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RangeQuantiles:
+    """The k-th smallest value of any run of an array, for many runs at once.
+
+    A wavelet matrix (Claude, Navarro and Ordóñez 2015): for each bit of the values' ranks, from the highest, how many
+    before each place have a 0 there, the values then being sorted stably by that bit. A query follows its run
+    through the bits.
+
+    Attributes:
+        values: The values that are told apart, ascending.
+        zeros: Shape (bits, n + 1): number of zeros before each place.
+    """
+
+    values: FloatArray
+    zeros: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, array: FloatArray) -> RangeQuantiles:
+        """Of an array of at least one value; of more than 4096 different ones, neighbours are taken for one."""
+        distinct, ranks = np.unique(array, return_inverse=True)
+        if distinct.size > _LEVELS:
+            ranks = ranks * _LEVELS // distinct.size
+            distinct = distinct[
+                np.append(np.flatnonzero(np.diff(np.arange(distinct.size) * _LEVELS // distinct.size)), -1)
+            ]
+        bits = max(1, int(distinct.size - 1).bit_length())
+        zeros = np.zeros((bits, array.size + 1), dtype=np.int32)
+        for row in range(bits):
+            is_zero = (ranks >> (bits - 1 - row)) & 1 == 0
+            np.cumsum(is_zero, out=zeros[row, 1:])
+            ranks = np.concatenate((ranks[is_zero], ranks[~is_zero]))
+        return cls(distinct, zeros)
+
+    def __call__(self, start: IntArray, end: IntArray, rank: IntArray) -> FloatArray:
+        """The value with this rank, from 0, among array[start:end]; arrays of one shape, start + rank < end."""
+        found = np.zeros(np.shape(rank), dtype=np.int64)
+        for zeros in self.zeros:
+            before, until = zeros[start], zeros[end]
+            here = until - before
+            one = rank >= here
+            start = np.where(one, zeros[-1] + start - before, before)
+            end = np.where(one, zeros[-1] + end - until, until)
+            rank = np.where(one, rank - here, rank)
+            found = 2 * found + one
+        return self.values[found]

@@ -1,0 +1,175 @@
+"""Step times: the measured medians where there are any, the model away from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from batchtune.cost import StepTimes, fit_step_seconds, predict
+from batchtune.results import CostModel, Outcome, Trial
+
+LINEAR = CostModel(floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05)
+WITH_TARGETS = CostModel(floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, target_linear=2e-3, relative_error=0.05)
+
+
+def trial(
+    batch_size: int,
+    length: float,
+    seconds: float | None,
+    *,
+    target: float | None = None,
+    spread: float | None = 0.0,
+    outcome: Outcome = "ok",
+) -> Trial:
+    return Trial(
+        index=0,
+        batch_size=batch_size,
+        length=length,
+        target_length=target,
+        outcome=outcome,
+        steps=5,
+        step_seconds=seconds,
+        peak_bytes=None,
+        reserved_bytes=None,
+        alloc_retries=None,
+        error=None,
+        elapsed_seconds=1.0,
+        step_seconds_spread=spread,
+    )
+
+
+TRIALS = st.lists(
+    st.tuples(st.integers(1, 300), st.floats(0.5, 500), st.floats(0.5, 2)),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda row: (row[0], round(np.log(row[1]), 2)),
+)
+
+
+def off_by(rows: list[tuple[int, float, float]]) -> list[Trial]:
+    """Trials that took so many times as long as the model says."""
+    return [trial(size, length, float(predict(LINEAR, size, length)) * ratio) for size, length, ratio in rows]
+
+
+@given(TRIALS)
+@settings(deadline=None, max_examples=80)
+def test_at_a_measured_shape_it_is_what_was_measured(rows: list[tuple[int, float, float]]) -> None:
+    trials = off_by(rows)
+    times = StepTimes.of(trials, LINEAR)
+    for one in trials:
+        assert float(times(one.batch_size, one.length)) == pytest.approx(one.step_seconds, rel=1e-6)
+
+
+@given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
+@settings(deadline=None, max_examples=150)
+def test_elsewhere_it_is_the_model_corrected_by_no_more_than_was_measured(
+    rows: list[tuple[int, float, float]], size: int, length: float
+) -> None:
+    ratios = [1.0, *(ratio for _, _, ratio in rows)]
+    correction = float(StepTimes.of(off_by(rows), LINEAR)(size, length) / predict(LINEAR, size, length))
+    assert min(ratios) * (1 - 1e-9) <= correction <= max(ratios) * (1 + 1e-9)
+
+
+def test_close_to_a_measurement_it_is_close_to_it_and_far_away_it_is_the_model() -> None:
+    times = StepTimes.of(off_by([(10, 20.0, 1.5)]), LINEAR)
+    corrections = [float(times(10, 20 * away) / predict(LINEAR, 10, 20 * away)) for away in (1, 1.05, 1.5, 2, 4, 50)]
+    assert corrections == sorted(corrections, reverse=True)
+    assert corrections[1] == pytest.approx(1.5, rel=0.01)
+    assert corrections[-1] == pytest.approx(1, rel=0.01)
+
+
+def test_a_factor_of_e_away_model_and_measurement_count_alike() -> None:
+    times = StepTimes.of(off_by([(10, 20.0, 1.44)]), LINEAR)
+    size = 10 * np.e  # so far in padded length, at the same length
+    assert float(times(size, 20) / predict(LINEAR, size, 20)) == pytest.approx(1.2)
+
+
+@given(TRIALS, st.floats(1e-3, 1e4))
+@settings(deadline=None, max_examples=40)
+def test_the_unit_of_the_lengths_does_not_matter(rows: list[tuple[int, float, float]], unit: float) -> None:
+    trials = off_by(rows)
+    scaled = [trial(one.batch_size, one.length * unit, one.step_seconds) for one in trials]
+    model = CostModel(floor=0.0, constant=0.01, linear=1e-3 / unit, quadratic=0.0, relative_error=0.05)
+    sizes, lengths = np.array([1, 7, 90]), np.array([3.0, 40, 11])
+    theirs = StepTimes.of(scaled, model)(sizes, lengths * unit)
+    assert theirs == pytest.approx(StepTimes.of(trials, LINEAR)(sizes, lengths), rel=1e-6)
+
+
+def test_of_several_trials_of_a_shape_it_is_the_median() -> None:
+    trials = [trial(4, 10, seconds) for seconds in (0.5, 0.1, 0.06)]
+    assert float(StepTimes.of(trials, LINEAR)(4, 10)) == pytest.approx(0.1)
+
+
+def test_trials_that_failed_or_were_not_timed_say_nothing() -> None:
+    trials = [trial(4, 10, None, outcome="oom"), trial(4, 10, 9.0, outcome="timeout"), trial(4, 10, None)]
+    assert float(StepTimes.of(trials, LINEAR)(4, 10)) == pytest.approx(0.05)
+
+
+def test_the_more_certain_of_two_neighbours_counts_more() -> None:
+    sure, unsure = trial(10, 10, 0.11 * 2), trial(10, 20, 0.21 * 0.5, spread=0.1)
+    between = (10, 200**0.5)
+    correction = float(StepTimes.of([sure, unsure], LINEAR)(*between) / predict(LINEAR, *between))
+    assert correction > 1.2
+
+
+def test_targets_count_where_the_time_depends_on_them() -> None:
+    trials = [trial(10, 20, 0.5, target=5), trial(10, 20, 2.5, target=50)]
+    times = StepTimes.of(trials, WITH_TARGETS)
+    assert times(10, 20, np.array([5, 50])) == pytest.approx([0.5, 2.5])
+    with pytest.raises(ValueError, match="needs them to predict"):
+        times(10, 20)
+
+
+def test_targets_do_not_count_where_the_time_does_not_depend_on_them() -> None:
+    times = StepTimes.of([trial(10, 20, 0.5, target=5)], LINEAR)
+    assert times(10, 20, np.array([5, 500])) == pytest.approx([0.5, 0.5])
+
+
+def test_many_shapes_at_once_are_as_each_by_itself() -> None:
+    random = np.random.default_rng(0)
+    times = StepTimes.of(off_by([(3, 50.0, 0.7), (40, 4.0, 1.6), (9, 17.0, 1.1)]), LINEAR)
+    sizes, lengths = random.integers(1, 60, 10_001).astype(float), random.uniform(1, 60, 10_001)
+    together = times(sizes, lengths)
+    some = [0, 4095, 4096, 10_000]
+    assert together[some] == pytest.approx([float(times(sizes[i], lengths[i])) for i in some])
+
+
+def test_arguments_are_broadcast() -> None:
+    times = StepTimes.of(off_by([(3, 50.0, 0.7)]), LINEAR)
+    assert times(np.array([[1.0], [2.0]]), np.array([3.0, 4.0, 5.0])).shape == (2, 3)
+
+
+# The model that is fitted to them
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3], ids=["certain", "uncertain"])
+def test_a_time_counts_the_less_the_more_its_steps_differ(spread: float) -> None:
+    trials = [trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
+    off = trial(20, 10.0, 0.21 * 2, spread=spread * 0.42)
+    model = fit_step_seconds([*trials, off])
+    assert model is not None
+    error = float(predict(model, 32, 10) / 0.33 - 1)
+    assert (error < 0.1) == (spread > 0)
+
+
+def test_repeated_trials_of_a_shape_count_once() -> None:
+    trials = [trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
+    repeated = [trial(2, 10.0, 0.03 * factor) for factor in (0.5, 1, 1, 1, 9)]
+    model = fit_step_seconds([*trials, *repeated])
+    assert model is not None
+    assert model.relative_error < 1e-6
+
+
+def test_without_a_timed_trial_there_is_no_model() -> None:
+    assert fit_step_seconds([trial(4, 10, None, outcome="oom")]) is None
+
+
+@given(st.permutations(off_by([(3, 50.0, 0.7), (40, 4.0, 1.6), (9, 17.0, 1.1), (1, 9.0, 1.2), (80, 2.0, 1.0)])))
+@settings(deadline=None, max_examples=20)
+def test_the_order_of_the_trials_does_not_matter(trials: list[Trial]) -> None:
+    model = fit_step_seconds(trials)
+    assume(model is not None)
+    assert model is not None
+    assert float(StepTimes.of(trials, model)(12, 12)) == pytest.approx(0.166, rel=0.15)
