@@ -6,6 +6,7 @@ driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton and NCCL.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from typing import Literal
@@ -13,16 +14,17 @@ from typing import Literal
 OOM_MESSAGES = tuple(
     re.compile(pattern)
     for pattern in (
-        r"(CUDA|HIP|XPU) out of memory",
+        r"\b(CUDA|HIP|XPU) out of memory(?!\.\w)",  # not the name of a file
         r"would exceed allowed memory",
-        r"(CUDA|HIP) error: out of memory",
+        r"\b(CUDA|HIP) error: out of memory",
         r"CUDA driver error: out of memory",
-        r"CUBLAS_STATUS_ALLOC_FAILED",
+        r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED",
         r"CUSOLVER_STATUS_ALLOC_FAILED",
         r"CUFFT_ALLOC_FAILED",
         r"CUDNN_STATUS_ALLOC_FAILED",
-        r"Triton Error \[CUDA\]: out of memory",
-        r"Cuda failure 2 'out of memory'",
+        r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
+        r"Triton Error \[(CUDA|HIP)\]: out of memory",
+        r"Cuda failure (2 )?'out of memory'",
         r"MPS backend out of memory",
         r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",
         r"std::bad_alloc",
@@ -32,12 +34,13 @@ OOM_MESSAGES = tuple(
 DISGUISED_MESSAGES = tuple(
     re.compile(pattern)
     for pattern in (
-        r"CUBLAS_STATUS_NOT_INITIALIZED",
+        r"(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
         r"CUDNN_STATUS_NOT_SUPPORTED",
         r"unable to find an engine",
         r"CUFFT_INTERNAL_ERROR",
         r"NVML_SUCCESS.*INTERNAL ASSERT FAILED",
         r"could not create a (primitive|memory object)",
+        r"can't start new thread",  # its stack needs memory, too; but it may be the number of threads
     )
 )
 
@@ -56,16 +59,30 @@ def message_verdict(message: str) -> Verdict | None:
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
-    """What an exception says, its own type and message first, then those of its causes."""
-    verdicts: list[Verdict | None] = []
-    for cause in _causes(error):
-        if isinstance(cause, MemoryError) or any(kind.__name__ in _OOM_TYPES for kind in type(cause).__mro__):
-            return "oom"
-        try:
-            verdicts.append(message_verdict(str(cause)))
-        except Exception:  # its own __str__ fails: it says nothing
-            verdicts.append(None)
-    return "oom" if "oom" in verdicts else "disguised" if "disguised" in verdicts else None
+    """What an exception says, its own type and message first, then those of what it was raised from.
+
+    `raise ... from cause` says that the cause is why, so the cause's verdict is taken. An exception that came up
+    while another was being handled (its `__context__`) may be that one in other words, or a fault in the handling;
+    so where only that other was a lack of memory, this is one if a smaller shape passes: `disguised`. `from None`
+    says that it has nothing to do with it.
+    """
+    verdicts = {_own_verdict(cause) for cause in _causes(error)}
+    if "oom" in verdicts:
+        return "oom"
+    if "disguised" in verdicts or any(_own_verdict(other) for other in _contexts(error)):
+        return "disguised"
+    return None
+
+
+def _own_verdict(error: BaseException) -> Verdict | None:
+    if isinstance(error, MemoryError) or any(kind.__name__ in _OOM_TYPES for kind in type(error).__mro__):
+        return "oom"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "oom"
+    try:
+        return message_verdict(str(error))
+    except Exception:  # its own __str__ fails: it says nothing
+        return None
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -76,3 +93,18 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(current))
         yield current
         current = current.__cause__
+
+
+def _contexts(error: BaseException) -> Iterator[BaseException]:
+    """What was being handled when the exception, or one of those behind it, came up; each once."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting.append(current.__cause__)
+        if not current.__suppress_context__:
+            waiting.append(current.__context__)

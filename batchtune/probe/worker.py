@@ -1,12 +1,11 @@
 """The worker process: builds the workload once and runs the trials it is told.
 
-Started as `python -m batchtune.probe.worker FD PARENT`. It speaks over the socket FD alone: what the workload
-prints goes to the standard streams and disturbs nothing. It dies with its parent.
+Started as `python -m batchtune.probe.worker FD`. It speaks over the socket FD alone: what the workload prints goes
+to the standard streams and disturbs nothing. Its keeper (`batchtune.probe.keeper`) sees to it that it ends.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -14,54 +13,52 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.errors import BatchtuneError, WorkloadError
-from batchtune.probe import protocol
-from batchtune.probe.meters import Meter, open_meter, torch_device
-from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import Failed, Measure, Measured, Ready, Setup, Stage
+from batchtune.probe import leaks, protocol, timing
+from batchtune.probe.meters import Meter, identify, open_meter, torch_device
+from batchtune.probe.oom import Verdict, error_verdict
+from batchtune.probe.protocol import Failed, Identified, Identify, Measure, Measured, Ready, Setup, Stage, Step, Stepped
+from batchtune.probe.surroundings import gradient_bytes
 from batchtune.shapes import BatchShape
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
 if TYPE_CHECKING:
     from batchtune.workloads import Workload
 
-WARM_UP_STEPS = 1
-MOST_MEASURED_STEPS = 5
-ENOUGH_SECONDS = (
-    0.25,
-    1.0,
-)  # two measured steps that took this long need no third; one that took this no second
-
 
 def main() -> None:
     """Serves requests until the supervisor closes the socket."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    _die_with(int(sys.argv[2]))
+    channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    session: Session | None = None
     with channel, channel.makefile("rb") as requests:
-        session: Session | None = None
         for line in requests:
             request = protocol.decode_request(line)
             reply: protocol.Reply
-            if isinstance(request, Setup):
+            if isinstance(request, Identify):
+                reply = _identify(request)
+            elif isinstance(request, Setup):
                 session, reply = _set_up(request)
             else:
                 assert session is not None, "a trial before the setup"
-                reply = session.measure(request)
+                reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
             channel.sendall(protocol.encode(reply) + b"\n")
     os._exit(0)  # no finalizer of the workload's may hang the end
 
 
-def _die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when the supervisor dies, however it does (Linux)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone already
-        os._exit(1)
+def _identify(request: Identify) -> Identified | Failed:
+    """Which device is meant; whatever goes wrong in that is the device's fault."""
+    try:
+        return identify(request.device)
+    except BatchtuneError as error:
+        return Failed(stage="device", message=error.message, hint=error.hint)
+    except Exception as error:
+        return Failed(stage="device", message=f"--device {request.device}: {first_line(error)}")
 
 
 def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
@@ -82,6 +79,9 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
         meter.reset()
         workload.setup(torch_device(meter))
         meter.synchronize()
+        base_bytes = meter.peak()
+        stage = "device"
+        meter.settle(request.reserve_bytes, gradient_bytes() if request.ddp else 0)
     except BatchtuneError as error:
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
         return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
@@ -92,7 +92,7 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
             traceback=user_traceback(error),
             out_of_memory=error_verdict(error) == "oom",
         )
-    return Session(workload, meter), Ready(device=meter.device, base_bytes=meter.peak())
+    return Session(workload, meter), Ready(device=meter.device, base_bytes=base_bytes)
 
 
 @dataclass
@@ -100,14 +100,19 @@ class _Attempt:
     """One try at a batch shape."""
 
     seconds: list[float] = field(default_factory=list)
+    in_use: list[int] = field(default_factory=list)
     steps: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
+    outside_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: list[str] | None = None
     retries: int = 0
     stage: Stage | None = None
     error: str | None = None
-    verdict: str | None = None
+    verdict: Verdict | None = None
     traceback: str | None = None
+    leak: str | None = None
 
 
 class Session:
@@ -125,19 +130,42 @@ class Session:
         empty cache: what is left over from other shapes must not count against this one.
         """
         shape = BatchShape(request.batch_size, request.length, request.target_length)
-        attempt = self._attempt(shape)
+        attempt = self._attempt(shape, self._trial)
         if attempt.error is None and attempt.retries:
             self._meter.release()
-            attempt = self._attempt(shape)
+            attempt = self._attempt(shape, self._trial)
+        if attempt.verdict == "oom" and leaks.grows(attempt.in_use, self._meter.device.limit_bytes):
+            self._explain_by_leak(shape, attempt)
         self._tidy(failed=attempt.error is not None)
-        return self._reply(attempt)
+        return self._measured(attempt)
 
-    def _attempt(self, shape: BatchShape) -> _Attempt:
+    def step(self, request: Step) -> Stepped:
+        """Makes one batch and runs one step, as training does."""
+        if request.release:
+            gc.collect()
+            self._meter.release()
+        attempt = self._attempt(BatchShape(request.batch_size, request.length, request.target_length), self._one_step)
+        if attempt.error is not None:
+            self._tidy(failed=True)
+        return Stepped(
+            outcome="ok" if attempt.error is None else "oom" if attempt.verdict else "error",
+            step_seconds=attempt.seconds[0] if attempt.error is None else None,
+            peak_bytes=attempt.peak_bytes,
+            reserved_bytes=attempt.reserved_bytes,
+            rest_bytes=self._meter.in_use(),
+            alloc_retries=attempt.retries,
+            error=attempt.error,
+            stage=attempt.stage if attempt.error is not None else None,
+            traceback=attempt.traceback,
+            renew=self._renew(attempt),
+        )
+
+    def _attempt(self, shape: BatchShape, run: Callable[[BatchShape, _Attempt], None]) -> _Attempt:
         attempt = _Attempt()
         retries = self._meter.retries()
-        failure: tuple[str, str | None, str] | None = None
+        failure: tuple[str, Verdict | None, str] | None = None
         try:
-            self._run(shape, attempt)
+            run(shape, attempt)
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
             failure = (first_line(error), error_verdict(error), user_traceback(error))
@@ -146,25 +174,42 @@ class Session:
         attempt.retries = self._meter.retries() - retries
         return attempt
 
-    def _run(self, shape: BatchShape, attempt: _Attempt) -> None:
-        meter = self._meter
+    def _trial(self, shape: BatchShape, attempt: _Attempt) -> None:
+        """A whole trial: steps until their time is known, and more where they seem to leak."""
+        batch = self._make(shape, attempt)
+        while not timing.enough(attempt.seconds):
+            seconds = self._timed(batch, attempt)
+            if attempt.steps > timing.WARM_UP_STEPS:
+                attempt.seconds.append(seconds)
+        attempt.sm_clock_mhz, attempt.throttle_reasons = self._meter.clocks()
+        attempt.outside_bytes = self._meter.outside()
+        if leaks.grows(attempt.in_use, self._meter.device.limit_bytes):
+            self._watch(batch, attempt)
+
+    def _one_step(self, shape: BatchShape, attempt: _Attempt) -> None:
+        attempt.seconds.append(self._timed(self._make(shape, attempt), attempt))
+
+    def _make(self, shape: BatchShape, attempt: _Attempt) -> Any:
         attempt.stage = "make_batch"
-        meter.reset()
+        self._meter.reset()
         batch = self._workload.make_batch(shape)
-        meter.synchronize()
+        self._meter.synchronize()
         self._note_peaks(attempt)
+        return batch
+
+    def _timed(self, batch: Any, attempt: _Attempt) -> float:
+        """One step; its time in seconds."""
         attempt.stage = "step"
-        while not _enough(attempt.seconds):
-            meter.reset()
-            started = time.perf_counter()
-            self._workload.step(batch)
-            meter.synchronize()
-            elapsed = time.perf_counter() - started
-            self._note_peaks(attempt)
-            attempt.steps += 1
-            self._stepped = True
-            if attempt.steps > WARM_UP_STEPS:
-                attempt.seconds.append(elapsed)
+        self._meter.reset()
+        started = time.perf_counter()
+        self._workload.step(batch)
+        self._meter.synchronize()
+        elapsed = time.perf_counter() - started
+        self._note_peaks(attempt)
+        attempt.in_use.append(self._meter.in_use())
+        attempt.steps += 1
+        self._stepped = True
+        return elapsed
 
     def _note_peaks(self, attempt: _Attempt) -> None:
         """Keeps the highest of the peaks: the first step has no optimizer state yet, later ones do."""
@@ -174,47 +219,93 @@ class Session:
         if reserved is not None:
             attempt.reserved_bytes = max(reserved, attempt.reserved_bytes or 0)
 
+    def _watch(self, batch: Any, attempt: _Attempt) -> None:
+        """Runs more steps, to tell a leak from what grows at first only.
+
+        What is merely waiting for Python's collector is no leak, so that is called after each step.
+        """
+        limit, seconds = self._meter.device.limit_bytes, 0.0
+        gc.collect()
+        in_use = [self._meter.in_use()]
+        while seconds < leaks.WATCH_SECONDS:
+            seconds += self._timed(batch, attempt)
+            gc.collect()
+            in_use.append(self._meter.in_use())
+            if not leaks.grows(in_use[-2:], limit):
+                return
+            if leaks.certain(in_use, limit, seconds):
+                attempt.leak = leaks.message(in_use)
+                return
+
+    def _explain_by_leak(self, shape: BatchShape, attempt: _Attempt) -> None:
+        """Where memory ran out while each step left more in use: is that why?
+
+        A batch of one example is watched. Unless it goes on leaking, this was a plain lack of memory. Where not even
+        it passes any more, though the whole batch had passed, what was kept has used up the memory.
+        """
+        self._tidy(failed=True)
+        single = BatchShape(1, shape.length, shape.target_length)
+        again = self._attempt(single, self._watched)
+        worse = again.verdict == "oom" and (shape.batch_size > 1 or again.steps < attempt.steps)
+        if again.leak or worse:
+            attempt.leak = leaks.message(attempt.in_use, ran_out=True)
+
+    def _watched(self, shape: BatchShape, attempt: _Attempt) -> None:
+        self._watch(self._make(shape, attempt), attempt)
+
     def _tidy(self, *, failed: bool) -> None:
         """Frees what the trial left behind; after a failure, what the allocator keeps of it too."""
         gc.collect()
         if failed:
             self._meter.release()
 
-    def _reply(self, attempt: _Attempt) -> Measured:
-        outcome, error = "ok", attempt.error
-        if error is not None:
-            outcome = "oom" if attempt.verdict else "error"
-        elif attempt.retries:
-            outcome = "oom"
-            error = f"passed only after the allocator had emptied its cache {attempt.retries} times"
+    def _measured(self, attempt: _Attempt) -> Measured:
+        outcome, error, hint = _judge(attempt)
+        passed = outcome == "ok"
         return Measured(
-            outcome=outcome,  # type: ignore[arg-type]  # one of the three, by the lines above
+            outcome=outcome,
             steps=attempt.steps,
-            step_seconds=statistics.median(attempt.seconds) if outcome == "ok" else None,
-            peak_bytes=attempt.peak_bytes if outcome == "ok" else None,
-            reserved_bytes=attempt.reserved_bytes if outcome == "ok" else None,
+            step_seconds=statistics.median(attempt.seconds) if passed else None,
+            step_seconds_spread=(
+                timing.interquartile_range(attempt.seconds) if passed and len(attempt.seconds) > 1 else None
+            ),
+            peak_bytes=attempt.peak_bytes if passed else None,
+            reserved_bytes=attempt.reserved_bytes if passed else None,
+            rest_bytes=self._meter.in_use(),
+            outside_bytes=attempt.outside_bytes,
+            sm_clock_mhz=attempt.sm_clock_mhz,
+            throttle_reasons=attempt.throttle_reasons,
             alloc_retries=attempt.retries,
             error=error,
+            hint=hint,
             stage=attempt.stage if error is not None else None,
             traceback=attempt.traceback,
-            renew=self._meter.worn() or (error is not None and not self._sound(attempt)),
+            renew=self._renew(attempt),
         )
 
-    def _sound(self, attempt: _Attempt) -> bool:
-        """Whether the worker can go on after a failed attempt.
+    def _renew(self, attempt: _Attempt) -> bool:
+        """Whether the worker must be replaced.
 
-        Not after anything but a plain lack of memory; nor where the very first step ran out of it: the optimizer's
-        state may be half made, and the next step would fail for want of the rest.
+        After anything but a plain lack of memory; and where the very first step ran out of it: the optimizer's state
+        may be half made, and the next step would fail for want of the rest.
         """
-        plain_oom = attempt.verdict == "oom" or attempt.error is None
-        return plain_oom and (self._stepped or attempt.stage != "step") and self._meter.healthy()
+        if self._meter.worn() or attempt.leak:
+            return True
+        if attempt.error is None:
+            return False
+        plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
+        return not (plain and self._meter.healthy())
 
 
-def _enough(seconds: list[float]) -> bool:
-    """Whether the measured steps tell the step time: short ones scatter more and are cheap to repeat."""
-    two, one = ENOUGH_SECONDS
-    total = sum(seconds)
-    return total >= one or (len(seconds) >= 2 and total >= two) or len(seconds) == MOST_MEASURED_STEPS
+def _judge(attempt: _Attempt) -> tuple[Literal["ok", "oom", "error"], str | None, str | None]:
+    """The outcome of a trial, the error's message, and what to do about it."""
+    if attempt.leak is not None:
+        return "error", attempt.leak, leaks.HINT
+    if attempt.error is not None:
+        return "oom" if attempt.verdict else "error", attempt.error, None
+    if attempt.retries:
+        return "oom", f"passed only after the allocator had emptied its cache {attempt.retries} times", None
+    return "ok", None, None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import torch
 from cli.conftest import FAULTY, KNOWN, Run, command
 from ruamel.yaml import YAML
 
+from batchtune.probe.guards import MARK
+
 MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
 WORKLOAD = ["--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}", "--device", "cpu"]
@@ -218,19 +220,18 @@ def test_killed_it_leaves_no_worker_behind(manifest: Path, tmp_path: Path) -> No
         time.sleep(0.02)
 
 
-def workers_of(parent: int) -> list[int]:
+def workers_of(supervisor: int) -> list[int]:
+    """The processes below a supervisor's that have loaded torch; it marks what it starts in the environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            # The death signal is asked for once the worker's own code runs, after the interpreter has started.
-            started = b"batchtune.probe.worker" in (entry / "cmdline").read_bytes() and torch_is_loaded(entry)
+            ours = f"{MARK}={supervisor}-".encode() in (entry / "environ").read_bytes()
+            if ours and torch_is_loaded(entry):
+                found.append(int(entry.name))
         except OSError:
             continue
-        if int(fields[1]) == parent and started:
-            found.append(int(entry.name))
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import time
 
+import numpy as np
 import torch
 
 from batchtune import BatchShape
@@ -55,6 +57,161 @@ class ForksAndHangs(Good):
         with open("child", "w") as file:
             file.write(str(child))
         time.sleep(1000)
+
+
+def start_daemon() -> None:
+    """A grandchild in a session of its own, whose parent has ended: nothing leads from it to the worker."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+class StartsDaemons(Good):
+    """Starts one in its setup and one in each step; of batches of two it dies, of larger ones it hangs."""
+
+    def setup(self, device: torch.device) -> None:
+        super().setup(device)
+        start_daemon()
+
+    def step(self, batch: BatchShape) -> None:
+        start_daemon()
+        super().step(batch)
+        if batch.batch_size == 2:
+            os._exit(3)
+        if batch.batch_size > 2:
+            open("hanging", "w").close()
+            time.sleep(1000)
+
+
+class KillsItsKeeper(StartsDaemons):
+    """Kills the process above it, as one does that cleans up by name."""
+
+    def step(self, batch: BatchShape) -> None:
+        start_daemon()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+
+
+class WaitsToBeKilled(Good):
+    """Once: says who it is, and waits."""
+
+    def step(self, batch: BatchShape) -> None:
+        if not os.path.exists("pid"):
+            with open("pid.new", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename("pid.new", "pid")
+            time.sleep(1000)
+        super().step(batch)
+
+
+class SlowToSetUp(Good):
+    def __init__(self, seconds: float = 1.5) -> None:
+        self.seconds = seconds
+
+    def setup(self, device: torch.device) -> None:
+        super().setup(device)
+        time.sleep(self.seconds)
+
+
+class Leaks(Good):
+    """Keeps some MiB of every step."""
+
+    def __init__(self, mib: float = 4.0) -> None:
+        self.mib = mib
+        self.kept: list[torch.Tensor] = []
+
+    def step(self, batch: BatchShape) -> None:
+        super().step(batch)
+        self.kept.append(torch.ones(int(self.mib * (1 << 20)), dtype=torch.uint8))
+
+
+class GrowsAtFirst(Leaks):
+    """Keeps something of its first steps only, as a cache does that fills."""
+
+    def step(self, batch: BatchShape) -> None:
+        if len(self.kept) < 8:
+            super().step(batch)
+
+
+class MakesCycles(Leaks):
+    """What it keeps, Python's collector frees."""
+
+    def step(self, batch: BatchShape) -> None:
+        super().step(batch)
+        cycle: list[object] = [self.kept.pop()]
+        cycle.append(cycle)
+
+
+class Varies(Good):
+    """Every other step takes three times as long."""
+
+    steps = 0
+
+    def step(self, batch: BatchShape) -> None:
+        self.steps += 1
+        end = time.perf_counter() + (0.01, 0.03)[self.steps % 2]
+        while time.perf_counter() < end:
+            pass
+
+
+class Scribbles(Good):
+    """Writes to descriptors that are not its own."""
+
+    words = b"debug: 7\n"
+
+    def step(self, batch: BatchShape) -> None:
+        for number in range(3, 64):
+            try:
+                os.write(number, self.words)
+            except OSError:
+                pass
+        super().step(batch)
+
+
+class Forges(Scribbles):
+    """Writes what could be a reply, to another question."""
+
+    words = b'{"type":"identified","id":"cpu","name":"CPU"}\n'
+
+
+class Repeats(Scribbles):
+    """Writes what could be a reply, and more of it than was asked for."""
+
+    words = b'{"type":"stepped","outcome":"ok"}\n{"type":"stepped","outcome":"ok"}\n'
+
+
+class ClosesDescriptors(Good):
+    def step(self, batch: BatchShape) -> None:
+        os.closerange(3, 256)
+
+
+class ReadsFromNowhere(Good):
+    """A real segmentation fault."""
+
+    def step(self, batch: BatchShape) -> None:
+        ctypes.string_at(0)
+
+
+class HungryInNumpy(Good):
+    """Of more than two examples, an array of numpy's in the step does not fit into 1 GiB."""
+
+    def step(self, batch: BatchShape) -> None:
+        np.ones(batch.batch_size << 28, dtype=np.uint8)
+
+
+class HungryInMakeBatch(HungryInNumpy):
+    """The same before the step."""
+
+    def make_batch(self, shape: BatchShape) -> BatchShape:
+        HungryInNumpy.step(self, shape)
+        return shape
+
+    def step(self, batch: BatchShape) -> None:
+        Good.step(self, batch)
 
 
 class DisguisedAboveFour(Good):
@@ -122,9 +279,12 @@ class Hangs(Good):
 
 
 class Floods(Good):
+    """Prints 40 MB a step."""
+
     def step(self, batch: BatchShape) -> None:
-        sys.stdout.write("x" * 1_000_000)
-        sys.stdout.flush()
+        for stream in (sys.stdout, sys.stderr):
+            stream.write("x" * 20_000_000)
+            stream.flush()
         super().step(batch)
 
 

@@ -1,55 +1,133 @@
+"""What is a lack of memory and what is not, by the texts that the libraries really write."""
+
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
 
 from batchtune.probe.oom import error_verdict, message_verdict
 
-OOM = [
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB",
-    "HIP out of memory. Tried to allocate 20.00 MiB",
-    "XPU out of memory. Tried to allocate 20.00 MiB",
-    "Allocation of 3.00 GiB would exceed allowed memory. (out of memory)",
-    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
-    "CUDA driver error: out of memory",
-    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
-    "cuFFT error: CUFFT_ALLOC_FAILED",
-    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-    "Triton Error [CUDA]: out of memory",
-    "NCCL error: unhandled cuda error: Cuda failure 2 'out of memory'",
-    "MPS backend out of memory (MPS allocated: 8.00 GiB, other allocations: 1.00 GiB, max allowed: 9.07 GiB)",
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 1",
-    "DefaultCPUAllocator: not enough memory: you tried to allocate 1 bytes",
-    "std::bad_alloc",
-]
-DISGUISED = [
-    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
-    "GET was unable to find an engine to execute this computation",
-    "cuFFT error: CUFFT_INTERNAL_ERROR",
-    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838',
-    "could not create a primitive",
-]
-NEITHER = [
-    "mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)",
-    "CUDA error: an illegal memory access was encountered",
-    "CUDA error: device-side assert triggered",
-    "out of range",
-    "the memory of the elephant",
-]
+KERNEL_ERRORS = (
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+OOM = {
+    "CUDA, torch 2": (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.19 GiB "
+        "is free. Including non-PyTorch memory, this process has 138.61 GiB memory in use. 125.82 GiB allowed; Of the "
+        "allocated memory 124.02 GiB is allocated by PyTorch, and 1.21 GiB is reserved by PyTorch but unallocated. If "
+        "reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+        "fragmentation.  See documentation for Memory Management  "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    ),
+    "CUDA, torch 1": (
+        "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.76 GiB total capacity; 9.71 GiB already allocated; "
+        "5.56 MiB free; 9.82 GiB reserved in total by PyTorch)"
+    ),
+    "CUDA, in another's words": "the training step failed: RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')",
+    "HIP": (
+        "HIP out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 255.98 GiB of which 244.65 GiB "
+        "is free. 1.05 GiB allowed; Of the allocated memory 1017.01 MiB is allocated by PyTorch, with 17.00 MiB "
+        "allocated in private pools (e.g., HIP Graphs), and 54.99 MiB is reserved by PyTorch but unallocated."
+    ),
+    "XPU": (
+        "XPU out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 15.56 GiB. Of the allocated "
+        "memory 15.01 GiB is allocated by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated."
+    ),
+    "cudaMallocAsync": (
+        "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 9.31 GiB\n"
+        "Requested               : 1.00 GiB\nDevice limit            : 139.80 GiB\n"
+        "Free (according to CUDA): 130.00 GiB\nPyTorch limit (set by user-supplied memory fraction)\n"
+        "                        : 10.00 GiB"
+    ),
+    "CUDA runtime": f"CUDA error: out of memory\n{KERNEL_ERRORS}",
+    "HIP runtime": "HIP error: out of memory\nHIP kernel errors might be asynchronously reported at some other call",
+    "CUDA driver": "CUDA driver error: out of memory",
+    "cuBLAS": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "hipBLAS": "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+    "cuSOLVER": (
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`. "
+        "If you keep seeing this error, you may use `torch.backends.cuda.preferred_linalg_library()` to try linear "
+        "algebra operators with other supported backends."
+    ),
+    "cuFFT": "cuFFT error: CUFFT_ALLOC_FAILED",
+    "cuDNN": "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN 9": "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "Triton": "Triton Error [CUDA]: out of memory",
+    "NCCL": (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3353, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    ),
+    "NCCL, older": "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'",
+    "MPS": (
+        "MPS backend out of memory (MPS allocated: 8.00 GiB, other allocations: 1.00 GiB, max allowed: 9.07 GiB). "
+        "Tried to allocate 256.00 MiB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit "
+        "for memory allocations (may cause system failure)."
+    ),
+    "CPU, Linux": (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    "CPU, Windows": (
+        "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to allocate "
+        "4294967296 bytes."
+    ),
+    "C++": "std::bad_alloc",
+}
+DISGUISED = {
+    "cuBLAS": "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN": "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+    "cuDNN's engines": "GET was unable to find an engine to execute this computation",
+    "cuDNN's engines, lower": "FIND was unable to find an engine to execute this computation",
+    "cuFFT": "cuFFT error: CUFFT_INTERNAL_ERROR",
+    "NVML": (
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838, please report a bug '
+        "to PyTorch. "
+    ),
+    "oneDNN": "could not create a primitive",
+    "oneDNN's memory": "could not create a memory object",
+    "threads": "can't start new thread",
+}
+NEITHER = {
+    "matmul": "mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)",
+    "broadcast": "The size of tensor a (3) must match the size of tensor b (4) at non-singleton dimension 1",
+    "index": "index 50001 is out of bounds for dimension 0 with size 50000",
+    "range": "IndexError: list index out of range",
+    "assertion on the device": f"CUDA error: device-side assert triggered\n{KERNEL_ERRORS}",
+    "illegal address": f"CUDA error: an illegal memory access was encountered\n{KERNEL_ERRORS}",
+    "misaligned address": "CUDA error: misaligned address",
+    "launch": f"CUDA error: invalid configuration argument\n{KERNEL_ERRORS}",
+    "no kernel": f"CUDA error: no kernel image is available for execution on the device\n{KERNEL_ERRORS}",
+    "cuBLAS": "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`",
+    "Triton's shared memory": (
+        "out of resource: shared memory, Required: 180224, Hardware limit: 101376. "
+        "Reducing block sizes or `num_stages` may help."
+    ),
+    "NCCL": "Last error:\nCuda failure 1 'invalid argument'",
+    "32-bit indices": "canUse32BitIndexMath(input) INTERNAL ASSERT FAILED, must fit into 32-bit index math",
+    "a file's name": "[Errno 2] No such file or directory: 'logs/out of memory.txt'",
+    "a file's name, as the libraries write it": "[Errno 2] No such file or directory: 'CUDA out of memory.txt'",
+    "a setting": "unknown option on_oom: 'out of memory' is none of 'skip', 'raise'",
+    "another's memory": "the memory of the elephant",
+    "nothing": "",
+}
 
 
-@pytest.mark.parametrize("message", OOM)
+@pytest.mark.parametrize("message", OOM.values(), ids=OOM.keys())
 def test_a_lack_of_memory_is_told_from_its_message(message: str) -> None:
     assert message_verdict(message) == "oom"
 
 
-@pytest.mark.parametrize("message", DISGUISED)
+@pytest.mark.parametrize("message", DISGUISED.values(), ids=DISGUISED.keys())
 def test_a_lack_of_memory_in_disguise_is_only_suspected(message: str) -> None:
     assert message_verdict(message) == "disguised"
 
 
-@pytest.mark.parametrize("message", NEITHER)
+@pytest.mark.parametrize("message", NEITHER.values(), ids=NEITHER.keys())
 def test_any_other_message_is_no_lack_of_memory(message: str) -> None:
     assert message_verdict(message) is None
 
@@ -58,19 +136,64 @@ def test_torchs_own_exception_needs_no_message() -> None:
     assert error_verdict(torch.OutOfMemoryError("unheard of")) == "oom"
 
 
-def test_a_memory_error_of_python_or_numpy_is_one() -> None:
+def test_a_memory_error_of_numpy_is_one() -> None:
     with pytest.raises(MemoryError) as caught:
         np.ones(1 << 60, dtype=np.uint8)
+    assert type(caught.value) is not MemoryError  # numpy's own
     assert error_verdict(caught.value) == "oom"
 
 
-def test_the_cause_is_looked_at() -> None:
-    wrapped = RuntimeError("the training step failed")
-    wrapped.__cause__ = RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
-    assert error_verdict(wrapped) == "oom"
+def test_what_torchs_own_allocator_says_here_is_one() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert error_verdict(caught.value) == "oom"
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict"), [(errno.ENOMEM, "oom"), (errno.ENOENT, None), (errno.EAGAIN, None), (errno.ENOSPC, None)]
+)
+def test_of_the_systems_errors_only_a_lack_of_memory_is_one(number: int, verdict: str | None) -> None:
+    assert error_verdict(OSError(number, os.strerror(number), "/data")) == verdict
+
+
+def raised(kind: str) -> BaseException:
+    """A workload's own error, raised in the named relation to a lack of memory."""
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        except RuntimeError as error:
+            if kind == "from":
+                raise ValueError("the training step failed") from error
+            if kind == "from, twice":
+                try:
+                    raise ValueError("the layer failed") from error
+                except ValueError as second:
+                    raise ValueError("the training step failed") from second
+            if kind == "while handling":
+                raise ValueError("the training step failed")  # noqa: B904  # that it names no cause is the test
+            raise ValueError("the training step failed") from None
+    except ValueError as final:
+        return final
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [("from", "oom"), ("from, twice", "oom"), ("while handling", "disguised"), ("from None", None)],
+)
+def test_what_an_error_was_raised_from_is_looked_at(kind: str, verdict: str | None) -> None:
+    assert error_verdict(raised(kind)) == verdict
 
 
 def test_causes_that_run_in_a_circle_end() -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
+    first.__context__, second.__context__ = second, first
     assert error_verdict(first) is None
+
+
+def test_an_error_without_words_says_nothing() -> None:
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert error_verdict(Wordless()) is None

@@ -1,0 +1,131 @@
+"""One probe at a time on a device: a lock that the system lets go of when its holder ends, however it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from batchtune.errors import ProbeError
+
+FOLDER = "batchtune-locks"
+
+
+class DeviceLock:
+    """Holds a device for this process, from construction to `release`.
+
+    The lock is an flock on a file in the machine's temporary folder, which several users may share. Whoever made
+    the file, it is only opened where it is a plain file there, never followed elsewhere.
+
+    Args:
+        device_id: What tells the device from all others of this machine.
+        device_name: Its name, for people.
+
+    Raises:
+        ProbeError: Another process holds the device, or the lock can't be made.
+    """
+
+    def __init__(self, device_id: str, device_name: str) -> None:
+        path = lock_path(device_id)
+        try:
+            self._handle: int | None = _open_in(_open_folder(path.parent), path.name)
+        except OSError as error:
+            raise ProbeError(
+                f"the device's lock {path} can't be used: {error.strerror or error}",
+                "Remove it, or set TMPDIR to a folder that you can write to.",
+            ) from error
+        if not _take(self._handle):
+            holder = _holder(self._handle)
+            self.release()
+            raise ProbeError(
+                f"another probe{holder} is using {device_name}",
+                "Wait until it has ended, or stop it: two at once would measure each other.",
+            )
+        with contextlib.suppress(OSError):  # another user's file may be closed to writing: the lock holds all the same
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, b"%d\n" % os.getpid())
+
+    def release(self) -> None:
+        """Lets go of the device."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> DeviceLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def lock_path(device_id: str) -> Path:
+    """Where the lock of a device lies."""
+    return Path(tempfile.gettempdir()) / FOLDER / (re.sub(r"[^A-Za-z0-9._-]", "_", device_id) + ".lock")
+
+
+def _open_folder(folder: Path) -> int:
+    """The folder of the locks, made for everybody where it is missing (as /tmp is: the sticky bit)."""
+    made = True
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        made = False
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if made:
+        os.fchmod(handle, 0o1777)
+    return handle
+
+
+def _open_in(folder: int, name: str) -> int:
+    """The lock's file, not inherited by any process that this one starts; closes the folder."""
+    try:
+        handle = _open_or_make(folder, name)
+    finally:
+        os.close(folder)
+    facts = os.fstat(handle)
+    # A hard link could lead to a file that must not be written.
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+        os.close(handle)
+        raise OSError("it is no plain file")
+    return handle
+
+
+def _open_or_make(folder: int, name: str) -> int:
+    """Opens or makes the file, never both in one call: where /tmp is guarded (fs.protected_regular), that fails."""
+    # O_NONBLOCK, because opening a pipe that someone has put there would wait.
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    while True:
+        try:
+            return os.open(name, os.O_RDWR | flags, dir_fd=folder)
+        except PermissionError:
+            return os.open(name, os.O_RDONLY | flags, dir_fd=folder)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=folder)
+                os.fchmod(handle, 0o666)
+                return handle
+
+
+def _take(handle: int) -> bool:
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    """` (process N)`; nothing where the file does not tell."""
+    with contextlib.suppress(OSError):
+        written = os.pread(handle, 32, 0).strip()
+        if written.isdigit():
+            return f" (process {written.decode()})"
+    return ""

@@ -1,0 +1,117 @@
+"""One probe at a time on a device."""
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ProbeError
+from batchtune.probe.lock import FOLDER, DeviceLock
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the locks, below a temporary folder of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / FOLDER
+
+
+def test_a_device_is_held_by_one_at_a_time(locks: Path) -> None:
+    with DeviceLock("GPU-1", "NVIDIA H200"):
+        with pytest.raises(ProbeError) as caught:
+            DeviceLock("GPU-1", "NVIDIA H200")
+        assert caught.value.message == f"another probe (process {os.getpid()}) is using NVIDIA H200"
+        assert caught.value.hint
+
+
+def test_other_devices_are_free(locks: Path) -> None:
+    with DeviceLock("GPU-1", "one"), DeviceLock("GPU-2", "two"):
+        pass
+
+
+def test_a_device_that_was_let_go_of_is_free(locks: Path) -> None:
+    for _ in range(2):
+        with DeviceLock("cpu", "CPU"):
+            pass
+
+
+def test_a_holder_that_was_killed_holds_nothing(locks: Path) -> None:
+    code = (
+        "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
+        "from batchtune.probe.lock import DeviceLock\n"
+        "lock = DeviceLock('cpu', 'CPU'); print('held', flush=True); time.sleep(1000)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(locks.parent)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(ProbeError, match=f"process {holder.pid}"):
+        DeviceLock("cpu", "CPU")
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with DeviceLock("cpu", "CPU"):
+        pass
+
+
+def test_no_process_that_is_started_holds_it(locks: Path) -> None:
+    with DeviceLock("cpu", "CPU"):
+        child = subprocess.Popen(["sleep", "1000"], close_fds=False)
+    try:
+        with DeviceLock("cpu", "CPU"):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_all_users_may_take_it_whatever_the_umask(locks: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with DeviceLock("cpu", "CPU"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
+    assert stat.S_IMODE((locks / "cpu.lock").stat().st_mode) == 0o666
+
+
+def test_an_id_can_not_lead_out_of_the_folder(locks: Path) -> None:
+    with DeviceLock("../../etc/passwd", "a device"):
+        assert [path.name for path in locks.iterdir()] == [".._.._etc_passwd.lock"]
+
+
+def test_a_folder_that_is_a_link_is_not_followed(locks: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    locks.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ProbeError, match="can't be used"):
+        DeviceLock("cpu", "CPU")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["a link", "a second name", "a pipe", "a folder"])
+def test_a_file_that_is_no_plain_file_is_left_alone(locks: Path, tmp_path: Path, kind: str) -> None:
+    locks.mkdir()
+    (tmp_path / "precious").write_text("precious")
+    lock = locks / "cpu.lock"
+    if kind == "a link":
+        lock.symlink_to(tmp_path / "precious")
+    elif kind == "a second name":
+        lock.hardlink_to(tmp_path / "precious")
+    elif kind == "a pipe":
+        os.mkfifo(lock)
+    else:
+        lock.mkdir()
+    with pytest.raises(ProbeError, match=r"cpu\.lock can't be used") as caught:
+        DeviceLock("cpu", "CPU")
+    assert "TMPDIR" in (caught.value.hint or "")
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_temporary_folder_that_can_not_be_written_is_told(locks: Path, tmp_path: Path) -> None:
+    locks.write_text("")
+    with pytest.raises(ProbeError, match="can't be used"):
+        DeviceLock("cpu", "CPU")

@@ -1,0 +1,237 @@
+"""Faults, caused for real: each is told as what it is, and nothing of it stays."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worker_processes import gone, ours, processes_of, supervise, wait_for
+
+from batchtune.errors import ProbeError, WorkloadError
+from batchtune.probe import guards
+from batchtune.shapes import BatchShape
+
+ONE, TWO, THREE = (BatchShape(size, 3.0) for size in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    yield
+    assert not ours()
+
+
+def test_a_worker_that_is_killed_from_outside_has_not_run_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killer = threading.Thread(target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL))
+    killer.start()
+    with supervise("WaitsToBeKilled") as supervisor:
+        first, _ = supervisor.measure(ONE, 0)
+        second, _ = supervisor.measure(ONE, 1)
+    killer.join()
+    assert (first.outcome, first.error) == ("crash", "the worker process was killed by SIGKILL")
+    assert (second.outcome, second.worker) == ("ok", 2)
+
+
+def test_a_real_segmentation_fault_is_a_crash() -> None:
+    with supervise("ReadsFromNowhere") as supervisor:
+        trial, _ = supervisor.measure(ONE, 0)
+    assert trial.outcome == "crash"
+    assert "SIGSEGV" in (trial.error or "")
+
+
+@pytest.mark.parametrize(("shape", "outcome"), [(ONE, "ok"), (TWO, "crash"), (THREE, "timeout")])
+def test_what_the_workload_started_ends_with_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: BatchShape, outcome: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with supervise("StartsDaemons", timeout_seconds=1.0 if outcome == "timeout" else 60.0) as supervisor:
+        supervisor.start()
+        assert len(ours()) == 3  # keeper, worker, and the daemon of the setup
+        assert supervisor.measure(shape, 0)[0].outcome == outcome
+        if outcome == "ok":
+            assert len(ours()) > 4
+        else:
+            assert not ours()
+
+
+def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from worker_processes import supervise\n"
+        "from batchtune.shapes import BatchShape\n"
+        "with supervise('StartsDaemons') as supervisor:\n"
+        "    supervisor.measure(BatchShape(3, 3.0), 0)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    wait_for(tmp_path / "hanging")
+    assert len(processes_of(supervisor.pid)) == 4  # keeper, worker, and two daemons
+    supervisor.kill()
+    supervisor.wait()
+    assert gone(supervisor.pid)
+
+
+def test_nothing_stays_when_the_keeper_itself_is_killed() -> None:
+    with supervise("KillsItsKeeper") as supervisor:
+        trial, _ = supervisor.measure(ONE, 0)
+        assert not ours()
+    assert trial.outcome == "crash"
+
+
+def test_where_there_is_no_keeper_the_workers_group_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As outside Linux."""
+    monkeypatch.setattr(guards, "_Keeper", guards._Group)
+    monkeypatch.chdir(tmp_path)
+    with supervise("ForksAndHangs", timeout_seconds=2.0) as supervisor:
+        supervisor.start()
+        assert len(ours()) == 1
+        assert supervisor.measure(ONE, 0)[0].outcome == "timeout"
+        assert Path("child").exists()
+        assert gone(os.getpid())
+
+
+def test_a_supervisor_with_thousands_of_open_files_is_none_the_worse() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened: list[int] = []
+    try:
+        opened += [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        with supervise("Good") as supervisor:
+            assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_end_of_a_flood_of_output_is_kept() -> None:
+    with supervise("Floods") as supervisor:
+        supervisor.start()
+        assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+        assert supervisor._worker is not None
+        assert 0 < len(supervisor._worker.output()) <= 1 << 18
+
+
+def test_a_setup_may_take_longer_than_a_trial() -> None:
+    with supervise("SlowToSetUp", timeout_seconds=1.0) as supervisor:
+        assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+
+
+@pytest.mark.slow
+def test_a_setup_may_take_a_minute() -> None:
+    with supervise("SlowToSetUp", timeout_seconds=5.0, setup_timeout_seconds=200.0, seconds=60.0) as supervisor:
+        assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+
+
+def test_a_setup_that_never_ends_is_told() -> None:
+    with (
+        supervise("SlowToSetUp", setup_timeout_seconds=2.0, seconds=1000.0) as supervisor,
+        pytest.raises(WorkloadError, match="setup took longer than 2 s"),
+    ):
+        supervisor.start()
+
+
+@pytest.mark.parametrize("name", ["Scribbles", "Forges", "Repeats", "ClosesDescriptors"])
+def test_a_workload_that_meddles_with_the_channel_is_a_crash(name: str) -> None:
+    with supervise(name) as supervisor:
+        supervisor.step(ONE)
+        trial, _ = supervisor.measure(ONE, 0)
+    assert trial.outcome == "crash"
+
+
+@pytest.mark.parametrize("name", ["HungryInNumpy", "HungryInMakeBatch"])
+def test_numpy_runs_out_of_memory_as_torch_does(name: str) -> None:
+    with supervise(name) as supervisor:
+        trials = [supervisor.measure(BatchShape(size, 1.0), 0)[0] for size in (2, 4, 2)]
+    assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
+    assert "Unable to allocate 1.00 GiB" in (trials[1].error or "")
+    assert {trial.worker for trial in trials} == {1}
+
+
+def test_a_leak_is_told_as_one() -> None:
+    with supervise("Leaks", mib=4.0) as supervisor:
+        trial, measured = supervisor.measure(ONE, 0)
+    assert (trial.outcome, trial.error) == (
+        "error",
+        "the workload leaks: each step leaves about 4 MiB more in use (10 steps in a row)",
+    )
+    assert measured is not None
+    assert ".item() or .detach()" in (measured.hint or "")
+
+
+def test_a_leak_is_told_where_memory_runs_out_before_it_is_certain() -> None:
+    with supervise("Leaks", mib=150.0) as supervisor:
+        trial, _ = supervisor.measure(TWO, 0)
+    assert trial.outcome == "error"
+    assert (trial.error or "").startswith("the workload leaks: each step leaves about 150 MiB more in use")
+    assert (trial.error or "").endswith("then memory ran out)")
+
+
+@pytest.mark.parametrize("name", ["GrowsAtFirst", "MakesCycles"])
+def test_memory_that_does_not_grow_for_ever_is_no_leak(name: str) -> None:
+    with supervise(name) as supervisor:
+        assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+
+
+def test_a_step_whose_time_varies_is_repeated_and_its_spread_is_told() -> None:
+    with supervise("Varies") as supervisor:
+        trial, _ = supervisor.measure(ONE, 0)
+    assert trial.steps > 7  # where it is steady, five timed ones are enough
+    assert trial.step_seconds is not None
+    assert trial.step_seconds_spread is not None
+    assert trial.step_seconds_spread > 0.05 * trial.step_seconds
+
+
+def test_a_single_step_is_one_step() -> None:
+    with supervise("Good") as supervisor:
+        stepped = supervisor.step(ONE)
+        again = supervisor.step(TWO, release=True)
+    assert (stepped.outcome, again.outcome, supervisor.worker) == ("ok", "ok", 1)
+    assert stepped.step_seconds is not None
+    assert stepped.rest_bytes is not None
+    assert stepped.alloc_retries == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "error"),
+    [("Killed", "crash", "SIGKILL"), ("Hangs", "timeout", "no answer"), ("HungryInNumpy", "oom", "allocate")],
+)
+def test_a_single_step_that_fails_is_an_answer(name: str, outcome: str, error: str) -> None:
+    with supervise(name, timeout_seconds=2.0) as supervisor:
+        supervisor.start()
+        stepped = supervisor.step(BatchShape(4, 1.0))
+    assert stepped.outcome == outcome
+    assert error in (stepped.error or "")
+
+
+def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> None:
+    with supervise("Good") as supervisor:
+        supervisor.start()
+        workers = [supervisor.measure(ONE, index, fresh=True)[0].worker for index in range(2)]
+    assert workers == [1, 2]
+
+
+def test_a_device_is_probed_by_one_at_a_time_from_start_to_end() -> None:
+    with supervise("Good") as first, supervise("Good") as second:
+        name = first.start().name
+        first.measure(ONE, 0, fresh=True)
+        with pytest.raises(ProbeError) as caught:
+            second.start()
+        assert caught.value.message == f"another probe (process {os.getpid()}) is using {name}"
+        first.__exit__(None, None, None)
+        assert second.start().name == name
+
+
+def test_workers_are_counted_from_where_the_caller_says() -> None:
+    from batchtune.probe.supervisor import Supervisor
+
+    with Supervisor(supervise("Good")._setup, trial_timeout_seconds=60.0, first_worker=8) as supervisor:
+        assert supervisor.measure(ONE, 0)[0].worker == 8

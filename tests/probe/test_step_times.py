@@ -1,0 +1,47 @@
+"""How often a step is timed, and how its scatter is told."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchtune.probe.timing import MOST_TIMED_STEPS, enough, interquartile_range
+
+
+def timed(*seconds: float) -> int:
+    """After how many steps it is enough, when the times come round again and again."""
+    taken: list[float] = []
+    while not enough(taken):
+        taken.append(seconds[len(taken) % len(seconds)])
+    return len(taken)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        ([10.0], 1),  # very long: one
+        ([1.0], 2),  # long and steady: two
+        ([0.2], 2),
+        ([0.01], 5),  # short and steady: a few
+        ([0.01, 0.03], MOST_TIMED_STEPS),  # short and unsteady: many
+        ([0.1, 0.3], 6),  # longer and unsteady: as many as a second holds
+        ([2.0, 0.5], 2),
+    ],
+)
+def test_the_more_the_shorter_and_the_less_steady(seconds: list[float], steps: int) -> None:
+    assert timed(*seconds) == steps
+
+
+@given(st.lists(st.floats(1e-6, 100.0), min_size=1, max_size=5))
+def test_it_always_ends(seconds: list[float]) -> None:
+    assert 1 <= timed(*seconds) <= MOST_TIMED_STEPS
+
+
+def test_nothing_timed_is_not_enough() -> None:
+    assert not enough([])
+
+
+@given(st.lists(st.floats(1e-6, 100.0), min_size=2, max_size=20))
+def test_the_interquartile_range_is_numpys(seconds: list[float]) -> None:
+    first, third = np.percentile(seconds, [25, 75])
+    assert interquartile_range(seconds) == pytest.approx(third - first, abs=1e-9)

@@ -1,0 +1,215 @@
+"""A worker's trials, with a made meter: what no CPU can show."""
+
+from collections.abc import Callable
+
+import pytest
+
+from batchtune.probe.protocol import Measure, Step
+from batchtune.probe.worker import Session
+from batchtune.results import Device
+from batchtune.shapes import BatchShape
+
+MIB = 1 << 20
+TRIAL = Measure(batch_size=4, length=3.0, target_length=None)
+STEP = Step(batch_size=4, length=3.0, target_length=None)
+
+
+class MadeMeter:
+    """A device of 1000 MiB; it does what its workload says."""
+
+    def __init__(self) -> None:
+        self.device = Device(
+            kind="cuda",
+            name="made",
+            total_bytes=2000 * MIB,
+            limit_bytes=1000 * MIB,
+            driver=None,
+            torch="2.6",
+            allocator="native",
+            other_processes=0,
+        )
+        self.used = 100 * MIB
+        self.flushed = 0
+        self.sound = True
+        self.released = 0
+
+    def limit(self) -> None: ...
+
+    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def release(self) -> None:
+        self.released += 1
+
+    def peak(self) -> int:
+        return self.used + 50 * MIB
+
+    def reserved(self) -> int:
+        return self.used + 70 * MIB
+
+    def in_use(self) -> int:
+        return self.used
+
+    def outside(self) -> int:
+        return 300 * MIB
+
+    def clocks(self) -> tuple[int | None, list[str] | None]:
+        return 1410, ["power cap"]
+
+    def retries(self) -> int:
+        return self.flushed
+
+    def healthy(self) -> bool:
+        return self.sound
+
+    def worn(self) -> bool:
+        return False
+
+
+class MadeWorkload:
+    """Does in its n-th step what it was told to."""
+
+    def __init__(self, meter: MadeMeter, act: Callable[[MadeMeter, BatchShape, int], None]) -> None:
+        self.meter = meter
+        self.act = act
+        self.steps = 0
+
+    def setup(self, device: object) -> None: ...
+
+    def make_batch(self, shape: BatchShape) -> BatchShape:
+        return shape
+
+    def step(self, batch: BatchShape) -> None:
+        self.steps += 1
+        self.act(self.meter, batch, self.steps)
+
+
+def session(act: Callable[[MadeMeter, BatchShape, int], None]) -> Session:
+    meter = MadeMeter()
+    return Session(MadeWorkload(meter, act), meter)
+
+
+def out_of_memory() -> None:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_what_the_meter_tells_is_in_the_reply() -> None:
+    measured = session(lambda meter, batch, number: None).measure(TRIAL)
+    assert measured.outcome == "ok"
+    assert measured.peak_bytes == 150 * MIB
+    assert measured.reserved_bytes == 170 * MIB
+    assert measured.rest_bytes == 100 * MIB
+    assert measured.outside_bytes == 300 * MIB
+    assert (measured.sm_clock_mhz, measured.throttle_reasons) == (1410, ["power cap"])
+    assert not measured.renew
+
+
+def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
+    """As after an assertion on a CUDA device: nothing works any more in that process."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if number == 3:
+            meter.sound = False
+            out_of_memory()
+
+    measured = session(act).measure(TRIAL)
+    assert (measured.outcome, measured.renew) == ("oom", True)
+
+
+def test_a_plain_lack_of_memory_costs_no_worker() -> None:
+    measured = session(lambda meter, batch, number: out_of_memory() if number == 3 else None).measure(TRIAL)
+    assert (measured.outcome, measured.renew) == ("oom", False)
+
+
+def test_a_trial_that_passes_only_by_flushing_the_cache_is_run_again_from_an_empty_one() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.flushed += number == 1
+
+    measured = session(act).measure(TRIAL)
+    assert (measured.outcome, measured.alloc_retries) == ("ok", 0)
+
+
+def test_a_trial_that_always_flushes_the_cache_is_out_of_memory() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.flushed += 1
+
+    measured = session(act).measure(TRIAL)
+    assert measured.outcome == "oom"
+    assert "emptied its cache" in (measured.error or "")
+
+
+def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.flushed += 2
+
+    made = session(act)
+    stepped = made.step(STEP)
+    assert (stepped.outcome, stepped.alloc_retries) == ("ok", 2)
+    assert made._workload.steps == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("release", "times"), [(False, 0), (True, 1)])
+def test_a_single_step_keeps_the_cache_unless_told_otherwise(release: bool, times: int) -> None:
+    made = session(lambda meter, batch, number: None)
+    made.step(Step(batch_size=4, length=3.0, target_length=None, release=release))
+    assert made._meter.released == times  # type: ignore[attr-defined]
+
+
+def test_a_leak_is_told_after_ten_more_steps() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.used += MIB
+
+    measured = session(act).measure(TRIAL)
+    assert (measured.outcome, measured.stage, measured.renew) == ("error", "step", True)
+    assert measured.error == "the workload leaks: each step leaves about 1 MiB more in use (10 steps in a row)"
+
+
+@pytest.mark.parametrize("last", [1, 2, 5, 10])
+def test_what_grows_in_the_first_steps_only_is_no_leak(last: int) -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.used += MIB * (number <= last)
+
+    assert session(act).measure(TRIAL).outcome == "ok"
+
+
+@pytest.mark.parametrize("steps", [2, 3, 6, 12])
+def test_a_leak_that_uses_up_the_memory_is_told_as_one(steps: int) -> None:
+    """Whether it does so while the step is timed (3) or while the leak is watched (12)."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        if meter.used + 880 * MIB / steps > 1000 * MIB:
+            out_of_memory()
+        meter.used += 880 * MIB // steps
+
+    measured = session(act).measure(TRIAL)
+    assert measured.outcome == "error"
+    assert (measured.error or "").startswith("the workload leaks: ")
+    assert (measured.error or "").endswith("then memory ran out)")
+
+
+def test_a_lack_of_memory_after_a_step_that_left_more_is_no_leak_where_one_example_leaves_nothing() -> None:
+    """As where the second step makes a state that stays, and the third needs more than is left."""
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.used += 5 * MIB * (number == 2)
+        if number == 3:
+            out_of_memory()
+
+    measured = session(act).measure(TRIAL)
+    assert (measured.outcome, measured.error) == (
+        "oom",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    )
+
+
+def test_a_single_example_that_is_too_much_is_no_leak() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.used += 5 * MIB * (number == 2)
+        if number % 3 == 0:
+            out_of_memory()
+
+    measured = session(act).measure(Measure(batch_size=1, length=3.0, target_length=None))
+    assert measured.outcome == "oom"

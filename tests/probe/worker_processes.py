@@ -1,0 +1,75 @@
+"""Finds the processes of this process's supervisors, wherever they are by now."""
+
+import os
+import time
+from pathlib import Path
+
+from batchtune.probe.guards import MARK
+from batchtune.probe.protocol import Setup
+from batchtune.probe.supervisor import Supervisor
+
+FAULTY = Path(__file__).parent / "faulty_workload.py"
+
+
+def supervise(
+    name: str,
+    *,
+    timeout_seconds: float = 60.0,
+    setup_timeout_seconds: float = 60.0,
+    memory_bytes: int = 1 << 30,
+    device: str = "cpu",
+    **options: float,
+) -> Supervisor:
+    """A supervisor of one of the faulty workloads, or of any other by its whole name."""
+    setup = Setup(
+        workload=name if ":" in name else f"{FAULTY}:{name}",
+        options=options,
+        device=device,
+        memory_bytes=memory_bytes,
+        memory_fraction=1.0,
+        limit_bytes=None,
+        seed=0,
+    )
+    return Supervisor(setup, trial_timeout_seconds=timeout_seconds, setup_timeout_seconds=setup_timeout_seconds)
+
+
+def processes_of(supervisor: int) -> set[int]:
+    """All processes that a supervisor's process started, and all that those started, by their environment."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+        except OSError:  # it has ended
+            continue
+        if f"\0{MARK}={supervisor}-".encode() in b"\0" + environment:
+            found.add(int(entry.name))
+    return found
+
+
+def names_of(supervisor: int) -> list[str]:
+    """What those processes run."""
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in processes_of(supervisor)]
+
+
+def gone(supervisor: int, seconds: float = 20.0) -> bool:
+    """Whether they all end, within the time."""
+    deadline = time.monotonic() + seconds
+    while processes_of(supervisor):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def wait_for(path: Path, seconds: float = 60.0) -> str:
+    """What a file holds, once it is there."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def ours() -> set[int]:
+    """The processes of this process's supervisors."""
+    return processes_of(os.getpid())
