@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
-BASE = {"errors", "shapes", "lengths", "results", "files", "survey", "units"}
+BASE = {"errors", "shapes", "lengths", "results", "files", "survey", "trust", "units"}
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"manifests", "batching", "cost", "probe", "loaders"},
@@ -93,6 +93,8 @@ def test_torch_and_rich_are_imported_only_where_they_belong(path: Path) -> None:
         ["probe-oom", "--help"],
         ["sweep-buckets", "--help"],
         ["scan", "--help"],
+        ["doctor", "--help"],
+        ["verify", "--help"],
     ],
     ids=" ".join,
 )

@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
-    from batchtune.tuning.probing import ProbeSettings
+    from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.sweep import SweepSettings
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
@@ -193,6 +193,23 @@ class ProbeOptions:
     memory_fraction: Annotated[
         float, _option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
     ] = 0.9
+    reserve: Annotated[
+        str | None,
+        _option(
+            "Memory to keep free besides, such as 500MiB: for what training has and the workload has not (NCCL's "
+            "buffers, a second model, evaluation).",
+            name="RESERVE",
+            metavar="SIZE",
+        ),
+    ] = None
+    ddp: Annotated[
+        bool,
+        _option(
+            "Keep one copy of the gradients free besides: what the buckets of DistributedDataParallel take.",
+            flag="--ddp",
+            name="DDP",
+        ),
+    ] = False
     num_lengths: Annotated[
         int, _option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS")
     ] = 12
@@ -211,7 +228,7 @@ class ProbeOptions:
             UsageError: A value has no meaning, or the workload must be named because the unit is unknown.
         """
         from batchtune.errors import UsageError
-        from batchtune.tuning.probing import ProbeSettings
+        from batchtune.tuning.probe_settings import ProbeSettings
         from batchtune.units import parse_size
         from batchtune.workloads import default_workload, parse_options
 
@@ -230,6 +247,8 @@ class ProbeOptions:
             device=self.device,
             memory_bytes=parse_size(self.memory) if self.memory is not None else None,
             memory_fraction=self.memory_fraction,
+            reserve_bytes=parse_size(self.reserve) if self.reserve is not None else 0,
+            ddp=self.ddp,
             num_lengths=self.num_lengths,
             tolerance=self.tolerance,
             max_batch_size=max_batch_size,

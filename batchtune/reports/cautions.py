@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import format_percent, with_full_stop
+from batchtune.reports.summary import format_percent
+from batchtune.reports.verification import verification_warnings
+from batchtune.reports.words import with_full_stop
 from batchtune.results import Probe, Sweep
 from batchtune.units import format_length
 
@@ -17,7 +19,7 @@ _POOR_FIT = 0.1
 
 
 def warning_sentences(results: RunResults) -> list[str]:
-    """The sweep's own warnings, then what only the results side by side can show; each once."""
+    """The sweep's own warnings, the probe's, then what only the results side by side can show; each once."""
     warnings: list[str] = []
     if results.sweep is not None:
         warnings += [with_full_stop(text) for text in results.sweep.warnings]
@@ -25,17 +27,12 @@ def warning_sentences(results: RunResults) -> list[str]:
         warnings += _probe_warnings(results.probe)
         if results.sweep is not None:
             warnings += _limit_warnings(results.probe, results.sweep)
+    warnings += verification_warnings(results)
     return list(dict.fromkeys(warnings))
 
 
 def _probe_warnings(probe: Probe) -> Iterator[str]:
-    others = probe.device.other_processes
-    if others:
-        who = "1 other process" if others == 1 else f"{others} other processes"
-        yield (
-            f"{who} used the device during the probe: memory and times may be wrong. "
-            "Probe again when the device is free."
-        )
+    yield from (with_full_stop(text) for text in probe.warnings)
     if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
         unit = probe.lengths.unit
         yield (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import nn
 
 from batchtune import BatchShape
 
@@ -41,3 +44,58 @@ class StickyAboveFour(Known):
         if batch.shape[0] > 4:
             raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
         super().step(batch)
+
+
+class Leaks(Known):
+    """Keeps 8 MiB of every step."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def step(self, batch: torch.Tensor) -> None:
+        super().step(batch)
+        self.kept.append(torch.ones(8 * MIB, dtype=torch.uint8, device=self.device))
+
+
+class Holds(Known):
+    """Takes memory in its setup already, in MiB."""
+
+    def __init__(self, mib: int = 1024) -> None:
+        self.mib = mib
+
+    def setup(self, device: torch.device) -> None:
+        super().setup(device)
+        self.held = torch.ones(self.mib, MIB, dtype=torch.uint8, device=device)
+
+
+class Benchmarks(Known):
+    """Turns on what a careful probe records."""
+
+    def setup(self, device: torch.device) -> None:
+        super().setup(device)
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+
+
+class Compiled:
+    """A small convolutional model, compiled or not; the options are those that real training code has."""
+
+    def __init__(self, compile: bool = True, bf16: bool = False) -> None:
+        self.compile, self.bf16 = compile, bf16
+
+    def setup(self, device: torch.device) -> None:
+        self.device = device
+        layers = [nn.Conv1d(64, 64, 5, padding=2), nn.GELU(), nn.Conv1d(64, 64, 5, padding=2), nn.GELU()]
+        model: nn.Module = nn.Sequential(*layers, nn.Conv1d(64, 64, 1)).to(device)
+        self.optimizer = torch.optim.AdamW(model.parameters())
+        self.model: Any = torch.compile(model, dynamic=True) if self.compile else model
+
+    def make_batch(self, shape: BatchShape) -> torch.Tensor:
+        return torch.ones(shape.batch_size, 64, int(shape.length * 1000), device=self.device)
+
+    def step(self, batch: torch.Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.bf16):
+            loss = self.model(batch).float().square().mean()
+        loss.backward()
+        self.optimizer.step()

@@ -24,17 +24,9 @@ def test_the_sweeps_own_warnings_come_first_and_once_each() -> None:
     assert warnings_of(sweep=sweep) == ["take care.", "look out."]
 
 
-@pytest.mark.parametrize(("others", "who"), [(1, "1 other process used"), (2, "2 other processes used")])
-def test_other_processes_on_the_device_are_told(others: int, who: str) -> None:
-    probe = made_probe()
-    busy = msgspec.structs.replace(probe, device=msgspec.structs.replace(probe.device, other_processes=others))
-    assert warnings_of(busy)[0].startswith(who)
-
-
-def test_an_unknown_number_of_other_processes_is_no_warning() -> None:
-    probe = made_probe()
-    device = msgspec.structs.replace(probe.device, other_processes=None)
-    assert warnings_of(msgspec.structs.replace(probe, device=device)) == []
+def test_the_probes_own_warnings_are_told_once_each() -> None:
+    probe = msgspec.structs.replace(made_probe(), warnings=["the clock was held down", "look out.", "look out."])
+    assert warnings_of(probe) == ["the clock was held down.", "look out."]
 
 
 def test_a_longest_example_that_does_not_fit_is_told() -> None:

@@ -1,0 +1,205 @@
+"""The CPU's memory: limited by the kernel, measured by what it tells of this process (Linux)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+
+from batchtune.errors import ProbeError
+from batchtune.probe.surroundings import describe_settings
+from batchtune.results import Device
+from batchtune.units import format_size
+
+_WORN_SHARE = 0.02
+
+
+class CpuMeter:
+    """The CPU's memory, as what the process holds of private writable memory (Linux).
+
+    `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. The kernel keeps a resettable peak only of
+    the resident set (`VmHWM`, reset by writing 5 to /proc/self/clear_refs; man 5 proc), so the peak of the data is
+    data at the reset + the growth of the resident set since: exact for memory that is touched, as tensors are.
+    """
+
+    def __init__(self, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
+        import torch
+
+        if platform.system() != "Linux":
+            raise ProbeError(
+                "on the CPU the probe needs Linux: other systems enforce no limit on a process's memory",
+                "Probe on a CUDA device, or on Linux.",
+            )
+        total = total_memory()
+        self.device = Device(
+            kind="cpu",
+            name=cpu_name(),
+            total_bytes=total,
+            limit_bytes=limit_bytes or int(min(memory_bytes or total, total) * fraction),
+            driver=None,
+            torch=str(torch.__version__),
+            allocator="malloc, mapped and returned block by block",
+            other_processes=None,
+            free_bytes=available_memory(),
+        )
+        self._continued = limit_bytes is not None
+        self._data = self._resident = self._gap = 0
+        self._can_reset = True
+
+    def limit(self) -> None:
+        """Sets RLIMIT_DATA, after starting the threads that would later need memory for their stacks."""
+        _start_threads()
+        self._enforce("Python and PyTorch alone hold")
+
+    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
+        """Lowers the limit by what is to be kept free: it becomes the cap × the fraction - reserve - ddp.
+
+        The limit of a run that is being continued stays as it is: it was lowered then.
+
+        Args:
+            reserve_bytes: To keep free because the user said so.
+            ddp_bytes: To keep free for one copy of the gradients.
+
+        Raises:
+            ProbeError: What the process holds already is as much as the limit.
+        """
+        limit = self.device.limit_bytes
+        self.device = msgspec.structs.replace(
+            self.device,
+            limit_bytes=limit if self._continued else limit - reserve_bytes - ddp_bytes,
+            reserve_bytes=reserve_bytes,
+            ddp_bytes=ddp_bytes,
+            settings=describe_settings("cpu"),
+        )
+        self._enforce("with the workload built, Python and PyTorch hold")
+
+    def _enforce(self, holds: str) -> None:
+        """Sets RLIMIT_DATA to the limit. Raises ProbeError where that much is held already."""
+        import resource
+
+        held, device = _status()["VmData"], self.device
+        if held >= device.limit_bytes:
+            kept = device.reserve_bytes + device.ddp_bytes
+            besides = f", with {format_size(kept)} kept free" if kept else ""
+            raise ProbeError(
+                f"a memory limit of {format_size(max(0, device.limit_bytes))} is too small{besides}: "
+                f"{holds} {format_size(held)}",
+                "Give more with --memory, or keep less free with --reserve." if kept else "Give more with --memory.",
+            )
+        resource.setrlimit(resource.RLIMIT_DATA, (device.limit_bytes, device.limit_bytes))
+        self._gap = _trimmed_gap()
+
+    def reset(self) -> None:
+        """Resets the kernel's high-water mark of the resident set."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self._can_reset = False
+        status = _status()
+        self._data, self._resident = status["VmData"], status["VmRSS"]
+
+    def peak(self) -> int | None:
+        """Data held at the reset + the resident set's growth since."""
+        if not self._can_reset:
+            return None
+        return self._data + max(0, _status()["VmHWM"] - self._resident)
+
+    def reserved(self) -> int | None:
+        """The CPU's allocator keeps no cache."""
+        return None
+
+    def in_use(self) -> int:
+        """The process's data."""
+        return _status()["VmData"]
+
+    def outside(self) -> int | None:
+        """RLIMIT_DATA limits all that the process holds: nothing is outside."""
+        return None
+
+    def clocks(self) -> tuple[int | None, list[str] | None]:
+        """Not asked on the CPU."""
+        return None, None
+
+    def retries(self) -> int:
+        """The CPU's allocator does not retry."""
+        return 0
+
+    def synchronize(self) -> None:
+        """The CPU queues nothing."""
+
+    def release(self) -> None:
+        """Freed blocks have already been given back."""
+
+    def healthy(self) -> bool:
+        """A failed allocation on the CPU leaves nothing broken."""
+        return True
+
+    def worn(self) -> bool:
+        """Whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
+        return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
+
+
+def _status() -> dict[str, int]:
+    """The memory lines of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    pairs = (line.split(":", 1) for line in lines if line.startswith("Vm"))
+    return {name: int(value.split()[0]) * 1024 for name, value in pairs}
+
+
+def _trimmed_gap() -> int:
+    """Data that is held, but not in memory, after the heap has given back what it can: its holes, in bytes."""
+    with contextlib.suppress(AttributeError):  # glibc's; others give memory back by themselves
+        ctypes.CDLL(None).malloc_trim(0)
+    status = _status()
+    return status["VmData"] - status["VmRSS"]
+
+
+def _start_threads() -> None:
+    """Makes torch start its worker threads (forward and backward), whose stacks count as data."""
+    import torch
+
+    weight = torch.randn(256, 256, requires_grad=True)
+    loss = (torch.randn(1024, 256) @ weight).square().sum()
+    torch.autograd.backward(loss)
+
+
+def data_limit_problem() -> str | None:
+    """Why memory can't be limited and measured on the CPU of this machine; None where it can."""
+    if platform.system() != "Linux":
+        return "it needs Linux: other systems enforce no limit on a process's memory"
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError as error:
+        return f"/proc/self/clear_refs can't be written ({error.strerror}): peaks of memory can't be told"
+    return None
+
+
+def available_memory() -> int | None:
+    """How much more processes can take without swapping, in bytes (MemAvailable; man 5 proc)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return min(total_memory(), int(line.split()[1]) * 1024)
+    return None
+
+
+def total_memory() -> int:
+    """The machine's memory, or the container's where that is less, in bytes."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(limit).read_text()))
+    return total
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,314 @@
+"""A CUDA (or ROCm) device's memory: limited in torch's caching allocator, and watched outside it by NVML."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import msgspec
+
+from batchtune.errors import ProbeError
+from batchtune.probe.nvml import Gpu, find_gpu
+from batchtune.probe.surroundings import describe_settings
+from batchtune.results import Device, DeviceProcess
+from batchtune.units import format_size
+
+# What the driver itself takes differs a little from process to process.
+_SLACK = 1.02
+
+# CUDA and NVML differ by some hundred MiB over how much memory there is. Where they differ by more, NVML means
+# another thing: the whole GPU, and CUDA an instance of it.
+_SAME_TOTAL = 0.05
+
+_GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
+
+
+class CudaMeter:
+    """A CUDA (or ROCm) device's memory, as torch's caching allocator holds it.
+
+    Three kinds of memory are told apart: torch's (tensors and cache), which the limit is for; *outside* of that, what
+    this process holds besides: the CUDA context, loaded kernels, workspaces of libraries; and the *others*', which
+    was in use before this process came.
+    """
+
+    def __init__(self, index: int, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
+        import torch
+
+        self.torch_device = torch.device("cuda", index)
+        properties = torch.cuda.get_device_properties(index)
+        self._gpu = _gpu_of(properties)
+        # Asked before this process uses the device: in a container NVML tells the host's process ids, among which it
+        # could not find its own.
+        facts = self._gpu.facts() if self._gpu else None
+        try:
+            _create_context(self.torch_device)
+        except RuntimeError as error:  # no memory for even that, exclusive mode, a driver that is too old
+            raise ProbeError(
+                f"{properties.name} can't be used: {str(error).splitlines()[0]}",
+                "`batchtune doctor` tells who uses it. Stop what need not run, or probe another device with --device.",
+            ) from None
+        free, total = torch.cuda.mem_get_info(index)
+        available = free + torch.cuda.memory_reserved(index)
+        self._continued = limit_bytes is not None
+        self._wanted = limit_bytes or int(min(memory_bytes or total, total) * fraction)
+        self._total = total
+        self._check_available(available)
+        others = _others(facts.processes if facts else None)
+        self._pid_is_ours = facts is None or others == facts.processes
+        self._free_before = facts.free_bytes if facts and _same_total(facts.total_bytes, total) else None
+        self.device = Device(
+            kind="cuda",
+            name=properties.name,
+            total_bytes=total,
+            limit_bytes=min(self._wanted, available),
+            driver=facts.driver if facts else None,
+            torch=str(torch.__version__),
+            allocator=_allocator(),
+            other_processes=None if others is None else len(others),
+            processes=others,
+            uuid=(facts.uuid if facts else None) or _uuid_of(properties),
+            free_bytes=self._free_before,
+            mig=facts.mig if facts else None,
+            ecc=facts.ecc if facts else None,
+        )
+
+    def limit(self) -> None:
+        """Limits what torch's allocator may hold."""
+        import torch
+
+        share = min(1.0, self.device.limit_bytes / self._total)
+        torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+
+    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
+        """Works out the limit once all that stays beside torch's memory is there, and enforces it.
+
+        With the workload set up, the handles of cuBLAS and cuDNN are made, as the first step would make them. Then
+
+            limit = min(cap × fraction, total - others - outside) - reserve - ddp
+
+        so that limit + outside + others + reserve + ddp ≤ total, and limit + reserve + ddp ≤ cap × fraction. `total
+        - others - outside` needs no NVML: it is what is free + what torch holds. The limit of a run that is being
+        continued stays as it is; it must still fit.
+
+        Args:
+            reserve_bytes: To keep free because the user said so.
+            ddp_bytes: To keep free for one copy of the gradients.
+
+        Raises:
+            ProbeError: The workload alone needs as much as the limit, or what an earlier run was measured with is
+                no longer free.
+        """
+        import torch
+
+        _create_handles(self.torch_device)
+        self.synchronize()
+        self.release()
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        available = free + torch.cuda.memory_reserved(self.torch_device) - reserve_bytes - ddp_bytes
+        if self._continued:
+            self._check_available(available)
+            limit = self._wanted
+        else:
+            limit = min(self._wanted - reserve_bytes - ddp_bytes, available)
+        self.device = msgspec.structs.replace(
+            self.device,
+            limit_bytes=limit,
+            outside_bytes=self.outside(),
+            reserve_bytes=reserve_bytes,
+            ddp_bytes=ddp_bytes,
+            settings=describe_settings("cuda"),
+        )
+        self._check_limit(torch.cuda.memory_allocated(self.torch_device), free)
+        self.limit()
+
+    def _check_available(self, available: int) -> None:
+        """Raises ProbeError where the limit of an earlier run does not fit any more."""
+        if self._continued and self._wanted > available * _SLACK:
+            raise ProbeError(
+                f"this run was measured with a limit of {format_size(self._wanted)}, "
+                f"but only {format_size(max(0, available))} of the device are free now",
+                "Stop what else uses the device, or measure anew with --force.",
+            )
+
+    def _check_limit(self, allocated: int, free: int) -> None:
+        """Raises ProbeError where nothing is left for batches, and says what takes the memory."""
+        device = self.device
+        if device.limit_bytes > allocated:
+            return
+        parts = [
+            f"the workload itself holds {format_size(allocated)}",
+            *([f"{format_size(device.reserve_bytes)} are kept free by --reserve"] if device.reserve_bytes else []),
+            *([f"{format_size(device.ddp_bytes)} for DDP's gradient buckets"] if device.ddp_bytes else []),
+            f"{format_size(free)} of {format_size(device.total_bytes)} are free on the device",
+        ]
+        raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
+
+    def reset(self) -> None:
+        """Resets the allocator's own peaks."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def peak(self) -> int | None:
+        """Most bytes allocated to tensors."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def reserved(self) -> int | None:
+        """Most bytes held, the cache included."""
+        import torch
+
+        return torch.cuda.max_memory_reserved(self.torch_device)
+
+    def in_use(self) -> int:
+        """Bytes of tensors."""
+        import torch
+
+        return int(torch.cuda.memory_allocated(self.torch_device))
+
+    def outside(self) -> int | None:
+        """What this process holds on the device - what torch's allocator holds.
+
+        By the driver's own figure for this process where it can be found. Else (in a container, whose process ids
+        are others) by how much less is free than before this process came: what other processes have taken or given
+        back since then is wrongly in it. Without NVML neither is known.
+        """
+        import torch
+
+        if self._gpu is None:
+            return None
+        reserved = torch.cuda.memory_reserved(self.torch_device)
+        held = self._held_by_this_process()
+        if held is None or held < reserved:
+            free = self._gpu.memory()[1]
+            if free is None or self._free_before is None:
+                return None
+            held = self._free_before - free
+        return max(0, held - reserved)
+
+    def _held_by_this_process(self) -> int | None:
+        if self._gpu is None or not self._pid_is_ours:
+            return None
+        return next((one.used_bytes for one in self._gpu.processes() or () if one.pid == os.getpid()), None)
+
+    def clocks(self) -> tuple[int | None, list[str] | None]:
+        """The multiprocessors' clock and the reasons why it is held down: as they are when asked."""
+        if self._gpu is None:
+            return None, None
+        return self._gpu.sm_clock_mhz(), self._gpu.throttle_reasons()
+
+    def retries(self) -> int:
+        """The allocator's own count of flushed caches."""
+        import torch
+
+        return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
+
+    def synchronize(self) -> None:
+        """Waits for the device's queue."""
+        import torch
+
+        torch.cuda.synchronize(self.torch_device)
+
+    def release(self) -> None:
+        """Empties the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
+        import torch
+
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+    def healthy(self) -> bool:
+        """Whether the device can still compute: after a sticky error nothing can."""
+        import torch
+
+        try:
+            torch.ones(16, device=self.torch_device).sum().item()
+        except RuntimeError:
+            return False
+        return True
+
+    def worn(self) -> bool:
+        """The allocator's cache is part of what is measured: training has it too."""
+        return False
+
+
+def cuda_identity(index: int) -> tuple[str, str]:
+    """What tells a device from all others of the machine, and its name. Takes no memory on it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    gpu = _gpu_of(properties)
+    uuid = (gpu.uuid() if gpu else None) or _uuid_of(properties)
+    place = _pci_bus_id(properties)
+    return uuid or (f"PCI-{place}" if place else f"cuda:{index}"), str(properties.name)
+
+
+def _gpu_of(properties: Any) -> Gpu | None:
+    """NVML's view of a device of torch's."""
+    return find_gpu(_bare_uuid(properties), _pci_bus_id(properties), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _uuid_of(properties: Any) -> str | None:
+    """The UUID by torch alone, written as NVML writes those of GPUs."""
+    uuid = _bare_uuid(properties)
+    return uuid if uuid is None or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _bare_uuid(properties: Any) -> str | None:
+    """As torch tells it: of a GPU or of an instance, it does not say which. None where it tells nothing but zeros."""
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return uuid if uuid.strip("0-") else None
+
+
+def _pci_bus_id(properties: Any) -> str | None:
+    """`0000:65:00.0`; None where this torch does not tell it."""
+    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _others(processes: list[DeviceProcess] | None) -> list[DeviceProcess] | None:
+    return None if processes is None else [one for one in processes if one.pid != os.getpid()]
+
+
+def _same_total(nvml_total: int | None, cuda_total: int) -> bool:
+    return nvml_total is not None and abs(nvml_total - cuda_total) <= _SAME_TOTAL * cuda_total
+
+
+def _create_context(device: Any) -> None:
+    """Creates the CUDA context, which takes memory of its own."""
+    import torch
+
+    torch.zeros(1, device=device)
+    torch.cuda.synchronize(device)
+
+
+def _create_handles(device: Any) -> None:
+    """Uses cuBLAS and cuDNN once, forward and backward: their handles, kernels and workspaces take memory.
+
+    No random numbers: the workload's are left as they are. What is not supported here (bf16 on an old GPU, a
+    deterministic mode that needs more settings) is left out; the workload can't use it either.
+    """
+    import torch
+
+    for dtype in (torch.float32, torch.bfloat16):
+        with contextlib.suppress(RuntimeError), torch.enable_grad():
+            matrix = torch.ones(128, 128, dtype=dtype, device=device, requires_grad=True)
+            torch.autograd.backward((matrix @ matrix).sum())
+    with contextlib.suppress(RuntimeError), torch.enable_grad():
+        image = torch.ones(1, 16, 16, 16, dtype=torch.float32, device=device, requires_grad=True)
+        weight = torch.ones(16, 16, 3, 3, dtype=torch.float32, device=device, requires_grad=True)
+        torch.autograd.backward(torch.nn.functional.conv2d(image, weight).sum())
+
+
+def _allocator() -> str:
+    """The allocator's backend and the settings it was given."""
+    import torch
+
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    settings = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    backend = torch.cuda.get_allocator_backend()
+    return f"{backend} ({settings})" if settings else backend

@@ -1,0 +1,241 @@
+"""What the driver tells of a GPU, by NVML (`pynvml`, from the package nvidia-ml-py). Knows nothing of torch.
+
+NVML may be absent (no NVIDIA driver, ROCm), and every single question may fail: not supported by this GPU, a virtual
+one or a part of one, not permitted in a container, not known to an older driver, named otherwise by another version
+of the package. What can't be told is then None, and nothing else is lost.
+
+Names and meanings are those of the NVML API reference (https://docs.nvidia.com/deploy/nvml-api/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from batchtune.results import DeviceProcess
+
+# What the driver says where it does not know a process's memory: -1, as an unsigned number of 64 bits.
+_NOT_AVAILABLE = 2**64 - 1
+
+_CLOCK_SM = 1  # NVML_CLOCK_SM
+
+# nvmlClocksEventReasons: the bits that mean "slower than it could be". Idle, and clocks that were set by somebody
+# (bits 1 and 2), are the normal state of a GPU and none of them.
+_THROTTLE_REASONS = {
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "thermal slowdown by the driver",
+    0x040: "thermal slowdown by the hardware",
+    0x080: "power brake by the hardware",
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability limit",
+}
+_HARDWARE_SLOWDOWN, _HARDWARE_CAUSES = 0x008, 0x040 | 0x080
+
+_PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """A GPU, or an instance of one (MIG), as the driver describes it; None for what it does not tell.
+
+    Attributes:
+        driver: The driver's version.
+        total_bytes, free_bytes: Of its memory.
+        processes: Who uses it now, each with its memory. In a container these are the host's process ids.
+        mig: Whether this is an instance of a GPU; of a GPU itself, whether it is divided into instances.
+        ecc: Whether its memory corrects errors.
+        sm_clock_mhz, max_sm_clock_mhz: Now, and at most.
+        throttle_reasons: Why it is slower now than it could be; empty where it is not.
+    """
+
+    name: str | None
+    uuid: str | None
+    driver: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    processes: list[DeviceProcess] | None
+    mig: bool | None
+    ecc: bool | None
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    throttle_reasons: list[str] | None
+
+
+class Gpu:
+    """A GPU, or an instance of one, that NVML knows.
+
+    Args:
+        nvml: The module `pynvml`, initialised.
+        handle: NVML's own handle.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self.is_instance = bool(_number(_ask(nvml, "nvmlDeviceIsMigDeviceHandle", handle)))
+        parent = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if self.is_instance else None
+        self._whole = handle if parent is None else parent  # clocks and ECC are the whole GPU's
+
+    def facts(self) -> GpuFacts:
+        """All of it, as it is now."""
+        ecc = _ask(self._nvml, "nvmlDeviceGetEccMode", self._whole)
+        total, free = self.memory()
+        return GpuFacts(
+            name=_text(_ask(self._nvml, "nvmlDeviceGetName", self._handle)),
+            uuid=self.uuid(),
+            driver=_text(_ask(self._nvml, "nvmlSystemGetDriverVersion")),
+            total_bytes=total,
+            free_bytes=free,
+            processes=self.processes(),
+            mig=True if self.is_instance else self.divided(),
+            ecc=_first_flag(ecc),
+            sm_clock_mhz=self.sm_clock_mhz(),
+            max_sm_clock_mhz=_number(_ask(self._nvml, "nvmlDeviceGetMaxClockInfo", self._whole, _CLOCK_SM)),
+            throttle_reasons=self.throttle_reasons(),
+        )
+
+    def uuid(self) -> str | None:
+        """`GPU-…`, or `MIG-…` for an instance."""
+        return _text(_ask(self._nvml, "nvmlDeviceGetUUID", self._handle))
+
+    def divided(self) -> bool | None:
+        """Whether this GPU is divided into instances; None for GPUs that can't be."""
+        return _first_flag(_ask(self._nvml, "nvmlDeviceGetMigMode", self._handle))
+
+    def instances(self) -> Iterator[Gpu]:
+        """The instances that this GPU is divided into."""
+        most = _number(_ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", self._handle)) if self.divided() else None
+        for index in range(most or 0):
+            handle = _ask(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)
+            if handle is not None:
+                yield Gpu(self._nvml, handle)
+
+    def memory(self) -> tuple[int | None, int | None]:
+        """Bytes in total, and those that are free."""
+        memory = _ask(self._nvml, "nvmlDeviceGetMemoryInfo", self._handle)
+        return _bytes(getattr(memory, "total", None)), _bytes(getattr(memory, "free", None))
+
+    def processes(self) -> list[DeviceProcess] | None:
+        """Who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
+        compute, graphics = (self._process_list(name) for name in _PROCESS_LISTS)
+        if compute is None:
+            return None
+        used: dict[int, int | None] = {}
+        for process in (*compute, *(graphics or ())):
+            pid, its_bytes = int(process.pid), _bytes(getattr(process, "usedGpuMemory", None))
+            known = used.get(pid)
+            used[pid] = its_bytes if known is None else max(known, its_bytes or 0)
+        return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
+
+    def _process_list(self, name: str) -> list[Any] | None:
+        """By the newest call that both the package and the driver know."""
+        for version in ("", "_v3", "_v2"):
+            found = _ask(self._nvml, name + version, self._handle)
+            if found is not None:
+                return list(found)
+        return None
+
+    def sm_clock_mhz(self) -> int | None:
+        """The clock of the multiprocessors, now."""
+        return _number(_ask(self._nvml, "nvmlDeviceGetClockInfo", self._whole, _CLOCK_SM))
+
+    def throttle_reasons(self) -> list[str] | None:
+        """Why it is slower now than it could be, in plain words; empty where it is not."""
+        bits = _number(_ask(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", self._whole))
+        if bits is None:  # its name before driver 535
+            bits = _number(_ask(self._nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", self._whole))
+        return None if bits is None else named_reasons(bits)
+
+
+def named_reasons(bits: int) -> list[str]:
+    """NVML's bit mask of clock event reasons in plain words, without those that mean nothing bad."""
+    if bits & _HARDWARE_CAUSES:
+        bits &= ~_HARDWARE_SLOWDOWN  # set along with its cause, which says more
+    return [words for bit, words in _THROTTLE_REASONS.items() if bits & bit]
+
+
+def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
+    """The GPU or instance that is meant; None where NVML can't tell.
+
+    Args:
+        uuid: With or without `GPU-` or `MIG-` before it.
+        pci_bus_id: Such as `0000:65:00.0`; asked where the UUID leads nowhere.
+        visible: The environment's CUDA_VISIBLE_DEVICES: names the instance where the UUID is the whole GPU's.
+    """
+    nvml = _loaded()
+    if isinstance(nvml, str):
+        return None
+    names = [uuid] if uuid and uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"] if uuid else []
+    found = _first_found(nvml, "nvmlDeviceGetHandleByUUID", names)
+    if found is None and pci_bus_id is not None:
+        found = _first_found(nvml, "nvmlDeviceGetHandleByPciBusId", [pci_bus_id])
+    if found is None or found.is_instance or not found.divided():
+        return found
+    # CUDA shows a process one instance alone, and older drivers tell its GPU's UUID for it.
+    chosen = [name.strip() for name in (visible or "").split(",") if name.strip().startswith("MIG-")][:1]
+    if chosen:
+        return _first_found(nvml, "nvmlDeviceGetHandleByUUID", chosen)
+    instances = list(found.instances())
+    return instances[0] if len(instances) == 1 else None
+
+
+def all_gpus() -> tuple[list[Gpu], str | None]:
+    """Every GPU, those that are divided as their instances; and why there is none, where NVML can't be asked."""
+    nvml = _loaded()
+    if isinstance(nvml, str):
+        return [], nvml
+    count = _number(_ask(nvml, "nvmlDeviceGetCount")) or 0
+    handles = (_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count))
+    gpus = [Gpu(nvml, handle) for handle in handles if handle is not None]
+    return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], None
+
+
+def _loaded() -> Any | str:
+    """The module, initialised; or why not, in NVML's words."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # no package, no library, no driver, no permission: all of them mean that it can't tell
+        return str(error) or type(error).__name__
+    return pynvml
+
+
+def _first_found(nvml: Any, call: str, names: Iterable[str]) -> Gpu | None:
+    handles = (_ask(nvml, call, name) for name in names)
+    return next((Gpu(nvml, handle) for handle in handles if handle is not None), None)
+
+
+def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
+    """What a call answers; None where it can't: missing in this version, not supported here, or simply failing."""
+    try:
+        return getattr(nvml, call)(*arguments)
+    except Exception:  # besides NVMLError: AttributeError, a library mismatch, a name that is no UTF-8
+        return None
+
+
+def _text(value: Any) -> str | None:
+    """Older packages answer in bytes."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: Any) -> int | None:
+    """An integer, also one that ctypes has wrapped."""
+    value = getattr(value, "value", value)
+    return int(value) if isinstance(value, int) else None
+
+
+def _bytes(value: Any) -> int | None:
+    size = _number(value)
+    return None if size is None or size == _NOT_AVAILABLE else size
+
+
+def _first_flag(modes: Any) -> bool | None:
+    """Of a current and a pending mode, the current one."""
+    return bool(modes[0]) if isinstance(modes, (list, tuple)) and modes else None

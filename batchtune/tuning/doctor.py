@@ -1,0 +1,220 @@
+"""What this machine offers for a probe, and what stands in the way of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from batchtune.probe.cpu_meter import available_memory, cpu_name, data_limit_problem, total_memory
+from batchtune.probe.inventory import DriverFacts, SeenGpu, TorchFacts, decode_line
+from batchtune.probe.lock import lock_path
+from batchtune.probe.surroundings import describe_environment
+from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, meta_of
+from batchtune.trust import busy_with, settings_warnings
+from batchtune.units import counted
+
+# Optional package → the distributions that provide it, the first that is installed counts.
+_PACKAGES = {
+    "soundfile": ("soundfile",),
+    "tokenizers": ("tokenizers",),
+    "speechbrain": ("speechbrain",),
+    "lhotse": ("lhotse",),
+    "webdataset": ("webdataset",),
+    "datasets": ("datasets",),
+    "transformers": ("transformers",),
+    "lightning": ("lightning", "pytorch-lightning"),
+    "nvidia-dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110"),
+}
+
+_CPU = "cpu"
+
+
+def examine(timeout_seconds: float) -> Doctor:
+    """What this machine offers. Torch and the driver are asked in a process of their own.
+
+    Args:
+        timeout_seconds: Longest that torch and the driver may take to answer.
+    """
+    driver, torch = _ask_in_a_process(timeout_seconds)
+    environment = describe_environment()
+    cpu = DoctorCpu(
+        name=cpu_name(),
+        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        total_bytes=total_memory(),
+        available_bytes=available_memory(),
+        limit_problem=data_limit_problem(),
+        probe_process=lock_holder(_CPU),
+    )
+    gpus = merge_gpus(driver.gpus, torch.gpus)
+    return Doctor(
+        meta=meta_of(Doctor),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        torch=torch.torch,
+        driver=driver.driver,
+        nvml_problem=driver.problem,
+        gpus=gpus,
+        cpu=cpu,
+        environment=environment,
+        packages={name: _installed(distributions) for name, distributions in _PACKAGES.items()},
+        warnings=[*_torch_warnings(torch.torch, gpus), *_device_warnings(gpus, cpu), *settings_warnings(environment)],
+    )
+
+
+def merge_gpus(by_driver: Sequence[SeenGpu], by_torch: Sequence[SeenGpu]) -> list[DoctorGpu]:
+    """One entry a GPU: those that torch sees, in its order, then those that the driver alone knows."""
+    known = {one.uuid: one for one in by_driver if one.uuid}
+    seen = {one.uuid for one in by_torch}
+    pairs = [(one, known.get(one.uuid or "")) for one in by_torch]
+    pairs += [(one, one) for one in by_driver if one.uuid is None or one.uuid not in seen]
+    return [_gpu(one, facts) for one, facts in pairs]
+
+
+def _gpu(one: SeenGpu, facts: SeenGpu | None) -> DoctorGpu:
+    """A GPU as torch sees it, with what the driver knows of it besides."""
+    return DoctorGpu(
+        name=one.name or "GPU without a name",
+        device=one.device,
+        uuid=one.uuid,
+        capability=one.capability,
+        total_bytes=one.total_bytes,
+        free_bytes=facts.free_bytes if facts else None,
+        processes=facts.processes if facts else None,
+        mig=facts.mig if facts else None,
+        ecc=facts.ecc if facts else None,
+        sm_clock_mhz=facts.sm_clock_mhz if facts else None,
+        max_sm_clock_mhz=facts.max_sm_clock_mhz if facts else None,
+        throttle_reasons=facts.throttle_reasons if facts else None,
+        probe_process=lock_holder(one.uuid) if one.uuid else None,
+    )
+
+
+def lock_holder(device_id: str) -> int | None:
+    """The process that holds a device's lock, by what the kernel tells of locks (man 5 proc); None: nobody, or unknown.
+
+    The lock itself is not tried: a probe that starts at this moment would find it held.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        path = lock_path(device_id)
+        inode = path.stat().st_ino
+        written = int(path.read_text())
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            # `1: FLOCK ADVISORY WRITE 4711 fe:01:1234 0 EOF`; in a container the process may be told as 0.
+            if "FLOCK" in fields and "WRITE" in fields and any(field.endswith(f":{inode}") for field in fields):
+                return written
+    return None
+
+
+def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
+    """What the driver and torch say; what they left unsaid is told as a problem."""
+    # Files, not pipes: what a library leaves running may hold a pipe open for ever.
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as printed:
+        ended = _run(told, printed, timeout_seconds)
+        told.seek(0)
+        printed.seek(0)
+        lines = told.read().splitlines()
+        noise = printed.read().decode(errors="replace").strip().splitlines()
+    driver = DriverFacts(driver=None, gpus=[], problem=f"asking the driver did not end well: {ended}")
+    torch: TorchFacts | None = None
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):  # the process was ended in the middle of a line
+            facts = decode_line(line)
+            if isinstance(facts, DriverFacts):
+                driver = facts
+            else:
+                torch = facts
+    if torch is None:
+        problem = ended if not noise or ended.startswith("it gave") else noise[-1]
+        torch = TorchFacts(
+            torch=DoctorTorch(version=_installed(("torch",)), cuda=None, hip=None, cudnn=None, problem=problem), gpus=[]
+        )
+    return driver, torch
+
+
+def _run(told: IO[bytes], printed: IO[bytes], timeout_seconds: float) -> str:
+    """Runs the inventory and says in words how it ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchtune.probe.inventory"],
+        stdin=subprocess.DEVNULL,
+        stdout=told,
+        stderr=printed,
+        start_new_session=True,
+    )
+    try:
+        returncode = process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return f"it gave no answer within {timeout_seconds:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if returncode >= 0:
+        return f"the process ended with exit code {returncode}"
+    return f"the process was killed by {signal.Signals(-returncode).name}"
+
+
+def _installed(distributions: Sequence[str]) -> str | None:
+    """The version of the first distribution that is installed. Nothing is imported."""
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name) or "unknown version"
+    return None
+
+
+def _torch_warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu]) -> list[str]:
+    if torch.version is None:
+        return [f"PyTorch is not installed ({torch.problem}). Install it: https://pytorch.org/get-started/locally/."]
+    unseen = [gpu for gpu in gpus if gpu.device is None]
+    built = torch.cuda or torch.hip
+    if torch.problem is not None:
+        return [
+            f"PyTorch {torch.version} does not work here: {torch.problem}. A probe can't run like this. "
+            f"Reinstall it, in a build that fits driver and system: https://pytorch.org/get-started/locally/."
+        ]
+    if unseen and not built:
+        return [
+            f"PyTorch {torch.version} was built without CUDA, and there is {unseen[0].name}: a probe would run on "
+            "the CPU. Install a CUDA build: https://pytorch.org/get-started/locally/."
+        ]
+    if unseen:
+        return [
+            f"PyTorch does not see {counted(len(unseen), 'GPU')} that the driver knows ({unseen[0].name}). "
+            "See whether CUDA_VISIBLE_DEVICES hides it."
+        ]
+    return []
+
+
+def _device_warnings(gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> list[str]:
+    warnings = []
+    for gpu in gpus:
+        name = f"{gpu.device} ({gpu.name})" if gpu.device else gpu.name
+        if gpu.probe_process is not None:
+            warnings.append(
+                f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it has ended."
+            )
+        elif who := busy_with(gpu.processes):
+            warnings.append(f"{name} is used by {who}. Stop what need not run, or probe another device.")
+        if gpu.throttle_reasons:
+            warnings.append(
+                f"The clock of {name} is held down now ({', '.join(gpu.throttle_reasons)}): step times would be too "
+                "long. See to its cooling and power limit."
+            )
+    if cpu.limit_problem is not None:
+        warnings.append(f"No probe on the CPU is possible here: {cpu.limit_problem}. Probe on a GPU, or on Linux.")
+    if cpu.probe_process is not None:
+        warnings.append(
+            f"A probe (process {cpu.probe_process}) is using the CPU: another one has to wait until it has ended."
+        )
+    return warnings

@@ -1,0 +1,148 @@
+"""`batchtune doctor`, as a process: on this machine, with a torch that is broken, and with made GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Run
+
+from batchtune.probe.inventory import SeenGpu
+from batchtune.probe.lock import DeviceLock
+from batchtune.results import DeviceProcess, Doctor
+from batchtune.tuning.doctor import lock_holder, merge_gpus
+
+TESTS = Path(__file__).parents[1]
+
+
+def put_first(folder: Path, **modules: str) -> dict[str, str]:
+    """An environment in which modules of these names and texts are imported instead of the real ones."""
+    folder.mkdir(exist_ok=True)
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+
+
+def examined(batchtune: Run, env: dict[str, str] | None = None, *options: str) -> dict[str, Any]:
+    ran = batchtune("doctor", "--json", *options, env=env)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)  # type: ignore[no-any-return]
+
+
+def test_this_machine_is_described(batchtune: Run) -> None:
+    import torch
+
+    found = examined(batchtune)
+    assert found["meta"]["format"] == Doctor.FORMAT
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["torch"]["version"] == str(torch.__version__)
+    assert len([gpu for gpu in found["gpus"] if gpu["device"]]) == torch.cuda.device_count()
+    assert found["cpu"]["processors"] >= 1
+    assert 0 < found["cpu"]["available_bytes"] <= found["cpu"]["total_bytes"]
+    assert {"speechbrain", "nvidia-dali", "transformers"} <= set(found["packages"])
+
+
+def test_it_is_readable_and_all_on_stdout(batchtune: Run) -> None:
+    ran = batchtune("doctor")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert max(map(len, ran.stdout.splitlines())) <= 100
+    assert ran.stdout.startswith("batchtune ")
+    for words in ("\ncpu\n", "  memory limit", "\nSettings\n", "\nPackages\n"):
+        assert words in ran.stdout
+
+
+NO_ANSWER = "import os, signal, time\n"
+
+
+@pytest.mark.parametrize(
+    ("torch", "told"),
+    [
+        ("raise ImportError('libcudart.so.12: cannot open shared object file')", "libcudart.so.12"),
+        (f"{NO_ANSWER}os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        (f"{NO_ANSWER}os._exit(0)", "ended with exit code 0"),
+        (f"{NO_ANSWER}time.sleep(600)", "gave no answer within"),
+    ],
+    ids=["an import that fails", "a segmentation fault", "an exit", "a hang"],
+)
+def test_a_torch_that_is_broken_is_told_and_the_rest_is_there(
+    batchtune: Run, tmp_path: Path, torch: str, told: str
+) -> None:
+    found = examined(
+        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "5" if "sleep" in torch else "60"
+    )
+    assert told in found["torch"]["problem"]
+    assert told in found["warnings"][0]
+    assert found["gpus"] == []
+    assert found["cpu"]["total_bytes"] > 0
+
+
+MADE_GPU = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+from probe.made_nvml import GIB, MadeGpu, MadeNvml
+sys.modules["pynvml"] = MadeNvml([MadeGpu(name="Made \\x1b[31mGPU", compute=[(4711, 5 * GIB)], mig=False, reasons=4)])
+"""
+
+
+def test_a_gpu_that_torch_does_not_see_is_told(batchtune: Run, tmp_path: Path) -> None:
+    env = put_first(tmp_path / "first", pynvml=MADE_GPU, torch="raise ImportError('no torch here')")
+    found = examined(batchtune, env)
+    (gpu,) = found["gpus"]
+    assert (gpu["device"], gpu["uuid"], found["driver"]) == (None, "GPU-aaaaaaaa", "570.86")
+    assert gpu["processes"] == [{"pid": 4711, "used_bytes": 5 << 30}]
+
+
+def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_path: Path) -> None:
+    env = put_first(tmp_path / "first", pynvml=MADE_GPU, torch="raise ImportError('no torch here')")
+    shown = batchtune("doctor", env=env).stdout
+    assert "\x1b" not in shown
+    for words in (
+        "which PyTorch does not see",
+        "80 GiB, 79 GiB free",
+        "1 other process (4711 with 5 GiB)",
+        "1,500 MHz of at most 1,980 MHz, held down now: power cap",
+    ):
+        assert words in shown
+
+
+def test_a_setting_that_distorts_is_told(batchtune: Run) -> None:
+    found = examined(batchtune, {"CUDA_LAUNCH_BLOCKING": "1"})
+    assert found["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
+    assert any("CUDA_LAUNCH_BLOCKING is set" in text for text in found["warnings"])
+
+
+def test_a_time_limit_that_has_no_meaning_is_refused(batchtune: Run) -> None:
+    ran = batchtune("doctor", "--timeout", "0")
+    assert (ran.returncode, ran.stderr) == (2, "Error: --timeout must be above 0, got 0\n")
+
+
+def test_a_probe_that_is_running_is_told(batchtune: Run) -> None:
+    with DeviceLock("cpu", "the CPU"):
+        assert lock_holder("cpu") == os.getpid()
+        found = examined(batchtune)
+    assert found["cpu"]["probe_process"] == os.getpid()
+    assert any(f"process {os.getpid()}" in text for text in found["warnings"])
+
+
+def test_a_lock_that_nobody_holds_any_more_is_none() -> None:
+    with DeviceLock("cpu", "the CPU"):
+        pass
+    assert lock_holder("cpu") is None
+    assert lock_holder("GPU-never-probed") is None
+
+
+def test_what_torch_and_the_driver_say_of_one_gpu_is_put_together() -> None:
+    by_torch = [SeenGpu(name="A", uuid="GPU-1", total_bytes=79, device="cuda:0", capability="9.0")]
+    who = [DeviceProcess(pid=1, used_bytes=2)]
+    by_driver = [
+        SeenGpu(name="A by the driver", uuid="GPU-1", total_bytes=80, free_bytes=70, processes=who, ecc=True),
+        SeenGpu(name="B", uuid="GPU-2", total_bytes=40, free_bytes=30),
+    ]
+    first, second = merge_gpus(by_driver, by_torch)
+    assert (first.name, first.device, first.total_bytes, first.free_bytes) == ("A", "cuda:0", 79, 70)
+    assert (first.processes, first.ecc, first.capability) == (who, True, "9.0")
+    assert (second.name, second.device, second.free_bytes) == ("B", None, 30)

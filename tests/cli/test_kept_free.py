@@ -1,0 +1,54 @@
+"""`--reserve` and `--ddp`: what is kept free, and that it is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.conftest import KNOWN, Run
+
+MIB = 1 << 20
+GRADIENT_BYTES = (64 * 64 + 64) * 4  # of the workload's one layer
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """So little data that every batch fits: nothing is searched for."""
+    path = tmp_path / "few.csv"
+    path.write_text("id,duration\na,1\nb,2\n")
+    return path
+
+
+def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Path) -> None:
+    options = ["--workload", KNOWN, "--device", "cpu", "--memory", "1GiB", "--memory-fraction", "0.5", "--json"]
+    ran = batchtune("probe-oom", few, *options, "--reserve", "20MiB", "--ddp")
+    assert ran.returncode == 0, ran.stderr
+    device = json.loads(ran.stdout)["device"]
+    assert device["limit_bytes"] == 512 * MIB - 20 * MIB - GRADIENT_BYTES
+    assert (device["reserve_bytes"], device["ddp_bytes"]) == (20 * MIB, GRADIENT_BYTES)
+    for note in (
+        "; the limit is 492 MiB.\n",
+        "DDP's gradient buckets: one copy of the gradients, 16.2 KiB, is kept free.\n",
+        "--reserve: 20 MiB are kept free.\n",
+    ):
+        assert note in ran.stderr
+
+
+def test_nothing_to_keep_for_ddp_is_told(batchtune: Run, few: Path, tmp_path: Path) -> None:
+    (tmp_path / "still.py").write_text(
+        "class Still:\n"
+        "    def setup(self, device): pass\n"
+        "    def make_batch(self, shape): return shape\n"
+        "    def step(self, batch): pass\n"
+    )
+    ran = batchtune("probe-oom", few, "--workload", "still.py:Still", "--device", "cpu", "--memory", "1GiB", "--ddp")
+    assert ran.returncode == 0, ran.stderr
+    assert "Warning: --ddp keeps nothing free" in ran.stderr
+
+
+@pytest.mark.parametrize("size", ["0", "many", "-1MiB"])
+def test_a_reserve_that_is_no_size_is_refused(batchtune: Run, few: Path, size: str) -> None:
+    ran = batchtune("probe-oom", few, "--workload", KNOWN, "--device", "cpu", f"--reserve={size}")
+    assert ran.returncode == 2
+    assert f"Error: {size!r} is no memory size" in ran.stderr

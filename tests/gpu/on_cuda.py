@@ -1,0 +1,66 @@
+"""What the CUDA tests share: supervisors, settings, and a process that holds memory of the device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from batchtune.probe.protocol import Setup
+from batchtune.probe.supervisor import Supervisor
+from batchtune.tuning.probe_settings import ProbeSettings
+
+WORKLOADS = Path(__file__).parent / "cuda_workload.py"
+MIB = 1 << 20
+GIB = 1 << 30
+
+_HOLDER = """
+import sys, torch
+held = torch.ones(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def named(workload: str) -> str:
+    """A workload of this folder, or any other that is named in full."""
+    return workload if ":" in workload else f"{WORKLOADS}:{workload}"
+
+
+def supervise(workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any) -> Supervisor:
+    """A supervisor with a cap of 2 GiB, all of which may be used."""
+    values: dict[str, Any] = {
+        "device": "cuda",
+        "memory_bytes": 2 * GIB,
+        "memory_fraction": 1.0,
+        "limit_bytes": None,
+        "seed": 0,
+        **changes,
+    }
+    setup = Setup(workload=named(workload), options=options or {}, **values)
+    return Supervisor(setup, trial_timeout_seconds=300)
+
+
+def settings(workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any) -> ProbeSettings:
+    """Settings of a whole probe, with a cap of 2 GiB, all of which may be used."""
+    values: dict[str, Any] = {"device": "cuda", "memory_bytes": 2 * GIB, "memory_fraction": 1.0, "num_lengths": 3}
+    return ProbeSettings(workload=named(workload), options=options or {}, **{**values, **changes})
+
+
+@contextmanager
+def held_by_another_process(size_bytes: int) -> Iterator[int]:
+    """Another process that holds so much of the device; yields its id."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(size_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,110 @@
+"""The probe's answer against the truth on CUDA, with real models: found by brute force, in steps of one example."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.on_cuda import GIB, MIB, held_by_another_process, settings, supervise
+
+from batchtune.lengths import Lengths
+from batchtune.results import Probe
+from batchtune.shapes import BatchShape
+from batchtune.tuning.probing import run_probe
+
+LANGUAGE_MODEL = "builtin:transformer-lm"
+# A tiny language model takes some 0.2 MiB a token: tens of examples of these lengths fill 1 GiB.
+TOKENS = Lengths.of([64.0, 128.0, 256.0] * 200)
+# In turns, what is left of other shapes may take a little from each; and a shape may have been given up for it.
+NEARLY = 0.9
+
+
+def largest_by_brute_force(workload: str, options: dict[str, Any], memory_bytes: int, length: float, most: int) -> int:
+    """The largest batch size that fits, by trying one after the other until three in a row did not."""
+    largest, failed = 0, 0
+    with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
+        supervisor.start()
+        for batch_size in range(1, most + 1):
+            trial, _ = supervisor.measure(BatchShape(batch_size, length), batch_size)
+            assert trial.outcome in ("ok", "oom"), trial.error
+            if trial.outcome == "ok":
+                largest, failed = batch_size, 0
+            elif (failed := failed + 1) == 3:
+                break
+    return largest
+
+
+def run_in_turns(probe: Probe, rounds: int, workload: str, options: dict[str, Any], memory_bytes: int) -> list[str]:
+    """Outcomes of the frontier's shapes, one after the other, in a fresh worker that keeps its cache."""
+    with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
+        supervisor.start()
+        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
+        return [supervisor.step(shape).outcome for _ in range(rounds) for shape in shapes]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["whole", "checkpointed"])
+def test_a_real_models_frontier_is_the_truth(tmp_path: Path, dtype: str, checkpoint: bool) -> None:
+    options = {"size": "tiny", "dtype": dtype, "checkpoint": checkpoint}
+    probe = run_probe(TOKENS, settings(LANGUAGE_MODEL, options, memory_bytes=GIB), tmp_path)
+    for point in probe.frontier:
+        truth = largest_by_brute_force(LANGUAGE_MODEL, options, GIB, point.length, 600)
+        assert NEARLY * truth - 1 <= point.batch_size <= truth
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("conf", ["expandable_segments:False", "expandable_segments:True"])
+def test_the_frontiers_shapes_fit_in_turns_whatever_the_allocator_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
+) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
+    options = {"size": "tiny", "dtype": "bf16"}
+    lengths = Lengths.of([37.0, 74.0, 111.0, 190.0, 256.0] * 200)
+    probe = run_probe(lengths, settings(LANGUAGE_MODEL, options, memory_bytes=GIB, num_lengths=5), tmp_path)
+    assert probe.confirmation is not None
+    assert set(run_in_turns(probe, 20, LANGUAGE_MODEL, options, GIB)) == {"ok"}
+
+
+@pytest.mark.timeout(1200)
+def test_segments_that_grow_fit_no_less_than_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fragmentation takes from the one what it leaves to the other: that is measured, and so seen."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    fits = {}
+    for expandable in (False, True):
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments:{expandable}")
+        chosen = settings(LANGUAGE_MODEL, {"size": "tiny"}, memory_bytes=GIB, num_lengths=3)
+        fits[expandable] = run_probe(TOKENS, chosen, tmp_path / str(expandable)).max_batch_length
+    assert fits[True] >= NEARLY * fits[False]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+def test_a_model_compiled_or_not_is_probed_and_what_is_found_fits(tmp_path: Path, compile: bool, bf16: bool) -> None:
+    if compile:
+        pytest.importorskip("triton")
+        if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+            pytest.skip("torch.compile needs a C compiler here")
+    options = {"compile": compile, "bf16": bf16}
+    lengths = Lengths.of([2.0, 4.0, 8.0] * 200)
+    probe = run_probe(lengths, settings("Compiled", options, memory_bytes=GIB), tmp_path)
+    assert [point.length for point in probe.frontier] == [2.0, 4.0, 8.0]
+    assert set(run_in_turns(probe, 3, "Compiled", options, GIB)) == {"ok"}
+    assert all(point.batch_size >= 10 for point in probe.frontier)
+
+
+@pytest.mark.timeout(1200)
+def test_a_probe_beside_another_process_finds_what_is_left(tmp_path: Path) -> None:
+    long = torch.cuda.get_device_properties(0).total_memory // MIB // 4  # MiB, of `Known`
+    with held_by_another_process(GIB):
+        chosen = settings("Known", memory_bytes=None, memory_fraction=1.0, num_lengths=2, reserve_bytes=GIB)
+        probe = run_probe(Lengths.of([long / 4, float(long)] * 100), chosen, tmp_path)
+        shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
+        with supervise(memory_bytes=None, reserve_bytes=GIB) as supervisor:
+            supervisor.start()
+            assert {supervisor.measure(shape, 0)[0].outcome for shape in shapes} == {"ok"}

@@ -1,0 +1,323 @@
+"""Meters: the CPU's under its real limit, CUDA's over a made torch.cuda and a made NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from probe.made_nvml import GIB, MadeGpu, MadeNvml, divided_gpu
+
+from batchtune.errors import ProbeError
+from batchtune.probe import cuda_meter
+from batchtune.probe.meters import CudaMeter, identify, open_meter, torch_device
+from batchtune.results import DeviceProcess
+
+MIB = 1 << 20
+
+
+@dataclass
+class MadeCuda:
+    """A CUDA device of 80 GiB: what it shows is the sum of what is put into it."""
+
+    gpu: MadeGpu
+    others: int = 0
+    context: int = 500 * MIB
+    handles: int = 200 * MIB
+    outside: int = 0
+    reserved: int = 0
+    allocated: int = 0
+    fraction: float = 1.0
+    uuid: str = "aaaaaaaa"
+    own_pid: int | None = field(default_factory=os.getpid)
+    total: int = 80 * GIB
+
+    def free(self) -> int:
+        return self.total - self.others - self.outside - self.reserved
+
+    def show(self) -> None:
+        """Lets NVML see the same."""
+        self.gpu.free = self.free()
+        held = self.outside + self.reserved
+        others = [(4711, self.others)] if self.others else []
+        self.gpu.compute = [*others, *([(self.own_pid, held)] if held and self.own_pid is not None else [])]
+
+    def take(self, outside: int) -> None:
+        self.outside += outside
+        self.show()
+
+    def install(self, patch: pytest.MonkeyPatch, nvml: MadeNvml | None) -> None:
+        patch.setitem(sys.modules, "pynvml", nvml)
+        properties = SimpleNamespace(
+            name="Made GPU", uuid=self.uuid, pci_domain_id=0, pci_bus_id=0x65, pci_device_id=0, total_memory=self.total
+        )
+        made: dict[str, Any] = {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "device_count": lambda: 1,
+            "get_device_properties": lambda index: properties,
+            "mem_get_info": lambda device: (self.free(), self.total),
+            "memory_reserved": lambda device: self.reserved,
+            "memory_allocated": lambda device: self.allocated,
+            "set_per_process_memory_fraction": lambda share, device: setattr(self, "fraction", share),
+            "get_allocator_backend": lambda: "native",
+            "synchronize": lambda device: None,
+            "empty_cache": self.show,
+        }
+        for name, function in made.items():
+            patch.setattr(torch.cuda, name, function)
+        patch.setattr(cuda_meter, "_create_context", lambda device: self.take(self.context))
+        patch.setattr(cuda_meter, "_create_handles", lambda device: self.take(self.handles))
+        self.show()
+
+    def limit(self) -> int:
+        return round(self.fraction * self.total)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
+    made = MadeCuda(MadeGpu())
+    made.install(monkeypatch, MadeNvml([made.gpu]))
+    return made
+
+
+def settled(
+    memory: int | None = None, fraction: float = 1.0, limit: int | None = None, reserve: int = 0, ddp: int = 0
+) -> CudaMeter:
+    meter = open_meter("cuda", memory, fraction, limit)
+    assert isinstance(meter, CudaMeter)
+    meter.limit()
+    meter.settle(reserve, ddp)
+    return meter
+
+
+def test_a_cap_is_the_limit_where_that_much_is_free(cuda: MadeCuda) -> None:
+    assert settled(memory=10 * GIB, fraction=0.5).device.limit_bytes == 5 * GIB == cuda.limit()
+
+
+def test_without_a_cap_the_fraction_is_of_the_whole_device(cuda: MadeCuda) -> None:
+    assert settled(fraction=0.9).device.limit_bytes == int(80 * GIB * 0.9)
+
+
+def test_what_is_outside_torchs_allocator_and_the_others_is_left_out_of_the_limit(cuda: MadeCuda) -> None:
+    cuda.others = 30 * GIB
+    cuda.show()
+    device = settled(fraction=0.9).device
+    assert device.limit_bytes == 50 * GIB - 700 * MIB
+    assert device.outside_bytes == 700 * MIB
+
+
+@pytest.mark.parametrize("memory", [None, 10 * GIB], ids=["whole device", "cap"])
+@pytest.mark.parametrize("fraction", [1.0, 0.9])
+def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(
+    cuda: MadeCuda, memory: int | None, fraction: float
+) -> None:
+    before = settled(memory, fraction).device.limit_bytes
+    cuda.outside = 0
+    cuda.show()
+    device = settled(memory, fraction, reserve=3 * GIB, ddp=GIB).device
+    assert before - device.limit_bytes == 4 * GIB
+    assert (device.reserve_bytes, device.ddp_bytes) == (3 * GIB, GIB)
+    assert cuda.limit() == device.limit_bytes
+
+
+def test_what_the_workload_holds_already_is_part_of_the_limit(cuda: MadeCuda) -> None:
+    meter = open_meter("cuda", None, 1.0, None)
+    cuda.reserved = cuda.allocated = 20 * GIB
+    meter.settle(0, 0)
+    assert meter.device.limit_bytes == 80 * GIB - 700 * MIB
+
+
+def test_the_limit_of_a_run_that_is_continued_stays(cuda: MadeCuda) -> None:
+    device = settled(limit=10 * GIB, reserve=3 * GIB, ddp=GIB).device
+    assert (device.limit_bytes, device.reserve_bytes, device.ddp_bytes) == (10 * GIB, 3 * GIB, GIB)
+
+
+def test_a_limit_that_is_no_longer_free_is_refused_before_the_workload_is_built(cuda: MadeCuda) -> None:
+    cuda.others = 75 * GIB
+    with pytest.raises(ProbeError, match=r"measured with a limit of 10 GiB, but only 4\.51 GiB of the device are free"):
+        open_meter("cuda", None, 1.0, 10 * GIB)
+
+
+def test_a_limit_that_leaves_no_reserve_is_refused(cuda: MadeCuda) -> None:
+    with pytest.raises(ProbeError, match=r"measured with a limit of 70 GiB, but only 59\.3 GiB"):
+        settled(limit=70 * GIB, reserve=20 * GIB)
+
+
+def test_nothing_left_for_batches_is_told_with_what_takes_the_memory(cuda: MadeCuda) -> None:
+    meter = open_meter("cuda", 8 * GIB, 1.0, None)
+    cuda.reserved = cuda.allocated = 5 * GIB
+    with pytest.raises(ProbeError) as caught:
+        meter.settle(3 * GIB, GIB)
+    assert caught.value.message.startswith(
+        "nothing of the memory is left for batches: the workload itself holds 5 GiB, 3 GiB are kept free by "
+        "--reserve, 1 GiB for DDP's gradient buckets, "
+    )
+
+
+def test_a_device_that_can_not_be_used_is_told(cuda: MadeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: object) -> None:
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously")
+
+    monkeypatch.setattr(cuda_meter, "_create_context", refuse)
+    with pytest.raises(ProbeError, match=r"^Made GPU can't be used: CUDA error: out of memory$"):
+        open_meter("cuda", None, 1.0, None)
+
+
+def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
+    cuda.others = 2 * GIB
+    cuda.show()
+    device = settled().device
+    assert (device.uuid, device.driver, device.ecc, device.mig) == ("GPU-aaaaaaaa", "570.86", True, None)
+    assert device.processes == [DeviceProcess(pid=4711, used_bytes=2 * GIB)]
+    assert (device.other_processes, device.free_bytes) == (1, 78 * GIB)
+    assert device.settings["matmul_precision"] in ("ieee", "tf32")
+
+
+def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeCuda(MadeGpu(), others=30 * GIB)
+    made.install(monkeypatch, None)
+    meter = settled()
+    device = meter.device
+    assert device.limit_bytes == 50 * GIB - 700 * MIB
+    assert (device.driver, device.processes, device.other_processes, device.free_bytes) == (None, None, None, None)
+    assert (device.outside_bytes, device.uuid, meter.clocks()) == (None, "GPU-aaaaaaaa", (None, None))
+
+
+@pytest.mark.parametrize("own_pid", [os.getpid(), None], ids=["by its own figure", "by what is free"])
+def test_memory_outside_the_allocator_is_followed_as_it_grows(
+    monkeypatch: pytest.MonkeyPatch, own_pid: int | None
+) -> None:
+    made = MadeCuda(MadeGpu(), others=2 * GIB, own_pid=own_pid)
+    made.install(monkeypatch, MadeNvml([made.gpu]))
+    meter = settled()
+    made.reserved = 9 * GIB
+    made.take(300 * MIB)
+    assert meter.outside() == 1000 * MIB
+
+
+def test_others_that_come_later_are_not_taken_for_memory_of_this_process(cuda: MadeCuda) -> None:
+    meter = settled()
+    cuda.others = 5 * GIB
+    cuda.show()
+    assert meter.outside() == 700 * MIB
+
+
+def test_a_strangers_process_of_the_same_number_is_not_taken_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeCuda(MadeGpu(), own_pid=None)
+    made.install(monkeypatch, MadeNvml([made.gpu]))
+    made.gpu.compute = [(os.getpid(), 60 * GIB)]  # a process of the host's: this one does not use the device yet
+    assert settled().outside() == 700 * MIB
+
+
+def test_figures_of_a_whole_gpu_are_not_taken_for_those_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeCuda(MadeGpu(total=160 * GIB), own_pid=None)
+    made.install(monkeypatch, MadeNvml([made.gpu]))
+    device = settled().device
+    assert (device.free_bytes, device.outside_bytes) == (None, None)
+
+
+def test_the_clock_and_why_it_is_held_down_are_told(cuda: MadeCuda) -> None:
+    meter = settled()
+    cuda.gpu.clock, cuda.gpu.reasons = 900, 0x20
+    assert meter.clocks() == (900, ["thermal slowdown by the driver"])
+
+
+def test_a_gpu_is_identified_by_its_uuid_and_is_not_used_for_it(cuda: MadeCuda) -> None:
+    found = identify("auto")
+    assert (found.id, found.name, cuda.outside) == ("GPU-aaaaaaaa", "Made GPU", 0)
+
+
+def test_an_instance_is_identified_by_its_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeCuda(MadeGpu(), uuid="2")
+    made.install(monkeypatch, MadeNvml([divided_gpu("MIG-1", "MIG-2")]))
+    assert identify("cuda:0").id == "MIG-2"
+
+
+def test_a_gpu_without_a_uuid_is_identified_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeCuda(MadeGpu(), uuid="00000000-0000-0000-0000-000000000000")
+    made.install(monkeypatch, None)
+    assert identify("cuda").id == "PCI-0000:65:00.0"
+
+
+def test_the_cpu_is_identified_without_torch() -> None:
+    code = "import sys; from batchtune.probe.meters import identify; print(identify('cpu').id, 'torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["cpu", "False"]
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "tpu"])
+def test_a_device_that_is_not_there_is_told(cuda: MadeCuda, device: str) -> None:
+    with pytest.raises(ProbeError, match="there is no"):
+        identify(device)
+
+
+def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ProbeError, match="sees no CUDA device here"):
+        identify("cuda")
+    assert identify("auto").id == "cpu"
+
+
+def test_the_torch_device_of_a_meter(cuda: MadeCuda) -> None:
+    assert torch_device(settled()) == torch.device("cuda", 0)
+
+
+# The CPU's limit is one of the process: a process of its own takes it.
+CPU = """
+import json, resource, sys, torch
+from batchtune.errors import ProbeError
+from batchtune.probe.meters import open_meter
+memory, limit, reserve, ddp = json.loads(sys.argv[1])
+meter = open_meter("cpu", memory, 1.0, limit)
+meter.limit()
+try:
+    meter.settle(reserve, ddp)
+except ProbeError as error:
+    print(json.dumps([error.message, error.hint]))
+else:
+    device = meter.device
+    meter.reset()
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    grown = meter.peak()
+    del held
+    try:
+        torch.ones(memory - reserve - ddp, dtype=torch.uint8)
+        outcome = "fits"
+    except RuntimeError as error:
+        outcome = "out of memory"
+    print(json.dumps([device.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[0], device.reserve_bytes,
+          device.ddp_bytes, meter.outside(), meter.clocks(), device.free_bytes > 0, device.settings["threads"] > 0,
+          outcome]))
+"""
+
+
+def on_the_cpu(memory: int, limit: int | None = None, reserve: int = 0, ddp: int = 0) -> list[Any]:
+    arguments = json.dumps([memory, limit, reserve, ddp])
+    ran = subprocess.run([sys.executable, "-c", CPU, arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)  # type: ignore[no-any-return]
+
+
+def test_on_the_cpu_the_limit_is_lowered_and_real() -> None:
+    found = on_the_cpu(2 * GIB, reserve=300 * MIB, ddp=200 * MIB)
+    lowered = 2 * GIB - 500 * MIB
+    assert found == [
+        lowered, lowered, 300 * MIB, 200 * MIB, None, [None, None], True, True, "out of memory"
+    ]  # fmt: skip
+
+
+def test_on_the_cpu_the_limit_of_a_run_that_is_continued_stays() -> None:
+    assert on_the_cpu(2 * GIB, limit=GIB, reserve=300 * MIB)[:3] == [GIB, GIB, 300 * MIB]
+
+
+def test_on_the_cpu_too_little_left_is_told() -> None:
+    message, hint = on_the_cpu(GIB, reserve=GIB - 20 * MIB)
+    assert message.startswith("a memory limit of 20 MiB is too small, with 1,004 MiB kept free: with the workload")
+    assert "--reserve" in hint

@@ -1,0 +1,199 @@
+"""What NVML tells of a GPU, and what is left where it can't: by a made `pynvml`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from probe.made_nvml import GIB, NOT_AVAILABLE, MadeGpu, MadeNvml, NVMLError, divided_gpu
+
+from batchtune.probe import nvml
+from batchtune.probe.nvml import GpuFacts, all_gpus, find_gpu, named_reasons
+from batchtune.results import DeviceProcess
+
+
+def facts_of(
+    monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu, *, driver: object = "570.86", missing: tuple[str, ...] = ()
+) -> GpuFacts:
+    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([gpu], driver=driver, missing=missing))
+    found = find_gpu(gpu.uuid if isinstance(gpu.uuid, str) else None, gpu.pci)
+    assert found is not None
+    return found.facts()
+
+
+def test_a_gpu_that_answers_is_described_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = MadeGpu(compute=[(30, 5 * GIB)], graphics=[(7, 9 << 20)], mig=False, reasons=0x4)
+    assert facts_of(monkeypatch, gpu) == GpuFacts(
+        name="Made GPU",
+        uuid="GPU-aaaaaaaa",
+        driver="570.86",
+        total_bytes=80 * GIB,
+        free_bytes=79 * GIB,
+        processes=[DeviceProcess(pid=7, used_bytes=9 << 20), DeviceProcess(pid=30, used_bytes=5 * GIB)],
+        mig=False,
+        ecc=True,
+        sm_clock_mhz=1500,
+        max_sm_clock_mhz=1980,
+        throttle_reasons=["power cap"],
+    )
+
+
+# What a call's failure takes away: nothing but its own fact.
+FACT_OF_CALL = {
+    "nvmlDeviceGetName": "name",
+    "nvmlDeviceGetEccMode": "ecc",
+    "nvmlDeviceGetMigMode": "mig",
+    "nvmlDeviceGetClockInfo": "sm_clock_mhz",
+    "nvmlDeviceGetMaxClockInfo": "max_sm_clock_mhz",
+    "nvmlDeviceGetUUID": "uuid",
+}
+
+
+@pytest.mark.parametrize("how", ["fails", "is missing"])
+@pytest.mark.parametrize("call", FACT_OF_CALL)
+def test_a_call_that_gives_nothing_costs_its_own_fact_alone(
+    monkeypatch: pytest.MonkeyPatch, call: str, how: str
+) -> None:
+    whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
+    gpu = MadeGpu(mig=False, fails={call} if how == "fails" else set())
+    found = asdict(facts_of(monkeypatch, gpu, missing=(call,) if how == "is missing" else ()))
+    assert found == {**whole, FACT_OF_CALL[call]: None}
+
+
+def test_text_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = facts_of(monkeypatch, MadeGpu(name=b"Old GPU", uuid=b"GPU-b"), driver=b"470.1")
+    assert (found.name, found.uuid, found.driver) == ("Old GPU", "GPU-b", "470.1")
+
+
+@pytest.mark.parametrize("unknown", [None, NOT_AVAILABLE])
+def test_a_process_whose_memory_is_not_told_is_listed_without(monkeypatch: pytest.MonkeyPatch, unknown: object) -> None:
+    found = facts_of(monkeypatch, MadeGpu(compute=[(5, unknown)]))
+    assert found.processes == [DeviceProcess(pid=5, used_bytes=None)]
+
+
+def test_a_process_that_computes_and_draws_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = facts_of(monkeypatch, MadeGpu(compute=[(5, GIB)], graphics=[(5, 2 * GIB)]))
+    assert found.processes == [DeviceProcess(pid=5, used_bytes=2 * GIB)]
+
+
+def test_who_draws_may_be_unknown_where_who_computes_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = MadeGpu(compute=[(5, GIB)], fails={"nvmlDeviceGetGraphicsRunningProcesses"})
+    assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
+
+
+def test_processes_are_unknown_where_those_that_compute_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = MadeGpu(
+        fails={"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"}, graphics=[(5, GIB)]
+    )
+    assert facts_of(monkeypatch, gpu).processes is None
+
+
+def test_an_older_form_of_the_process_list_is_taken_where_the_newest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = MadeGpu(compute=[(5, GIB)], fails={"nvmlDeviceGetComputeRunningProcesses"})
+    assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
+
+
+def test_the_older_name_of_the_throttle_reasons_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = facts_of(monkeypatch, MadeGpu(reasons=0x10), missing=("nvmlDeviceGetCurrentClocksEventReasons",))
+    assert found.throttle_reasons == ["sync boost"]
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x0, []),
+        (0x1 | 0x2, []),
+        (0x4, ["power cap"]),
+        (0x8, ["hardware slowdown"]),
+        (0x8 | 0x40, ["thermal slowdown by the hardware"]),
+        (0x8 | 0x80, ["power brake by the hardware"]),
+        (0x1 | 0x4 | 0x20, ["power cap", "thermal slowdown by the driver"]),
+        (1 << 40, []),
+    ],
+)
+def test_throttle_reasons_in_words(bits: int, words: list[str]) -> None:
+    assert named_reasons(bits) == words
+
+
+@pytest.mark.parametrize("uuid", ["GPU-aaaaaaaa", "aaaaaaaa"])
+def test_a_gpu_is_found_by_its_uuid_with_or_without_what_stands_before(
+    monkeypatch: pytest.MonkeyPatch, uuid: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]))
+    found = find_gpu(uuid, None)
+    assert found is not None
+    assert found.uuid() == "GPU-aaaaaaaa"
+
+
+def test_a_gpu_is_found_by_its_place_where_the_uuid_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu()]))
+    found = find_gpu(None, "0000:65:00.0")
+    assert found is not None
+    assert found.uuid() == "GPU-aaaaaaaa"
+
+
+def test_a_gpu_that_is_not_there_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu()]))
+    assert find_gpu("GPU-b", "0000:01:00.0") is None
+
+
+@pytest.mark.parametrize(
+    ("instances", "asked", "visible", "expected"),
+    [
+        (["MIG-1", "MIG-2"], "2", None, "MIG-2"),
+        (["MIG-1", "MIG-2"], "GPU-aaaaaaaa", "MIG-2", "MIG-2"),
+        (["MIG-1"], "GPU-aaaaaaaa", None, "MIG-1"),
+        (["MIG-1", "MIG-2"], "GPU-aaaaaaaa", None, None),
+    ],
+    ids=["by its own UUID", "by CUDA_VISIBLE_DEVICES", "the only one", "which one is not known"],
+)
+def test_an_instance_is_found_and_never_taken_for_the_whole_gpu(
+    monkeypatch: pytest.MonkeyPatch, instances: list[str], asked: str, visible: str | None, expected: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([divided_gpu(*instances)]))
+    found = find_gpu(asked, None, visible)
+    assert (found.uuid() if found else None) == expected
+
+
+def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([divided_gpu("MIG-1")]))
+    found = find_gpu("MIG-1", None)
+    assert found is not None
+    facts = found.facts()
+    assert (facts.mig, facts.total_bytes, facts.sm_clock_mhz, facts.ecc) == (True, 10 * GIB, 1500, True)
+
+
+def test_all_gpus_are_listed_those_that_are_divided_as_their_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules, "pynvml", MadeNvml([MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")])
+    )
+    gpus, problem = all_gpus()
+    assert ([gpu.uuid() for gpu in gpus], problem) == (["GPU-x", "MIG-1", "MIG-2", "GPU-y"], None)
+
+
+def test_no_driver_is_no_error_and_its_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(MadeNvml):
+        def _nvmlInit(self) -> None:
+            raise NVMLError("Driver Not Loaded")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Broken([]))
+    assert find_gpu("GPU-a", None) is None
+    assert all_gpus() == ([], "Driver Not Loaded")
+
+
+def test_no_package_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert find_gpu("GPU-a", None) is None
+    assert all_gpus()[0] == []
+
+
+def test_every_call_is_one_of_the_packages_own() -> None:
+    import pynvml
+
+    calls = set(re.findall(r"nvml[A-Z]\w+(?=\")", Path(nvml.__file__).read_text(encoding="utf-8")))
+    assert len(calls) > 10
+    # The older name of the throttle reasons is announced to go.
+    assert [name for name in sorted(calls) if not hasattr(pynvml, name) and "Throttle" not in name] == []
