@@ -40,6 +40,7 @@ class MadeDevice:
             step_seconds=1e-3 + 1e-4 * shape.padded_length if passed else None,
             peak_bytes=int(peak) if passed and self.tells_peak else None,
             reserved_bytes=None,
+            rest_bytes=int(self.peak(BatchShape(1, 1e-6))) if passed and self.tells_peak else None,
             alloc_retries=0,
             error=None if passed else f"made {outcome}",
             elapsed_seconds=0.0,

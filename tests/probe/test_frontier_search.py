@@ -1,6 +1,9 @@
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,10 +14,25 @@ from batchtune.cost import fit_cost
 from batchtune.lengths import Lengths
 from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, SingleFails, TooLong
 from batchtune.results import FrontierPoint, Trial
+from batchtune.shapes import BatchShape
 
 SPEECH = Lengths.of(np.round(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30), 2))
 TOKENS = Lengths.of(np.random.default_rng(1).zipf(1.5, 3000).clip(1, 180))
+MANY = Lengths.of(np.exp(np.random.default_rng(2).normal(4, 1.2, 100_000)).clip(2, 700).round())
 MOST_TRIALS_EVER = 400
+SMOOTH = {
+    "quadratic": quadratic_peak(),
+    "linear": quadratic_peak(quadratic=0),
+    "steep": quadratic_peak(linear=1e4, quadratic=2e5),
+    "floor": lambda shape: max(1.3e9, quadratic_peak()(shape)),
+    "rounded": lambda shape: -(-quadratic_peak()(shape) // 2**21) * 2**21,
+    "noisy": lambda shape: quadratic_peak()(shape) * (1 + 0.002 * _noise(shape)),
+}
+
+
+def _noise(shape: BatchShape) -> float:
+    """Between -0.5 and 0.5, the same for the same shape."""
+    return hash((shape.batch_size, shape.length)) % 1000 / 1000 - 0.5
 
 
 def run(
@@ -25,22 +43,33 @@ def run(
     num_lengths: int = 12,
     tolerance: float = 0.01,
     max_batch_size: int | None = None,
+    fresh: list[tuple[int, float]] | None = None,
 ) -> tuple[list[FrontierPoint], list[Trial]]:
-    search = FrontierSearch(
-        lengths,
-        SearchSettings(
-            num_lengths=num_lengths,
-            tolerance=tolerance,
-            max_batch_size=max_batch_size,
-            limit_bytes=device.limit_bytes,
-        ),
-        fit_cost,
-    )
+    """Searches to the end; `fresh` collects what was asked to be run in a new worker."""
+    search = search_of(lengths, device, num_lengths, tolerance, max_batch_size)
     trials = [] if trials is None else trials
-    while (shape := search.propose(trials)) is not None:
-        trials.append(device.measure(shape, len(trials)))
+    while (proposal := search.propose(trials)) is not None:
+        if fresh is not None and proposal.fresh:
+            fresh.append((proposal.shape.batch_size, proposal.shape.length))
+        trials.append(device.measure(proposal.shape, len(trials)))
         assert len(trials) < MOST_TRIALS_EVER, "the search does not end"
     return search.frontier(trials), trials
+
+
+def search_of(
+    lengths: Lengths,
+    device: MadeDevice,
+    num_lengths: int = 12,
+    tolerance: float = 0.01,
+    max_batch_size: int | None = None,
+) -> FrontierSearch:
+    settings = SearchSettings(
+        num_lengths=num_lengths,
+        tolerance=tolerance,
+        max_batch_size=max_batch_size,
+        limit_bytes=device.limit_bytes,
+    )
+    return FrontierSearch(lengths, settings, fit_cost)
 
 
 def assert_true(lengths: Lengths, device: MadeDevice, points: list[FrontierPoint], tolerance: float = 0.01) -> None:
@@ -69,11 +98,18 @@ def test_the_frontier_is_the_truth_to_within_the_tolerance(lengths: Lengths, pea
     assert_true(lengths, device, points)
 
 
-def test_a_smooth_memory_needs_few_trials_and_few_ooms() -> None:
-    _, trials = run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000))
-    outcomes = Counter(trial.outcome for trial in trials)
-    assert len(trials) <= 3 * 12
-    assert outcomes["oom"] <= 4
+@pytest.mark.parametrize("lengths", [SPEECH, TOKENS, MANY], ids=["speech", "tokens", "many"])
+@pytest.mark.parametrize("limit_bytes", [1_500_000_000, 8_000_000_000, 80_000_000_000])
+@pytest.mark.parametrize("peak", SMOOTH.values(), ids=SMOOTH)
+def test_a_smooth_memory_needs_few_trials_and_few_ooms(
+    lengths: Lengths, limit_bytes: int, peak: Callable[..., float]
+) -> None:
+    try:
+        points, trials = run(lengths, MadeDevice(peak, limit_bytes))
+    except TooLong:
+        return
+    assert len(trials) <= 2.5 * len(points)
+    assert sum(trial.outcome == "oom" for trial in trials) <= 4
 
 
 def test_without_known_peaks_bisection_finds_the_same() -> None:
@@ -81,6 +117,83 @@ def test_without_known_peaks_bisection_finds_the_same() -> None:
     points, _ = run(SPEECH, device)
     assert_true(SPEECH, device, points)
     assert {point.closed_by for point in points} <= {"oom", "data"}
+
+
+def test_without_known_peaks_other_lengths_bound_the_search() -> None:
+    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000, tells_peak=False)
+    points, trials = run(SPEECH, device)
+    assert len(trials) <= 5 * len(points)
+
+
+LEAPS: dict[str, Callable[[BatchShape], float]] = {
+    "powers of two": lambda shape: 1e9 + 2e6 * shape.length * (1 << (shape.batch_size - 1).bit_length()),
+    "every seventh": lambda shape: quadratic_peak()(shape) * (1.6 if shape.batch_size % 7 == 0 else 1),
+    "longer is less": lambda shape: quadratic_peak()(shape) * (0.5 if shape.length > 15 else 1),
+    "at random": lambda shape: 8e9 * (1 + _noise(shape)),
+    "one cliff": lambda shape: 9e9 if shape.batch_size > 1234 else 2e9,
+    "flat, then steep": lambda shape: 2e9 + max(0.0, shape.padded_length - 900) * 1e8,
+}
+
+
+@pytest.mark.parametrize("tells_peak", [True, False], ids=["peaks", "no peaks"])
+@pytest.mark.parametrize("lengths", [SPEECH, TOKENS], ids=["speech", "tokens"])
+@pytest.mark.parametrize("peak", LEAPS.values(), ids=LEAPS)
+def test_it_always_ends_within_bisections_bound(
+    lengths: Lengths, peak: Callable[[BatchShape], float], tells_peak: bool
+) -> None:
+    device = MadeDevice(peak, limit_bytes=8_000_000_000, tells_peak=tells_peak)
+    try:
+        points, trials = run(lengths, device)
+    except (TooLong, NothingFits):
+        return
+    assert_within_bound(lengths, trials)
+    for point in points:
+        assert peak(BatchShape(point.batch_size, point.length, point.target_length)) <= device.limit_bytes
+
+
+def assert_within_bound(lengths: Lengths, trials: list[Trial]) -> None:
+    """A shape that is tried again in a fresh worker counts once."""
+    sizes = Counter(length for _, length in {(trial.batch_size, trial.length) for trial in trials})
+    for length, tried in sizes.items():
+        assert tried <= 2 + math.log2(lengths.histogram.count_up_to(length)), length
+
+
+@given(
+    values=st.lists(st.integers(1, 500), min_size=1, max_size=300),
+    table=st.lists(st.floats(0, 2), min_size=1, max_size=40),
+    tolerance=st.sampled_from([0.0, 0.01, 0.1]),
+    tells_peak=st.booleans(),
+)
+@settings(deadline=None, max_examples=100)
+def test_on_any_device_it_ends_within_bisections_bound(
+    values: list[int], table: list[float], tolerance: float, tells_peak: bool
+) -> None:
+    lengths = Lengths.of(values)
+
+    def peak(shape: BatchShape) -> float:
+        return 1e9 * table[(shape.batch_size * 7 + int(shape.length)) % len(table)]
+
+    trials: list[Trial] = []
+    try:
+        run(lengths, MadeDevice(peak, 1_000_000_000, tells_peak), trials, tolerance=tolerance)
+    except (TooLong, NothingFits):
+        return
+    assert_within_bound(lengths, trials)
+
+
+def test_an_allocator_that_cant_use_every_byte_needs_no_oom_at_every_length() -> None:
+    class Fragmented(MadeDevice):
+        def measure(self, shape: BatchShape, index: int) -> Trial:
+            trial = MadeDevice.measure(self, shape, index)
+            if trial.peak_bytes and trial.peak_bytes > 0.95 * self.limit_bytes:
+                return msgspec.structs.replace(trial, outcome="oom", peak_bytes=None, step_seconds=None)
+            return trial
+
+    # The shortest length, too, runs into the limit.
+    points, trials = run(SPEECH, Fragmented(quadratic_peak(linear=1e8), limit_bytes=8_000_000_000))
+    assert len(points) == 12
+    assert sum(trial.outcome == "oom" for trial in trials) <= 8
+    assert len(trials) <= 3 * len(points)
 
 
 def test_memory_in_coarse_steps_is_bisected() -> None:
@@ -113,22 +226,74 @@ def test_no_trial_has_more_examples_than_asked_for() -> None:
     assert points[-1].closed_by == "data"
 
 
-def test_every_batch_at_the_limit_is_confirmed_in_alternation() -> None:
-    points, trials = run(SPEECH, MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000))
-    near = [point for point in points if point.closed_by != "data"]
-    confirmed = [(trial.batch_size, trial.length) for trial in trials[-len(near) :]]
-    assert sorted(confirmed) == sorted((point.batch_size, point.length) for point in near)
-    assert [length for _, length in confirmed[:2]] == [near[-1].length, near[0].length]
-
-
-def test_a_batch_that_fails_its_confirmation_is_given_up() -> None:
+def test_a_batch_given_up_between_the_measured_lengths_adds_its_length() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
-    first, _ = run(SPEECH, device)
-    worst = first[-1]
-    device.faults = {(worst.batch_size, worst.length): ["ok", "oom"]}
-    points, _ = run(SPEECH, device)
-    assert [point.length for point in points] == [point.length for point in first]
-    assert points[-1].batch_size < worst.batch_size
+    points, trials = run(SPEECH, device)
+    between = next(float(length) for length in SPEECH.histogram.lengths if points[6].length < length < points[7].length)
+    given_up = msgspec.structs.replace(points[7], length=between)
+    trials.append(failed_in_alternation(given_up, len(trials)))
+    again, _ = run(SPEECH, device, trials)
+    assert [point.length for point in again] == sorted([*(point.length for point in points), between])
+    found = next(point for point in again if point.length == between)
+    assert 0.98 * given_up.batch_size <= found.batch_size < given_up.batch_size
+
+
+def test_a_batch_given_up_in_alternation_gives_way_to_smaller_ones_in_growing_steps() -> None:
+    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    points, trials = run(SPEECH, device)
+    given_up = []
+    for _ in range(6):
+        worst = points[-1]
+        given_up.append(worst.batch_size)
+        trials.append(failed_in_alternation(worst, len(trials)))
+        points, trials = run(SPEECH, device, trials)
+        assert points[-1].closed_by == "oom"
+        assert [point.length for point in points] == sorted({point.length for point in points})
+    steps = [before - after for before, after in itertools.pairwise(given_up)]
+    assert steps[-1] >= 8
+    assert sum(steps) < 40
+
+
+def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:
+    return Trial(
+        index=index,
+        batch_size=point.batch_size,
+        length=point.length,
+        target_length=point.target_length,
+        outcome="oom",
+        steps=0,
+        step_seconds=None,
+        peak_bytes=None,
+        reserved_bytes=None,
+        alloc_retries=1,
+        error="in alternation with the other shapes",
+        elapsed_seconds=0.0,
+        confirmation=True,
+    )
+
+
+def test_a_batch_that_fails_where_a_larger_one_passed_is_tried_again_in_a_fresh_worker() -> None:
+    device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
+    undisturbed, _ = run(SPEECH, device)
+    shape = 1, SPEECH.shortest
+    device.faults = {shape: ["oom"]}
+    fresh: list[tuple[int, float]] = []
+    points, trials = run(SPEECH, device, fresh=fresh)
+    assert points == undisturbed
+    assert [(t.batch_size, t.length) for t in trials].count(shape) == 2
+    assert fresh == [shape]
+    assert search_of(SPEECH, device).not_monotone(trials) == []
+
+
+def test_batches_that_fail_twice_are_believed_and_told_though_larger_ones_passed() -> None:
+    device = MadeDevice(LEAPS["longer is less"], limit_bytes=8_000_000_000)
+    fresh: list[tuple[int, float]] = []
+    points, trials = run(SPEECH, device, fresh=fresh)
+    assert_true(SPEECH, device, points)
+    told = [(shape.batch_size, shape.length) for shape in search_of(SPEECH, device).not_monotone(trials)]
+    assert told
+    assert sorted(fresh) == sorted(told)
+    assert all(length <= 15 for _, length in told)
 
 
 def test_a_worker_that_crashes_once_does_not_count_against_the_shape() -> None:

@@ -1,0 +1,114 @@
+"""Where at one length to try next: where the model of the memory says the limit is, within bisection's bounds."""
+
+from __future__ import annotations
+
+import math
+
+from batchtune.probe.evidence import Bracket, Evidence
+from batchtune.probe.ladder import Ladder
+
+# A growth beyond this factor is not extrapolated while the batch has used too little of the memory for its slope
+# to be known: allocators round, and the peak of a small batch is mostly constant.
+_GROWTH = 8
+_KNOWN_SHARE = 0.1
+# So many failures at one length show that the model does not hold there.
+_MISLED = 3
+
+
+def next_batch_size(evidence: Evidence, ladder: Ladder, length: float) -> int | None:
+    """The next batch size to try; None where the length is closed.
+
+    A length takes at most 2 + log2(cap) batch sizes, wherever the model leads: a guess that would leave more to
+    bisect than the trials that are left can tell apart is moved until it does not.
+    """
+    bracket = evidence.bracket(length)
+    if evidence.closed_by(bracket) is not None:
+        return None
+    guess = _within_reach(evidence, bracket, _guess(evidence, ladder, bracket))
+    left = 2 + int(math.log2(bracket.cap)) - bracket.tried
+    guess = ladder.within(guess, bracket.passed, bracket.beyond, left)
+    return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
+
+
+def _within_reach(evidence: Evidence, bracket: Bracket, guess: int) -> int:
+    """The guess, off what other lengths have shown already, and one step at least off what this one has."""
+    if bracket.hardly is not None and bracket.passed < bracket.hardly - 1:
+        guess = min(guess, bracket.hardly - 1)
+    if bracket.surely < bracket.beyond:
+        guess = max(guess, bracket.surely)
+    step = bracket.step(evidence.settings.tolerance)
+    guess = max(guess, bracket.passed + step if bracket.passed else 1)
+    if bracket.failed is not None:
+        # Where nothing passed yet the guess was wrong: step back further each time.
+        back = step if bracket.passed else step << max(0, bracket.failures - 1)
+        guess = min(guess, bracket.failed - back)
+    return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
+
+
+def _guess(evidence: Evidence, ladder: Ladder, bracket: Bracket) -> int:
+    if bracket.failures >= _MISLED and bracket.passed and not bracket.given_up:
+        return _middle(ladder, bracket)
+    guess = _by_peaks(evidence, bracket) if evidence.knows_peaks else _by_limits(evidence, bracket)
+    if bracket.failed is None:
+        return guess if guess is not None else max(1, bracket.passed * 2)
+    # A guess at or beyond what has failed is refuted.
+    refuted = guess is not None and bracket.passed > 0 and guess >= bracket.failed
+    return _middle(ladder, bracket) if guess is None or refuted else guess
+
+
+def _middle(ladder: Ladder, bracket: Bracket) -> int:
+    """The middle of what other lengths leave open, else of what this one does."""
+    low, high = bracket.passed, bracket.beyond
+    if low < bracket.surely < high:
+        low = bracket.surely
+    if bracket.hardly is not None and low < bracket.hardly < high:
+        high = bracket.hardly
+    rungs = ladder.between(low, high) or ladder.between(bracket.passed, bracket.beyond)
+    return ladder.rung(rungs[len(rungs) // 2]) if rungs else (bracket.passed + bracket.beyond) // 2
+
+
+def _by_peaks(evidence: Evidence, bracket: Bracket) -> int | None:
+    """The batch size at the limit by the peaks so far; None where nothing is known of what an example needs."""
+    need = evidence.need(bracket)
+    if need is None or need <= 0:
+        return 1 if bracket.passed == 0 else None
+    room, model = evidence.usable_bytes, evidence.model
+    if not bracket.peaks:
+        assert model is not None
+        # A little below where the model puts the limit: a success closes the length, a failure does not.
+        margin = max(min(model.relative_error, 0.5), evidence.settings.tolerance / 2)
+        size = max(1, min(int((room - model.constant) / need * (1 - margin)), bracket.cap))
+        safe = _safe(evidence, bracket)
+        if safe is not None and (evidence.telling_lengths < 2 or bracket.failures >= _MISLED - 1):
+            size = min(size, safe)
+        return size
+    largest, peak = bracket.peaks[-1]
+    size = int(min(largest + (room - peak) / need, 2.0 * bracket.cap))
+    rest = model.constant if model else evidence.rest_bytes
+    used = peak - (bracket.peaks[0][1] if rest is None else rest)
+    if used < _KNOWN_SHARE * (room - (peak - used)):
+        size = min(size, largest * _GROWTH)
+    return size
+
+
+def _safe(evidence: Evidence, bracket: Bracket) -> int | None:
+    """As much padded length as passed at the next longer length: an example needs no more for each unit of length."""
+    longer = [other for other in evidence.brackets if other.length > bracket.length and other.passed]
+    if not longer:
+        return None
+    nearest = min(longer, key=lambda other: other.length)
+    return max(1, min(int(nearest.passed * nearest.length / bracket.length), bracket.cap))
+
+
+def _by_limits(evidence: Evidence, bracket: Bracket) -> int | None:
+    """The batch size at the limit by those that were found at other lengths, then away from it in growing steps."""
+    model = evidence.inverse_model
+    step = bracket.step(evidence.settings.tolerance)
+    if model is None or (bracket.passed and bracket.failed is not None):
+        return None
+    if bracket.tried == 0:
+        share = model.constant + model.per_example(bracket.length, bracket.target_length)
+        return max(1, min(int(1 / share), bracket.cap)) if share > 0 else None
+    if bracket.failed is None:
+        return bracket.passed + (step << (bracket.tried - 1))
+    return bracket.failed - (step << (bracket.failures - 1))

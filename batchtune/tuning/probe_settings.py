@@ -1,0 +1,90 @@
+"""What to measure, where, and how closely."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from batchtune.errors import UsageError
+from batchtune.probe.protocol import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings:
+    """What to measure, where, and how closely.
+
+    Attributes:
+        workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`.
+        options: Passed to it.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        memory_bytes: Cap on the worker's memory; None: the whole device.
+        memory_fraction: Part of it that may be used.
+        num_lengths: How many lengths to probe.
+        tolerance: How far below the true limit a batch size may be.
+        max_batch_size: Never try more examples.
+        trial_timeout_seconds: Longest that one trial may take.
+        seed: Of the workload's random numbers.
+        reserve_bytes: Memory to keep free besides.
+        ddp: Whether to keep one copy of the gradients free besides.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
+
+    workload: str
+    options: dict[str, Any]
+    device: str = "auto"
+    memory_bytes: int | None = None
+    memory_fraction: float = 0.9
+    num_lengths: int = 12
+    tolerance: float = 0.01
+    max_batch_size: int | None = None
+    trial_timeout_seconds: float = 300.0
+    seed: int = 0
+    reserve_bytes: int = 0
+    ddp: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise UsageError(f"there is no device {self.device!r}", "Say --device auto, cpu, cuda or cuda:N.")
+        if not 0 < self.memory_fraction <= 1:
+            raise UsageError(f"the memory fraction must be above 0 and at most 1, got {self.memory_fraction}")
+        if not 0 <= self.tolerance < 1:
+            raise UsageError(f"the tolerance must be at least 0 and below 1, got {self.tolerance}")
+        if self.reserve_bytes < 0:
+            raise UsageError(f"the memory to keep free must be at least 0, got {self.reserve_bytes}")
+        if self.num_lengths < 2:
+            raise UsageError(f"at least 2 lengths must be probed, got {self.num_lengths}")
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise UsageError(f"the largest batch size must be at least 1, got {self.max_batch_size}")
+        if not self.trial_timeout_seconds > 0:
+            raise UsageError(f"the time limit of a trial must be positive, got {self.trial_timeout_seconds}")
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings that trials depend on, as `run.json` and `probe.json` carry them."""
+        return {
+            "device": self.device,
+            "memory_bytes": self.memory_bytes,
+            "memory_fraction": self.memory_fraction,
+            "num_lengths": self.num_lengths,
+            "tolerance": self.tolerance,
+            "max_batch_size": self.max_batch_size,
+            "seed": self.seed,
+            "reserve_bytes": self.reserve_bytes,
+            "ddp": self.ddp,
+        }
+
+    def setup(self, limit_bytes: int | None) -> Setup:
+        """What a worker is told; `limit_bytes` is the limit of the run that is continued."""
+        return Setup(
+            workload=self.workload,
+            options=self.options,
+            device=self.device,
+            memory_bytes=self.memory_bytes,
+            memory_fraction=self.memory_fraction,
+            limit_bytes=limit_bytes,
+            seed=self.seed,
+            reserve_bytes=self.reserve_bytes,
+            ddp=self.ddp,
+        )

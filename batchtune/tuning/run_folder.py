@@ -1,0 +1,132 @@
+"""The run folder of a probe: who holds it, what it was measured for, and whether it can be continued."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from batchtune.errors import ResultError
+from batchtune.files import unwritable
+from batchtune.lengths import Lengths
+from batchtune.results import (
+    PROBE_FILE,
+    RUN_FILE,
+    SAMPLER_FILE,
+    SWEEP_FILE,
+    TRIALS_FILE,
+    VERIFY_FILE,
+    Device,
+    Run,
+    WorkloadRecord,
+    meta_of,
+    read_result,
+)
+from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.units import format_length
+
+
+def workload_sha256(settings: ProbeSettings) -> str | None:
+    """Of the file that holds the workload; None where it is no file."""
+    path = Path(settings.workload.rpartition(":")[0])
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else None
+
+
+def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | None:
+    """The run that the folder holds, if it is this one and can be continued.
+
+    Raises:
+        ResultError: It is another's: other lengths, workload or settings.
+    """
+    if not (folder / RUN_FILE).exists():
+        if (folder / TRIALS_FILE).exists() or (folder / PROBE_FILE).exists():
+            raise ResultError(
+                f"{folder} holds a probe, but no {RUN_FILE} that says of what",
+                "Give another folder with --run, or --force to start over in this one.",
+            )
+        return None
+    run = read_result(folder / RUN_FILE, Run)
+    differences = list(_differences(run, lengths, settings))
+    if differences:
+        raise ResultError(
+            f"{folder} holds a run of something else: {'; '.join(differences)}",
+            "Give another folder with --run, or --force to start over in this one.",
+        )
+    return run
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds the run folder for this process; the system lets go of it when the process ends, however it does.
+
+    Raises:
+        ResultError: Another process holds it, or it can't be made.
+    """
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ResultError(
+            f"another probe is at work in {folder}", "Wait for it, or give another folder with --run."
+        ) from None
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):  # where nothing was written, nothing stays
+            folder.rmdir()
+
+
+def clear_run(folder: Path) -> None:
+    """Removes batchtune's own files from a run folder, and nothing else.
+
+    Raises:
+        ResultError: They can't be removed.
+    """
+    for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE):
+        path = folder / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ResultError(f"{path} can't be removed: {error.strerror or error}") from error
+
+
+def _differences(run: Run, lengths: Lengths, settings: ProbeSettings) -> Sequence[str]:
+    different = []
+    if run.lengths.fingerprint != lengths.fingerprint:
+        theirs = f"{run.lengths.count:,} lengths up to {format_length(run.lengths.max, run.lengths.unit)}"
+        ours = f"{lengths.count:,} up to {format_length(lengths.longest, lengths.unit)}"
+        different.append(f"other lengths ({theirs}; these are {ours})")
+    if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
+        different.append(f"the workload {_described(run.workload)}")
+    added_later = {"reserve_bytes": 0, "ddp": False}
+    for name, value in settings.recorded().items():
+        theirs_was = run.settings.get(name, added_later.get(name))
+        if theirs_was != value:
+            different.append(f"{name} = {theirs_was}, now {value}")
+    return different
+
+
+def _described(workload: WorkloadRecord) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in workload.options.items())
+    return f"{workload.spec} ({options})" if options else workload.spec
+
+
+def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run:
+    """The content of `run.json` for a run that begins."""
+    return Run(
+        meta=meta_of(Run),
+        lengths=lengths.summary(),
+        workload=WorkloadRecord(spec=settings.workload, options=settings.options),
+        device=device,
+        settings=settings.recorded(),
+        workload_sha256=workload_sha256(settings),
+    )

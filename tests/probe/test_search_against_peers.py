@@ -1,0 +1,107 @@
+"""batchtune's search against those of others, on a device that is a formula: exact, and without torch."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from probe.made_device import MadeDevice, Peak, quadratic_peak
+from probe.peer_searches import each_length_anew, from_the_last_answer
+
+from batchtune.cost import fit_cost
+from batchtune.lengths import Lengths
+from batchtune.probe.search import FrontierSearch, SearchSettings
+from batchtune.results import FrontierPoint, Trial
+from batchtune.shapes import BatchShape
+
+TOLERANCE = 0.01
+NUM_LENGTHS = 15
+SPEECH = Lengths.of(np.round(np.random.default_rng(3).gamma(3.0, 4.0, 40_000).clip(1, 30), 2))
+PEAKS = {
+    "quadratic": quadratic_peak(),
+    "linear": quadratic_peak(quadratic=0),
+    "steep": quadratic_peak(linear=1e4, quadratic=2e5),
+    "a floor below": lambda shape: max(3e9, quadratic_peak()(shape)),
+}
+PEERS = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}
+
+
+@pytest.fixture(params=list(PEAKS))
+def peak(request: pytest.FixtureRequest) -> Peak:
+    return PEAKS[request.param]
+
+
+def search(device: MadeDevice) -> tuple[list[FrontierPoint], list[Trial]]:
+    settings = SearchSettings(
+        num_lengths=NUM_LENGTHS, tolerance=TOLERANCE, max_batch_size=None, limit_bytes=device.limit_bytes
+    )
+    found = FrontierSearch(SPEECH, settings, fit_cost)
+    trials: list[Trial] = []
+    while (proposal := found.propose(trials)) is not None:
+        trials.append(device.measure(proposed_shape(proposal), len(trials)))
+        assert len(trials) < 400, "the search does not end"
+    return found.frontier(trials), trials
+
+
+def proposed_shape(proposal: object) -> BatchShape:
+    """The shape, whether it is proposed by itself or with how to run it."""
+    shape = getattr(proposal, "shape", proposal)
+    assert isinstance(shape, BatchShape)
+    return shape
+
+
+class Counted:
+    """A device as the peers ask it: does it fit; and how often they asked."""
+
+    def __init__(self, device: MadeDevice) -> None:
+        self.device, self.trials, self.ooms = device, 0, 0
+
+    def __call__(self, batch_size: int, length: float) -> bool:
+        outcome = self.device.measure(BatchShape(batch_size, length), self.trials).outcome
+        self.trials += 1
+        self.ooms += outcome == "oom"
+        return outcome == "ok"
+
+
+def made(peak: Peak) -> MadeDevice:
+    return MadeDevice(peak, limit_bytes=8_000_000_000)
+
+
+def test_a_smooth_memory_needs_at_most_two_and_a_half_trials_a_length(peak: Peak) -> None:
+    points, trials = search(made(peak))
+    assert len(points) == NUM_LENGTHS
+    assert len(trials) <= 2.5 * NUM_LENGTHS
+
+
+def test_a_smooth_memory_is_run_out_of_at_most_four_times(peak: Peak) -> None:
+    _, trials = search(made(peak))
+    assert sum(trial.outcome == "oom" for trial in trials) <= 4
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_peers_need_at_least_three_times_as_many_trials(peak: Peak, peer: Callable[..., dict[float, int]]) -> None:
+    points, trials = search(made(peak))
+    asked = Counted(made(peak))
+    peer(asked, [point.length for point in points], SPEECH.histogram.count_up_to, TOLERANCE)
+    assert asked.trials >= 3 * len(trials)
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_peers_find_the_truth_to_within_the_tolerance(peak: Peak, peer: Callable[..., dict[float, int]]) -> None:
+    # Else a comparison with them would say nothing.
+    device = made(peak)
+    lengths = np.quantile(SPEECH.histogram.lengths, np.linspace(0, 1, NUM_LENGTHS), method="nearest").tolist()
+    for length, found in peer(Counted(device), lengths, SPEECH.histogram.count_up_to, TOLERANCE).items():
+        truth = device.largest(length, SPEECH.histogram.count_up_to(length))
+        assert truth - max(1, int(found * TOLERANCE)) <= found <= truth
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_a_peer_finds_that_not_even_one_example_fits(peer: Callable[..., dict[float, int]]) -> None:
+    nothing_fits = MadeDevice(quadratic_peak(), limit_bytes=1)
+    assert peer(Counted(nothing_fits), [1.0, 2.0], lambda length: 100, TOLERANCE) == {1.0: 0, 2.0: 0}
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_a_peer_stops_at_what_the_data_can_fill(peer: Callable[..., dict[float, int]]) -> None:
+    all_fits = MadeDevice(quadratic_peak(), limit_bytes=10**18)
+    assert peer(Counted(all_fits), [2.0], lambda length: 70, TOLERANCE) == {2.0: 70}
