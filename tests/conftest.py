@@ -1,9 +1,14 @@
 """What all tests share. Being here, it also puts this folder on the import path: `import report_records`."""
 
+import fcntl
+import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from made_once import MadeOnce
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,3 +22,24 @@ def temporary_folder_of_this_process(tmp_path_factory: pytest.TempPathFactory) -
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """`made_once(name, make)`: a folder that `make` has filled, once for all test processes; not to be written to."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def folder_of(name: str, make: Callable[[Path], None]) -> Path:
+        folder, done = root / f"once-{name}", root / f"once-{name}.done"
+        with (root / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return folder_of

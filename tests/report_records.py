@@ -17,9 +17,12 @@ from batchtune.results import (
     Meta,
     Models,
     Probe,
+    Proposal,
     Row,
     Sweep,
     Trial,
+    Verification,
+    VerifyFailure,
     WorkloadRecord,
 )
 
@@ -103,6 +106,72 @@ def made_trial(
         "elapsed_seconds": 1.5,
     }
     return msgspec.convert(made, Trial)
+
+
+def made_verification(unit: str | None = "s") -> Verification:
+    """Of the table that `made_sweep` recommends: it holds."""
+    row = made_sweep(unit=unit).recommended_row
+    assert row is not None
+    return Verification(
+        meta=made_meta("verify"),
+        lengths=made_lengths(unit),
+        workload=made_probe().workload,
+        device=made_probe().device,
+        settings={"steps": 500, "seed": 7},
+        bucket_boundaries=row.boundaries,
+        bucket_batch_sizes=row.batch_sizes,
+        max_batch_length=MAX_BATCH_LENGTH,
+        worst_steps=26,
+        steps=500,
+        planned_steps=500,
+        epoch_batches=634,
+        failures=[],
+        alloc_retries=0,
+        peak_bytes=121 * GIB,
+        reserved_bytes=125 * GIB,
+        rest_growth_bytes=0,
+        reserved_growth_bytes=0,
+        estimated_epoch_seconds=200.0,
+        measured_epoch_seconds=204.0,
+        time_ratio=1.02,
+        time_ratio_spread=0.034,
+        holds=True,
+        reasons=[],
+        warnings=[],
+        proposal=None,
+    )
+
+
+def failed_verification(*, verified: bool = True) -> Verification:
+    """The bucket of the longest examples ran out of memory; 22 examples instead of 24 pass, or nothing does."""
+    made = made_verification()
+    failure = VerifyFailure(
+        phase="worst",
+        step=3,
+        bucket=12,
+        batch_size=24,
+        length=24.525,
+        target_length=None,
+        outcome="oom",
+        error="CUDA out of memory. Tried to allocate 2.00 GiB",
+    )
+    proposal = Proposal(
+        bucket_batch_sizes=[*made.bucket_batch_sizes[:-1], 22], max_batch_length=564.0, verified=verified, steps=50
+    )
+    return msgspec.structs.replace(
+        made,
+        worst_steps=25,
+        steps=0,
+        failures=[failure],
+        rest_growth_bytes=None,
+        reserved_growth_bytes=None,
+        measured_epoch_seconds=None,
+        time_ratio=None,
+        time_ratio_spread=None,
+        holds=False,
+        reasons=["A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s)"],
+        proposal=proposal,
+    )
 
 
 def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
@@ -232,6 +301,15 @@ def hostile_results(text: str) -> RunResults:
             rows=[replace(row, strategy=text if row.strategy == "optimal" else row.strategy) for row in sweep.rows],
             baselines=[*sweep.baselines, replace(sweep.baselines[0], name=text)],
             reason=text,
+            warnings=[text],
+        ),
+        verification=replace(
+            failed_verification(),
+            lengths=made_lengths(unit=text),
+            workload=WorkloadRecord(spec=text, options={text: text}),
+            device=device,
+            failures=[replace(failed_verification().failures[0], error=text)],
+            reasons=[text],
             warnings=[text],
         ),
     )

@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 
 from batchtune import __version__
 from batchtune.cli import console, settings
+from batchtune.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
+from batchtune.cli.doctor import doctor
 from batchtune.cli.probe_oom import EXAMPLE as PROBE_OOM_EXAMPLE
 from batchtune.cli.probe_oom import probe_oom
 from batchtune.cli.report import EXAMPLE as REPORT_EXAMPLE
@@ -22,6 +24,8 @@ from batchtune.cli.sweep_buckets import EXAMPLE as SWEEP_BUCKETS_EXAMPLE
 from batchtune.cli.sweep_buckets import sweep_buckets
 from batchtune.cli.tune import EXAMPLE as TUNE_EXAMPLE
 from batchtune.cli.tune import tune
+from batchtune.cli.verify import EXAMPLE as VERIFY_EXAMPLE
+from batchtune.cli.verify import verify
 from batchtune.errors import BatchtuneError
 
 EXIT_INTERRUPTED = 130
@@ -103,3 +107,5 @@ app.command("probe-oom", epilog=PROBE_OOM_EXAMPLE)(probe_oom)
 app.command("sweep-buckets", epilog=SWEEP_BUCKETS_EXAMPLE)(sweep_buckets)
 app.command("scan", epilog=SCAN_EXAMPLE)(scan)
 app.command("report", epilog=REPORT_EXAMPLE)(report)
+app.command("verify", epilog=VERIFY_EXAMPLE)(verify)
+app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from batchtune.cli import console
 from batchtune.cli.options import RunOptions
@@ -17,13 +17,22 @@ if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import Progress
     from batchtune.results import Device, Probe, Row, Trial
-    from batchtune.tuning.probing import ProbeProgress, ProbeSettings
+    from batchtune.tuning.probe_settings import ProbeSettings
+    from batchtune.tuning.probing import ProbeProgress
     from batchtune.tuning.sweep import SweepSettings
+    from batchtune.tuning.verify_steps import VerifyProgress
 
 _SHOWN_AFTER_SECONDS = 1.0
 
 
-def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptions, *, default_workload: bool) -> Probe:
+def probe_with_progress(
+    lengths: Lengths,
+    settings: ProbeSettings,
+    run: RunOptions,
+    *,
+    default_workload: bool,
+    sweep_settings: SweepSettings | None = None,
+) -> Probe:
     """Runs the probe with a line for each trial and a bar below."""
     from batchtune.tuning.probing import run_probe
     from batchtune.tuning.sweeping import holds_other_lengths
@@ -33,12 +42,13 @@ def probe_with_progress(lengths: Lengths, settings: ProbeSettings, run: RunOptio
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
         console.notes([chosen], quiet=run.quiet)
     with _bar(quiet=run.quiet) as bar:
-        watcher = _ProbeWatcher(bar, lengths.unit, quiet=run.quiet)
+        watcher = _ProbeWatcher(bar, lengths.unit, ddp=settings.ddp, quiet=run.quiet)
         return run_probe(
             lengths,
             settings,
             run.run,
             force=run.force,
+            sweep_settings=sweep_settings,
             on_progress=watcher,
             on_note=lambda text: console.notes([text], quiet=run.quiet),
         )
@@ -86,9 +96,10 @@ def _rate(progress: Progress, started: float) -> str:
 class _ProbeWatcher:
     """Turns the probe's progress into lines and a bar."""
 
-    def __init__(self, bar: Bar, unit: str | None, *, quiet: bool) -> None:
+    def __init__(self, bar: Bar, unit: str | None, *, ddp: bool, quiet: bool) -> None:
         self._bar = bar
         self._unit = unit
+        self._ddp = ddp
         self._quiet = quiet
         self._task = bar.add_task("Building the workload", total=None)
         self._introduced = False
@@ -98,29 +109,79 @@ class _ProbeWatcher:
 
         if not self._introduced:
             self._introduced = True
-            console.notes(_about(progress.device), quiet=self._quiet)
+            console.notes(_about(progress.device, ddp=self._ddp), quiet=self._quiet)
         length = format_length(progress.shape.length, self._unit)
         if progress.trial is None:
             left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
-            description = f"Trying {progress.shape.batch_size:,} × {length}{left}"
+            doing = "Confirming in turns:" if progress.confirming else "Trying"
+            description = f"{doing} {progress.shape.batch_size:,} × {length}{left}"
             self._bar.update(self._task, description=description, completed=progress.done, total=progress.total)
         else:
             self._bar.console.print(_told(progress.trial, length), highlight=False, markup=False)
             self._bar.update(self._task, completed=progress.done, total=progress.total)
 
 
-def _about(device: Device) -> list[str]:
+@contextmanager
+def verify_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[Callable[[VerifyProgress], None]]:
+    """A bar that counts the steps of a verification, with the batch that is run; the device is told before."""
+    with _bar(quiet=quiet) as bar:
+        watch = _VerifyWatcher(bar, unit, ddp=ddp, quiet=quiet)
+        yield watch
+
+
+class _VerifyWatcher:
+    """Turns the verification's progress into a bar."""
+
+    _DOING: ClassVar = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
+
+    def __init__(self, bar: Bar, unit: str | None, *, ddp: bool, quiet: bool) -> None:
+        self._bar = bar
+        self._unit = unit
+        self._ddp = ddp
+        self._quiet = quiet
+        self._task = bar.add_task("Building the workload", total=None)
+        self._introduced = False
+
+    def __call__(self, progress: VerifyProgress) -> None:
+        from batchtune.units import format_length, format_seconds
+
+        if not self._introduced:
+            self._introduced = True
+            console.notes(_about(progress.device, ddp=self._ddp), quiet=self._quiet)
+        shape = f"{progress.shape.batch_size:,} × {format_length(progress.shape.length, self._unit)}"
+        of = "" if progress.total is None else f" of {progress.total:,}"
+        left = "" if progress.seconds_left is None else f", about {format_seconds(progress.seconds_left)} left"
+        description = f"{self._DOING[progress.doing]}, step {progress.done + 1:,}{of}: {shape}{left}"
+        self._bar.update(self._task, description=description, completed=progress.done, total=progress.total)
+
+
+def _about(device: Device, *, ddp: bool) -> list[str]:
+    """The device, its limit, what is kept free and why, and why figures may be wrong."""
+    from batchtune.trust import trust_warnings
     from batchtune.units import format_size
 
+    part = " (a part of a GPU: MIG)" if device.mig else ""
     lines = [
-        f"Device: {device.name}, {format_size(device.total_bytes)}; the limit is {format_size(device.limit_bytes)}."
+        f"Device: {device.name}{part}, {format_size(device.total_bytes)}; "
+        f"the limit is {format_size(device.limit_bytes)}."
     ]
-    if device.other_processes:
+    if device.outside_bytes:
         lines.append(
-            f"Warning: {device.other_processes} other process(es) use this device: times and limits will be off. "
-            "Stop them, or probe another one with --device cuda:N."
+            f"CUDA and its libraries hold {format_size(device.outside_bytes)} outside PyTorch's allocator; that is "
+            "kept free besides."
         )
-    return lines
+    if device.ddp_bytes:
+        lines.append(
+            f"DDP's gradient buckets: one copy of the gradients, {format_size(device.ddp_bytes)}, is kept free."
+        )
+    elif ddp:
+        lines.append(
+            "Warning: --ddp keeps nothing free: after the workload's setup there was no parameter that requires a "
+            "gradient. Say with --reserve how much its gradients take."
+        )
+    if device.reserve_bytes:
+        lines.append(f"--reserve: {format_size(device.reserve_bytes)} are kept free.")
+    return [*lines, *(f"Warning: {text}" for text in trust_warnings(device, ()))]
 
 
 def _told(trial: Trial, length: str) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from batchtune.cli.options import (
     ManifestOptions,
     MaxBatchSize,
     ProbeOptions,
     RunOptions,
     SweepOptions,
+    _option,
     expand,
 )
 
@@ -21,26 +26,55 @@ def tune(
     sweep: SweepOptions,
     run: RunOptions,
     max_batch_size: MaxBatchSize = None,
+    verify: Annotated[
+        bool,
+        _option("Run the recommended batches at the end, as `batchtune verify` does.", flag="--verify", name="VERIFY"),
+    ] = False,
+    verify_steps: Annotated[
+        int | None,
+        _option("With --verify: shuffled steps to run; 200 unless given.", name="VERIFY_STEPS", metavar="N"),
+    ] = None,
+    time_tolerance: Annotated[
+        float,
+        _option(
+            "With --verify: how far the measured time of an epoch may lie from the estimate, as a share of it.",
+            name="TIME_TOLERANCE",
+            metavar="X",
+        ),
+    ] = 0.1,
 ) -> None:
     """Probe, sweep and report, all in one.
 
     From a manifest to a recommended sampler config.
 
     Writes probe.json, sweep.json and sampler.yaml into the run folder. Interrupted, it goes on from where it was.
+    With --verify, exit code 3 says that the recommended batches do not hold.
     """
     from batchtune.cli import console
     from batchtune.cli.progress import probe_with_progress
     from batchtune.cli.sweeping import sweep_and_write
+    from batchtune.cli.verifying import EXIT_DOES_NOT_HOLD, verify_with_progress
     from batchtune.reports import load_run, render
     from batchtune.reports.terminal import render_terminal
     from batchtune.results import SAMPLER_FILE
+    from batchtune.tuning.verify_setup import Wanted
+    from batchtune.tuning.verify_steps import DEFAULT_STEPS, VerifySettings
 
+    steps = DEFAULT_STEPS if verify_steps is None else verify_steps
+    verify_settings = VerifySettings(
+        steps=steps, time_tolerance=time_tolerance, step_timeout_seconds=probe.trial_timeout
+    )
     sweep_settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
     lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
     settings = probe.settings(lengths, max_batch_size=max_batch_size, seed=run.seed)
-    probe_with_progress(lengths, settings, run, default_workload=probe.workload is None)
+    probe_with_progress(lengths, settings, run, default_workload=probe.workload is None, sweep_settings=sweep_settings)
     found = sweep_and_write(lengths, sweep_settings, run)
+    holds = True
+    if verify and found.recommended is not None:
+        holds = verify_with_progress(lengths, run.run, verify_settings, Wanted(), quiet=run.quiet).holds
+    elif verify:
+        console.note("Warning: there is nothing to verify, as no bucket table is recommended.")
     results = load_run(run.run)
     if run.json:
         console.write_result(render("json", results), None)
@@ -48,3 +82,5 @@ def tune(
         render_terminal(results, console.result_console())
     if found.recommended is not None and not run.quiet:
         console.note(f"The sampler config is in {run.run / SAMPLER_FILE}.")
+    if not holds:
+        raise typer.Exit(EXIT_DOES_NOT_HOLD)

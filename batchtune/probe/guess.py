@@ -26,6 +26,8 @@ def next_batch_size(evidence: Evidence, ladder: Ladder, length: float) -> int | 
         return None
     guess = _within_reach(evidence, bracket, _guess(evidence, ladder, bracket))
     left = 2 + int(math.log2(bracket.cap)) - bracket.tried
+    if bracket.failed is None and not ladder.has(bracket.cap):
+        left -= 1  # for the cap itself, which ends the length by a trial of its own
     guess = ladder.within(guess, bracket.passed, bracket.beyond, left)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
 

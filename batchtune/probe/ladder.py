@@ -62,6 +62,10 @@ class Ladder:
         flight = self._flights[number]
         return flight.first + (index - self._before[number]) * flight.step
 
+    def has(self, size: int) -> bool:
+        """Whether a batch size, at least 1, is a rung."""
+        return self.rung(self.up_to(size) - 1) == size
+
     def between(self, low: int, high: int) -> range:
         """The indices of the rungs strictly between two batch sizes."""
         return range(self.up_to(low), max(self.up_to(low), self.up_to(high - 1)))

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences
-from batchtune.results import Probe, Result, Sweep, encode, meta_of
+from batchtune.results import Probe, Result, Sweep, Verification, encode, meta_of
 
 
 class Report(Result, frozen=True, kw_only=True):
@@ -17,11 +17,18 @@ class Report(Result, frozen=True, kw_only=True):
     summary: list[str]
     probe: Probe | None
     sweep: Sweep | None
+    verification: Verification | None = None
 
 
 def report_of(results: RunResults) -> Report:
     """The results and their summary as one record."""
-    return Report(meta=meta_of(Report), summary=summary_sentences(results), probe=results.probe, sweep=results.sweep)
+    return Report(
+        meta=meta_of(Report),
+        summary=summary_sentences(results),
+        probe=results.probe,
+        sweep=results.sweep,
+        verification=results.verification,
+    )
 
 
 def render(results: RunResults) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -15,6 +16,12 @@ from batchtune.reports.rows import rows_table
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import describe_device, format_percent, summary_sentences
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
+from batchtune.reports.verification import (
+    verification_facts,
+    verification_sentences,
+    verification_tables,
+    verification_warnings,
+)
 from batchtune.results import CostModel, FrontierPoint, LengthsSummary, Outcome, Probe, Row, Sweep
 from batchtune.units import format_length, format_number, format_seconds, format_size
 
@@ -53,12 +60,39 @@ def build_page(results: RunResults) -> Page:
     if probe is not None:
         tables.append(_frontier_table(probe))
         tables += _failures_table(probe)
-    return Page(
-        title=clean(f"batchtune report: {results.name}"),
-        facts=tuple((name, clean(value)) for name, value in _facts(results)),
-        summary=tuple(clean(sentence) for sentence in summary_sentences(results)),
-        tables=tuple(_clean_table(table) for table in tables),
-        warnings=tuple(clean(sentence) for sentence in warning_sentences(results)),
+    if results.verification is not None:
+        tables += verification_tables(results.verification)
+    return _page(
+        f"batchtune report: {results.name}",
+        _facts(results),
+        summary_sentences(results),
+        tables,
+        warning_sentences(results),
+    )
+
+
+def build_verification_page(results: RunResults) -> Page:
+    """Lays out a run's verification alone.
+
+    Raises:
+        ValueError: There is none.
+    """
+    verification = results.verification
+    if verification is None:
+        raise ValueError("this run has not been verified")
+    options = "".join(f" {key}={value}" for key, value in verification.workload.options.items())
+    facts = [
+        ("Data", _describe_data(verification.lengths)),
+        ("Device", describe_device(verification.device)),
+        ("Workload", verification.workload.spec + options),
+        *verification_facts(verification),
+    ]
+    return _page(
+        f"batchtune verify: {results.name}",
+        facts,
+        verification_sentences(verification),
+        verification_tables(verification),
+        verification_warnings(results),
     )
 
 
@@ -72,6 +106,22 @@ def clean(text: str) -> str:
     line = " ".join(text.split())
     line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def _page(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    summary: Iterable[str],
+    tables: Iterable[Table],
+    warnings: Iterable[str],
+) -> Page:
+    return Page(
+        title=clean(title),
+        facts=tuple((name, clean(value)) for name, value in facts),
+        summary=tuple(clean(sentence) for sentence in summary),
+        tables=tuple(_clean_table(table) for table in tables),
+        warnings=tuple(clean(sentence) for sentence in warnings),
+    )
 
 
 def _clean_table(table: Table) -> Table:
@@ -105,7 +155,8 @@ def _facts(results: RunResults) -> list[tuple[str, str]]:
     elif sweep is not None and sweep.device_name is not None:
         facts.append(("Device", sweep.device_name))
     limit = format_length(results.max_batch_length, results.lengths.unit)
-    return [*facts, ("Limit", f"max_batch_length = {limit}")]
+    facts.append(("Limit", f"max_batch_length = {limit}"))
+    return facts + (verification_facts(results.verification) if results.verification is not None else [])
 
 
 def _models(probe: Probe) -> tuple[tuple[str, CostModel | None], ...]:

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchtune.errors import ResultError
-from batchtune.results import PROBE_FILE, SWEEP_FILE, LengthsSummary, Probe, Sweep, read_result
+from batchtune.results import (
+    PROBE_FILE,
+    SWEEP_FILE,
+    VERIFY_FILE,
+    LengthsSummary,
+    Probe,
+    Sweep,
+    Verification,
+    read_result,
+)
 
 _HOW_TO_MAKE = (
     "`batchtune probe-oom MANIFEST --workload W --run {folder}` writes probe.json, "
@@ -17,17 +26,19 @@ _HOW_TO_MAKE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
-    """The results of one run: at least one of the two.
+    """The results of one run: a probe, a sweep or both.
 
     Attributes:
         name: Name of the run folder, without the path to it.
         probe: `probe.json`, or None where there is none.
         sweep: `sweep.json`, or None where there is none.
+        verification: `verify.json`, or None where there is none.
     """
 
     name: str
     probe: Probe | None
     sweep: Sweep | None
+    verification: Verification | None = None
 
     def __post_init__(self) -> None:
         if self.probe is None and self.sweep is None:
@@ -75,7 +86,11 @@ def load_run(folder: Path) -> RunResults:
             f"{_name_data(sweep.lengths)}",
             "Make the older one anew from the same manifest and with the same filters.",
         )
-    return RunResults(name=folder.resolve().name or "run", probe=probe, sweep=sweep)
+    verify_path = folder / VERIFY_FILE
+    verification = read_result(verify_path, Verification) if verify_path.exists() else None
+    if verification is not None:
+        _check_verification(verification, verify_path)
+    return RunResults(name=folder.resolve().name or "run", probe=probe, sweep=sweep, verification=verification)
 
 
 def _name_data(lengths: LengthsSummary) -> str:
@@ -94,3 +109,12 @@ def _check_sweep(sweep: Sweep, path: Path) -> None:
                 f"{len(row.batch_sizes)} batch sizes",
                 again,
             )
+
+
+def _check_verification(verification: Verification, path: Path) -> None:
+    again = "Make it anew with `batchtune verify`."
+    buckets = len(verification.bucket_boundaries)
+    proposed = verification.proposal.bucket_batch_sizes if verification.proposal else verification.bucket_batch_sizes
+    for what, sizes in (("batch sizes", verification.bucket_batch_sizes), ("proposed batch sizes", proposed)):
+        if len(sizes) != buckets:
+            raise ResultError(f"{path} is damaged: it has {buckets} boundaries and {len(sizes)} {what}", again)

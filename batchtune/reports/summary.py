@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import TIMES
-from batchtune.results import Baseline, Device, Probe, Row, Sweep
-from batchtune.units import format_length, format_number, format_seconds, format_size
+from batchtune.reports.verification import verification_sentences
+from batchtune.reports.words import with_full_stop
+from batchtune.results import Baseline, Confirmation, Device, Probe, Row, Sweep
+from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
 FIXED_BASELINE = "fixed-random"
 
@@ -20,13 +22,11 @@ def summary_sentences(results: RunResults) -> list[str]:
         sentences += _probe_sentences(results.probe)
         if results.sweep is None:
             sentences.append("`batchtune sweep-buckets` finds the buckets that waste least with it.")
+    if results.verification is not None:
+        # What does not hold comes first: all else stands on it.
+        place = 2 if results.verification.holds else 0
+        sentences[place:place] = verification_sentences(results.verification)
     return sentences
-
-
-def with_full_stop(text: str) -> str:
-    """A sentence from a result file, where sentences have none."""
-    text = text.strip()
-    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
 def today_row(sweep: Sweep) -> Row | None:
@@ -147,7 +147,18 @@ def _probe_sentences(probe: Probe) -> list[str]:
             f"{format_length(longest.length, unit)} to {format_number(largest.batch_size)} of "
             f"{format_length(largest.length, unit)}."
         )
+    if any(point.target_length is not None for point in probe.frontier):
+        sentences.append("Each length was measured with the longest target that occurs at or below it.")
+    if probe.confirmation is not None and probe.confirmation.shapes:
+        sentences.append(_confirmed(probe.confirmation))
     return sentences
+
+
+def _confirmed(confirmation: Confirmation) -> str:
+    shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
+    which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
+    again = f" after {counted(confirmation.given_up, 'larger one')} had failed so" if confirmation.given_up else ""
+    return f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
 
 
 def _batches(count: int) -> str:

@@ -12,7 +12,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from batchtune.reports.page import build_page
+from batchtune.reports.page import Page, build_page, build_verification_page
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
 
@@ -37,7 +37,15 @@ def render(results: RunResults) -> str:
 
 def render_terminal(results: RunResults, console: Console) -> None:
     """Prints the report; colours and width are the console's."""
-    page = build_page(results)
+    _render_page(build_page(results), console)
+
+
+def render_verification(results: RunResults, console: Console) -> None:
+    """Prints what the run's verification showed; colours and width are the console's."""
+    _render_page(build_verification_page(results), console)
+
+
+def _render_page(page: Page, console: Console) -> None:
     console.print(_text(page.title, console, "bold"))
     console.print()
     console.print(_facts(page.facts, console))

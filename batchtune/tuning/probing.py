@@ -338,7 +338,7 @@ class _Probing:
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
             workload=WorkloadRecord(spec=self.settings.workload, options=self.settings.options),
-            device=self.device,
+            device=self.first_device,
             settings=self.settings.recorded(),
             trials=self.trials,
             frontier=points,

@@ -23,12 +23,19 @@ def batchtune(tmp_path: Path) -> Run:
     def run(
         *arguments: object, env: dict[str, str] | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
-        return subprocess.run(
-            command(*arguments), cwd=tmp_path, env={**clean, **(env or {})}, capture_output=True, text=True, **options
-        )  # type: ignore[call-overload, no-any-return]
+        return run_in(tmp_path, *arguments, env=env, **options)
 
     return run
+
+
+def run_in(
+    folder: Path, *arguments: object, env: dict[str, str] | None = None, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder, without the caller's settings."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
+    return subprocess.run(
+        command(*arguments), cwd=folder, env={**clean, **(env or {})}, capture_output=True, text=True, **options
+    )  # type: ignore[call-overload, no-any-return]
 
 
 def command(*arguments: object) -> list[str]:
@@ -38,6 +45,9 @@ def command(*arguments: object) -> list[str]:
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
     """36 examples of 5, 10 and 20 s."""
-    path = tmp_path / "lengths.csv"
+    return write_manifest(tmp_path / "lengths.csv")
+
+
+def write_manifest(path: Path) -> Path:
     path.write_text("id,duration\n" + "".join(f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(36)))
     return path

@@ -160,7 +160,7 @@ def test_a_memory_that_even_the_shortest_example_exceeds_is_told(batchtune: Run,
 
 
 def test_how_many_examples_are_too_long_is_told(batchtune: Run, manifest: Path) -> None:
-    arguments = ["--workload", KNOWN, "--set", "a=15e6", "--set", "b=0", "--device", "cpu", "--memory", "600MiB"]
+    arguments = ["--workload", KNOWN, "--set", "a=18e6", "--set", "b=0", "--device", "cpu", "--memory", "600MiB"]
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 1, "12 of 36 examples.*--max-length 10")
 
 

@@ -84,6 +84,7 @@ def test_nothing_stays_when_the_keeper_itself_is_killed() -> None:
     assert trial.outcome == "crash"
 
 
+@pytest.mark.slow
 def test_where_there_is_no_keeper_the_workers_group_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_where_there_is_no_keeper_the_workers_group_ends_with_it(
         assert gone(os.getpid())
 
 
+@pytest.mark.slow
 def test_a_supervisor_with_thousands_of_open_files_is_none_the_worse() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
@@ -139,7 +141,10 @@ def test_a_setup_that_never_ends_is_told() -> None:
         supervisor.start()
 
 
-@pytest.mark.parametrize("name", ["Scribbles", "Forges", "Repeats", "ClosesDescriptors"])
+@pytest.mark.parametrize(
+    "name",
+    ["Scribbles", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Forges", "Repeats", "ClosesDescriptors"))],
+)
 def test_a_workload_that_meddles_with_the_channel_is_a_crash(name: str) -> None:
     with supervise(name) as supervisor:
         supervisor.step(ONE)

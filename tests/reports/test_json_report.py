@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from report_records import made_probe, made_sweep
+from report_records import made_probe, made_sweep, made_verification
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.json_format import Report, render
 from batchtune.results import read_result
 
-RESULTS = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
+RESULTS = RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification())
 
 
 def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(render(RESULTS), encoding="utf-8")
     report = read_result(tmp_path / "report.json", Report)
-    assert (report.probe, report.sweep) == (RESULTS.probe, RESULTS.sweep)
+    assert (report.probe, report.sweep, report.verification) == (
+        RESULTS.probe,
+        RESULTS.sweep,
+        RESULTS.verification,
+    )
 
 
 def test_meta_comes_first_and_names_format_and_version() -> None:
     document = json.loads(render(RESULTS))
-    assert list(document) == ["meta", "summary", "probe", "sweep"]
+    assert list(document) == ["meta", "summary", "probe", "sweep", "verification"]
     assert (document["meta"]["format"], document["meta"]["version"]) == ("batchtune/report", 1)
 
 
@@ -35,5 +40,5 @@ def test_what_is_absent_is_null() -> None:
 
 
 def test_the_bytes_do_not_depend_on_where_the_run_lies() -> None:
-    elsewhere = RunResults(name="elsewhere", probe=made_probe(), sweep=made_sweep())
+    elsewhere = replace(RESULTS, name="elsewhere")
     assert render(elsewhere) == render(RESULTS)

@@ -7,7 +7,15 @@ import sys
 
 import msgspec
 import pytest
-from report_records import hostile_results, made_probe, made_sweep, made_trial, without_recommendation
+from report_records import (
+    failed_verification,
+    hostile_results,
+    made_probe,
+    made_sweep,
+    made_trial,
+    made_verification,
+    without_recommendation,
+)
 
 from batchtune.reports import FORMATS, RunResults, render
 from batchtune.results import Baseline, LowerBound
@@ -22,6 +30,8 @@ UNTIMED_PROBE = msgspec.structs.replace(
 )
 RUNS = {
     "both": RunResults(name="run", probe=made_probe(), sweep=made_sweep()),
+    "verified": RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification()),
+    "does not hold": RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()),
     "probe": RunResults(name="run", probe=made_probe(), sweep=None),
     "sweep": RunResults(name="run", probe=None, sweep=made_sweep()),
     "untimed": RunResults(name="run", probe=UNTIMED_PROBE, sweep=made_sweep(timed=False, unit=None)),
@@ -81,6 +91,16 @@ def test_the_message_of_a_failed_trial_is_in_every_format(name: str) -> None:
     crash = made_trial(12, "crash", error="worker died: SIGSEGV")
     results = RunResults(name="run", probe=msgspec.structs.replace(probe, trials=[*probe.trials, crash]), sweep=None)
     assert "worker died: SIGSEGV" in render(name, results)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_verification_is_in_every_format(name: str) -> None:
+    assert "Verified: 500 shuffled steps" in render(name, RUNS["verified"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_verification_that_does_not_hold_is_in_every_format(name: str) -> None:
+    assert "The verification does not hold." in render(name, RUNS["does not hold"])
 
 
 @pytest.mark.parametrize("name", FORMATS)

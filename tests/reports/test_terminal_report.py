@@ -15,7 +15,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from report_records import hostile_results, made_probe, made_sweep, made_trial, without_recommendation
+from report_records import (
+    failed_verification,
+    hostile_results,
+    made_probe,
+    made_sweep,
+    made_trial,
+    made_verification,
+    without_recommendation,
+)
 from rich.console import Console
 
 from batchtune.reports import RunResults
@@ -25,6 +33,12 @@ from batchtune.reports.terminal import fold, render, render_terminal
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 RUNS = {
     "both": RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep()),
+    "verified": RunResults(
+        name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=made_verification()
+    ),
+    "does-not-hold": RunResults(
+        name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()
+    ),
     "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
     "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
     "nothing-recommended": RunResults(name="librispeech-100", probe=None, sweep=without_recommendation(made_sweep())),

@@ -1,0 +1,176 @@
+"""`batchtune verify` and `tune --verify`, as processes, on the CPU under a real limit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.conftest import Run, run_in
+from made_once import MadeOnce
+
+WORKLOADS = Path(__file__).parent / "steady_workload.py"
+STEADY = f"{WORKLOADS}:Steady"
+TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2"]
+# Other programs run beside the tests: no time is held here but where a workload is much slower on purpose.
+ANY_TIME = ["--time-tolerance", "1000"]
+
+
+@pytest.fixture(scope="session")
+def tuned(made_once: MadeOnce) -> Path:
+    """A folder with a manifest and the run folder that a tune with its verification left; not to be written to."""
+
+    def make(folder: Path) -> None:
+        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
+        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
+        ran = run_in(folder, "tune", "lengths.csv", *TUNE, "--verify", "--verify-steps", "30", *ANY_TIME)
+        assert ran.returncode == 0, ran.stderr
+        (folder / "stdout").write_text(ran.stdout)
+
+    return made_once("verified", make)
+
+
+@pytest.fixture
+def run(tuned: Path, tmp_path: Path) -> Path:
+    """A copy of its run folder, in the folder where `batchtune` runs."""
+    shutil.copy(tuned / "lengths.csv", tmp_path)
+    shutil.copytree(tuned / "batchtune-run", tmp_path / "batchtune-run")
+    (tmp_path / "batchtune-run" / "verify.json").unlink()
+    return tmp_path / "batchtune-run"
+
+
+def edited(run: Path, **fields: object) -> None:
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    document = yaml.load(run / "sampler.yaml")
+    document.update(fields)
+    if "bucket_batch_sizes" in fields:
+        document["max_batch_size"] = max(document["bucket_batch_sizes"])
+    yaml.dump(document, run / "sampler.yaml")
+
+
+def sampler(run: Path) -> dict[str, list[int]]:
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(run / "sampler.yaml")  # type: ignore[no-any-return]
+
+
+def test_tune_verifies_at_the_end_and_says_so(tuned: Path) -> None:
+    found = json.loads((tuned / "batchtune-run" / "verify.json").read_text())
+    assert (found["holds"], found["steps"], found["meta"]["format"]) == (True, 30, "batchtune/verify")
+    assert "Verified: 30 shuffled steps without running out of memory" in (tuned / "stdout").read_text()
+
+
+def test_all_is_taken_from_the_run_and_the_result_is_json(batchtune: Run, run: Path) -> None:
+    ran = batchtune("verify", "lengths.csv", "--steps", 14, "--json", *ANY_TIME)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["workload"]["spec"] == STEADY
+    assert found["device"]["limit_bytes"] == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
+    assert found["bucket_batch_sizes"] == sampler(run)["bucket_batch_sizes"]
+    assert found == json.loads((run / "verify.json").read_text())
+    assert "Warning" not in ran.stderr
+
+
+def test_the_run_folder_may_stand_before_the_manifest(batchtune: Run, run: Path, tmp_path: Path) -> None:
+    run.rename(tmp_path / "elsewhere")
+    ran = batchtune("verify", "elsewhere", "lengths.csv", "--steps", 2, "--quiet", *ANY_TIME)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (tmp_path / "elsewhere" / "verify.json").exists()
+
+
+def test_batches_that_are_too_large_end_with_3_and_a_proposal_that_passes(batchtune: Run, run: Path) -> None:
+    first, *rest = sampler(run)["bucket_batch_sizes"]
+    edited(run, bucket_batch_sizes=[2 * first, *rest])
+    ran = batchtune("verify", "lengths.csv", "--steps", 14, *ANY_TIME)
+    assert ran.returncode == 3
+    assert "The verification does not hold." in ran.stdout
+    assert "ran out of memory" in ran.stdout
+    proposal = json.loads((run / "verify.json").read_text())["proposal"]
+    assert proposal["verified"]
+    edited(run, bucket_batch_sizes=proposal["bucket_batch_sizes"])
+    assert batchtune("verify", "lengths.csv", "--steps", 14, *ANY_TIME).returncode == 0
+
+
+def test_a_leak_ends_with_3_and_is_told_as_one(batchtune: Run, run: Path) -> None:
+    edited(run, bucket_batch_sizes=[5] * len(sampler(run)["bucket_batch_sizes"]))
+    ran = batchtune("verify", "lengths.csv", "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 20)})
+    assert ran.returncode == 3
+    assert "the workload leaks" in " ".join(ran.stdout.split())
+
+
+@pytest.mark.slow
+def test_steps_that_take_much_longer_than_estimated_end_with_3(batchtune: Run, run: Path) -> None:
+    ran = batchtune("verify", "lengths.csv", "--steps", 14, env={"SLOWER": "20"})
+    assert ran.returncode == 3
+    assert "Probe anew with --force" in " ".join(ran.stdout.split())
+
+
+def test_the_report_shows_the_verification(tuned: Path) -> None:
+    assert "Verified: 30 shuffled steps" in run_in(tuned, "report").stdout
+
+
+def test_an_error_of_the_workloads_own_ends_with_1_and_its_traceback(batchtune: Run, run: Path) -> None:
+    ran = batchtune("verify", "lengths.csv", "--workload", f"{WORKLOADS}:Broken")
+    assert ran.returncode == 1
+    assert "raise IndexError" in ran.stderr
+    assert "no lack of memory" in ran.stderr
+    assert not (run / "verify.json").exists()
+
+
+def test_other_lengths_than_the_runs_are_refused(batchtune: Run, run: Path) -> None:
+    ran = batchtune("verify", "lengths.csv", "--max-length", 10)
+    assert ran.returncode == 1
+    assert "is of other lengths" in ran.stderr
+
+
+def test_a_table_that_ends_too_early_is_refused(batchtune: Run, run: Path) -> None:
+    edited(run, bucket_boundaries=[12.0], bucket_batch_sizes=[3], num_buckets=1)
+    ran = batchtune("verify", "lengths.csv")
+    assert ran.returncode == 1
+    assert "200 of 600 examples are longer, up to 20 s" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["batchtune-run"], "the manifest is missing: batchtune-run is a run folder"),
+        (["batchtune-run", "lengths.csv", "--run", "other"], "two run folders are named"),
+        (["lengths.csv", "--steps", "5", "--epoch"], "Give one of --steps, --minutes and --epoch"),
+        (["lengths.csv", "--steps", "0"], "at least 1"),
+    ],
+    ids=["no manifest", "two runs", "two lengths", "no steps"],
+)
+def test_what_has_no_meaning_is_a_usage_error(batchtune: Run, run: Path, arguments: list[str], said: str) -> None:
+    ran = batchtune("verify", *arguments)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+def test_without_a_sampler_there_is_nothing_to_verify(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("verify", manifest, "--workload", STEADY)
+    assert ran.returncode == 1
+    assert "sampler.yaml does not exist" in ran.stderr
+
+
+def test_interrupted_it_says_how_far_it_came_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchtune", "verify", "lengths.csv", "--workload", f"{WORKLOADS}:Hangs"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "sixth").exists():
+        assert process.poll() is None, "it ended before it could be interrupted"
+        time.sleep(0.02)  # polls another process; nothing depends on how long
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "had passed. No verify.json is written" in said
+    assert not (run / "verify.json").exists()

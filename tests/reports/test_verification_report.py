@@ -1,0 +1,123 @@
+"""What reports say of a verification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from report_records import failed_verification, made_probe, made_sweep, made_verification, with_recommended
+
+from batchtune.errors import ResultError
+from batchtune.reports import RunResults, load_run, summary_sentences
+from batchtune.reports.cautions import warning_sentences
+from batchtune.reports.page import build_verification_page
+from batchtune.reports.verification import verification_sentences, verification_tables
+from batchtune.results import Device, Probe, Sweep, Verification, WorkloadRecord, write_result
+
+replace = msgspec.structs.replace
+SWEEP = replace(made_sweep(), warnings=[])
+
+
+def run_with(verification: Verification, probe: Probe | None = None, sweep: Sweep = SWEEP) -> RunResults:
+    return RunResults(name="run", probe=probe or made_probe(), sweep=sweep, verification=verification)
+
+
+def test_what_holds_is_one_sentence_with_the_times() -> None:
+    assert verification_sentences(made_verification()) == [
+        "Verified: 500 shuffled steps without running out of memory; an epoch takes 3 min 24 s measured against "
+        "3 min 20 s estimated (1.02 times)."
+    ]
+
+
+def test_without_an_estimate_that_is_said() -> None:
+    untimed = replace(made_verification(), estimated_epoch_seconds=None, time_ratio=None)
+    assert verification_sentences(untimed)[0].endswith("takes 3 min 24 s measured, and no estimate is known.")
+
+
+def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
+    assert verification_sentences(failed_verification()) == [
+        "The verification does not hold. A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s).",
+        "The next smaller safe batch sizes, which passed 50 steps in a fresh process: 22 instead of 24 (up to "
+        "24.52 s); for samplers that work them out, max_batch_length = 564 s.",
+    ]
+
+
+def test_sizes_that_failed_too_are_not_called_safe() -> None:
+    sentences = verification_sentences(failed_verification(verified=False))
+    assert sentences[1].startswith("No safe sizes were found")
+    assert not any("safe instead" in table.title for table in verification_tables(failed_verification(verified=False)))
+
+
+def test_only_the_buckets_that_change_are_in_the_table() -> None:
+    assert verification_tables(failed_verification())[1].rows == (("24.52 s", "24", "22"),)
+
+
+def test_a_verification_that_holds_follows_what_to_set() -> None:
+    assert summary_sentences(run_with(made_verification()))[2].startswith("Verified: 500")
+
+
+def test_one_that_does_not_comes_first() -> None:
+    assert summary_sentences(run_with(failed_verification()))[0].startswith("The verification does not hold.")
+
+
+def test_a_verification_of_this_run_gives_no_warning() -> None:
+    assert warning_sentences(run_with(made_verification())) == []
+
+
+def test_its_own_warnings_are_told() -> None:
+    told = replace(made_verification(), warnings=["look out"])
+    assert warning_sentences(run_with(told)) == ["look out."]
+
+
+def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
+    other = with_recommended(SWEEP, "optimal", 10)
+    assert "of another bucket table" in warning_sentences(run_with(made_verification(), sweep=other))[0]
+
+
+def test_other_lengths_are_told_and_nothing_else() -> None:
+    lengths = replace(made_verification().lengths, fingerprint="0" * 64)
+    warnings = warning_sentences(run_with(replace(made_verification(), lengths=lengths)))
+    assert len(warnings) == 1 and "of other lengths" in warnings[0]
+
+
+def test_another_workload_than_the_probes_is_told() -> None:
+    other = replace(made_verification(), workload=WorkloadRecord(spec="mine.py:Step", options={}))
+    assert "ran the workload mine.py:Step" in warning_sentences(run_with(other))[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "NVIDIA A100"}, "ran on NVIDIA A100"),
+        ({"limit_bytes": 1 << 30}, "had a memory limit of 1 GiB"),
+        ({"torch": "2.99"}, "PyTorch was 2.13.0, and 2.99 later"),
+    ],
+    ids=["device", "limit", "torch"],
+)
+def test_other_conditions_than_the_probes_are_told(changes: dict[str, object], said: str) -> None:
+    device: Device = replace(made_verification().device, **changes)
+    assert said in warning_sentences(run_with(replace(made_verification(), device=device)))[0]
+
+
+def test_the_verification_has_a_page_of_its_own() -> None:
+    page = build_verification_page(run_with(made_verification()))
+    assert [name for name, _ in page.facts] == ["Data", "Device", "Workload", "Verification", "Memory", "Time"]
+
+
+def test_a_page_of_its_own_takes_a_verification() -> None:
+    with pytest.raises(ValueError, match="not been verified"):
+        build_verification_page(RunResults(name="run", probe=made_probe(), sweep=None))
+
+
+def test_the_run_folders_verification_is_read(tmp_path: Path) -> None:
+    write_result(tmp_path / "sweep.json", made_sweep())
+    write_result(tmp_path / "verify.json", made_verification())
+    assert load_run(tmp_path).verification == made_verification()
+
+
+def test_more_sizes_than_boundaries_are_damage(tmp_path: Path) -> None:
+    write_result(tmp_path / "sweep.json", made_sweep())
+    write_result(tmp_path / "verify.json", replace(made_verification(), bucket_batch_sizes=[1]))
+    with pytest.raises(ResultError, match=r"verify\.json is damaged: it has 13 boundaries and 1 batch sizes"):
+        load_run(tmp_path)

@@ -1,0 +1,156 @@
+"""A made device for verifications: it holds a known number of cells, and goes wrong on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from batchtune.batching.table import BucketTable
+from batchtune.lengths import Lengths
+from batchtune.probe.protocol import Stepped
+from batchtune.results import CostModel, Device, FrontierPoint, Meta, Models, Probe, Trial, WorkloadRecord
+from batchtune.shapes import BatchShape
+from batchtune.tuning.verify_plan import Candidate
+
+MIB = 1 << 20
+BASE_BYTES = 100 * MIB
+LIMIT_BYTES = 1000 * MIB
+SECONDS_PER_CELL = 1e-4
+CONSTANT_SECONDS = 0.01
+
+
+def made_device(**changes: object) -> Device:
+    made: dict[str, object] = {
+        "kind": "cuda",
+        "name": "made",
+        "total_bytes": 2 * LIMIT_BYTES,
+        "limit_bytes": LIMIT_BYTES,
+        "driver": None,
+        "torch": "2.13.0",
+        "allocator": "native",
+        "other_processes": 0,
+    }
+    return Device(**{**made, **changes})  # type: ignore[arg-type]
+
+
+def cells(shape: BatchShape) -> float:
+    return shape.padded_length + shape.batch_size * (shape.target_length or 0.0)
+
+
+def need(shape: BatchShape) -> int:
+    """One MiB a cell over a base."""
+    return BASE_BYTES + int(cells(shape) * MIB)
+
+
+def seconds(shape: BatchShape) -> float:
+    return CONSTANT_SECONDS + SECONDS_PER_CELL * shape.padded_length
+
+
+@dataclass
+class MadeStepper:
+    """Runs steps that take what `need` and `seconds` say.
+
+    Attributes:
+        limit_bytes: More runs out of memory.
+        slower: Every step takes so many times longer.
+        leak_bytes: In use between steps, more with each.
+        cache_bytes: Held by the allocator, more with each step.
+        retries: Of every step.
+        fails: What a step does instead, or None; told the shape and the number of steps so far in this worker.
+    """
+
+    limit_bytes: int = LIMIT_BYTES
+    device: Device = field(default_factory=made_device)
+    slower: float = 1.0
+    leak_bytes: int = 0
+    cache_bytes: int = 0
+    retries: int = 0
+    fails: Callable[[BatchShape, int], Stepped | None] = lambda shape, step: None
+    workers: int = 0
+    steps: int = 0
+    shapes: list[BatchShape] = field(default_factory=list)
+    released: list[bool] = field(default_factory=list)
+
+    def start(self) -> Device:
+        self.workers += 1
+        self.steps = 0
+        return self.device
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
+        self.shapes.append(shape)
+        self.released.append(release)
+        self.steps += 1
+        failed = self.fails(shape, self.steps)
+        if failed is not None:
+            return failed
+        rest = BASE_BYTES + self.leak_bytes * self.steps
+        peak = need(shape) + self.leak_bytes * self.steps
+        if peak > self.limit_bytes:
+            return Stepped(outcome="oom", error="CUDA out of memory", stage="step")
+        return Stepped(
+            outcome="ok",
+            step_seconds=seconds(shape) * self.slower,
+            peak_bytes=peak,
+            reserved_bytes=LIMIT_BYTES // 2 + self.cache_bytes * self.steps,
+            rest_bytes=rest,
+            alloc_retries=self.retries,
+        )
+
+
+def made_candidate(boundaries: list[float], sizes: list[int], **changes: object) -> Candidate:
+    table = BucketTable(np.array(boundaries, dtype=np.float64), np.array(sizes, dtype=np.int64))
+    made: dict[str, object] = {"max_batch_length": 900.0}
+    return Candidate(table=table, **{**made, **changes})  # type: ignore[arg-type]
+
+
+def made_probe(lengths: Lengths, *, timed: bool = True) -> Probe:
+    """What a probe of the made device finds: 900 cells at every length."""
+    points = [
+        FrontierPoint(
+            length=length,
+            target_length=None,
+            batch_size=int(900 / length),
+            closed_by="memory",
+            oom_batch_size=None,
+            step_seconds=None,
+            peak_bytes=None,
+        )
+        for length in (lengths.shortest, lengths.longest)
+    ]
+    time = CostModel(floor=0, constant=CONSTANT_SECONDS, linear=SECONDS_PER_CELL, quadratic=0, relative_error=0)
+    return Probe(
+        meta=Meta(format="batchtune/probe", version=1, batchtune="0"),
+        lengths=lengths.summary(),
+        workload=WorkloadRecord(spec="made.py:Made", options={}),
+        device=made_device(),
+        settings={"device": "auto", "memory_bytes": None, "memory_fraction": 0.9, "seed": 0},
+        trials=[_trial(index, shape) for index, shape in enumerate(_TRIED)] if timed else [],
+        frontier=points,
+        models=Models(
+            peak_bytes=CostModel(floor=0, constant=BASE_BYTES, linear=MIB, quadratic=0, relative_error=0),
+            step_seconds=time if timed else None,
+        ),
+        max_batch_length=900.0,
+    )
+
+
+_TRIED = [BatchShape(size, length) for length in (1.0, 5.0, 10.0) for size in (1, 10, 80)]
+
+
+def _trial(index: int, shape: BatchShape) -> Trial:
+    return Trial(
+        index=index,
+        batch_size=shape.batch_size,
+        length=shape.length,
+        target_length=None,
+        outcome="ok",
+        steps=3,
+        step_seconds=seconds(shape),
+        peak_bytes=need(shape),
+        reserved_bytes=need(shape),
+        alloc_retries=0,
+        error=None,
+        elapsed_seconds=1.0,
+    )

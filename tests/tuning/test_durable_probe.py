@@ -1,0 +1,428 @@
+"""What a probe survives: its own death, a second probe, a full disk, Ctrl-C. Each is caused for real."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cli.conftest import command
+from made_once import MadeOnce
+
+from batchtune.probe.journal import read_trials
+from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, Probe, Trial, read_result
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+MARK = "DURABLE_PROBE_TEST"
+DEADLINE_SECONDS = 120.0
+# One example takes from 5 to 52 MiB (L + 0.08 · L²), so what fits does not depend on a few MiB.
+LENGTHS = (4, 6, 9, 15, 20)
+EXAMPLES_OF_EACH = 10
+FILES = (TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE)
+
+
+class Probing:
+    """The command as a process, in a folder of its own; whatever it starts is known by a mark."""
+
+    def __init__(self, folder: Path, lengths: Sequence[int] = LENGTHS) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("BATCHTUNE_")}
+        # Locks of devices lie in the temporary folder: with its own, no other test's probe is in the way.
+        self.environment = {**clean, MARK: self.mark, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.manifest = folder / "lengths.csv"
+        rows = (f"{length}-{number},{length}\n" for length in lengths for number in range(EXAMPLES_OF_EACH))
+        self.manifest.write_text("id,duration\n" + "".join(rows))
+
+    def command(self, run: str = "run", name: str = "probe-oom") -> list[str]:
+        options = {"folder": self.folder, "a": MIB, "b": 0.08 * MIB}
+        workload = ["--workload", f"{HERE / 'held_workload.py'}:Held"]
+        for key, value in options.items():
+            workload += ["--set", f"{key}={value}"]
+        where = ["--device", "cpu", "--memory", "600MiB", "--run", self.folder / run]
+        return command(name, self.manifest, *workload, *where)
+
+    def start(self, run: str = "run") -> "subprocess.Popen[bytes]":
+        with (self.folder / "stderr").open("wb") as stderr:
+            return subprocess.Popen(
+                self.command(run), cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=stderr
+            )
+
+    def stderr(self) -> str:
+        """Of what was started last."""
+        return (self.folder / "stderr").read_text()
+
+    def finish(self, run: str = "run", name: str = "probe-oom") -> "subprocess.CompletedProcess[str]":
+        return self.ran(self.command(run, name))
+
+    def ran(self, arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(arguments, cwd=self.folder, env=self.environment, capture_output=True, text=True)
+
+    def journal(self, run: str = "run") -> Path:
+        return self.folder / run / TRIALS_FILE
+
+    def lines(self, run: str = "run") -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return self.journal(run).read_bytes().count(b"\n")
+        return 0
+
+    def made(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "made").read_text().count("\n")
+        return 0
+
+    def processes(self) -> list[int]:
+        """All that this one's commands have started and that still run, whoever their parent is by now."""
+        mark = f"{MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                running = entry.name.isdigit() and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                if running and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+    @contextlib.contextmanager
+    def held(self) -> "Iterator[subprocess.Popen[bytes]]":
+        """A probe that has measured a few trials and is held in the middle of a step, with a child of the step's."""
+        process = self.start()
+        try:
+            until(lambda: ended(process) or self.lines() >= 2, "two trials")
+            (self.folder / "hold").touch()
+            until(lambda: ended(process) or (self.folder / "held").exists(), "a step that is held")
+            assert not ended(process), self.stderr()
+            yield process
+        finally:
+            self.let_go()
+            process.kill()
+            process.wait()
+
+    def let_go(self) -> None:
+        for name in ("hold", "held"):
+            (self.folder / name).unlink(missing_ok=True)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Polls until it holds."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.005)
+
+
+def ended(process: "subprocess.Popen[bytes]") -> bool:
+    return process.poll() is not None
+
+
+def frontier(run: Path) -> list[tuple[float, int]]:
+    return [(point.length, point.batch_size) for point in read_result(run / PROBE_FILE, Probe).frontier]
+
+
+def shapes(trials: list[Trial]) -> list[tuple[int, float]]:
+    return [(trial.batch_size, trial.length) for trial in trials]
+
+
+def errors(stderr: str) -> list[str]:
+    assert "Traceback" not in stderr
+    return [line for line in stderr.splitlines() if line.startswith("Error:")]
+
+
+@pytest.fixture
+def probing(tmp_path: Path) -> Iterator[Probing]:
+    started = Probing(tmp_path)
+    yield started
+    until(lambda: not started.processes(), "the end of all processes")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(made_once: MadeOnce) -> Path:
+    """The run folder of a `tune` that nothing disturbs."""
+
+    def make(folder: Path) -> None:
+        ran = Probing(folder).finish(name="tune")
+        assert ran.returncode == 0, ran.stderr
+        assert {path.name for path in (folder / "run").iterdir()} == {RUN_FILE, *FILES}
+
+    return made_once("undisturbed", make) / "run"
+
+
+def take_over(undisturbed: Path, probing: Probing) -> None:
+    """Puts the undisturbed run there as if it were this one's own, with all its trials but without its results."""
+    run = probing.folder / "run"
+    run.mkdir()
+    told = (undisturbed / RUN_FILE).read_text().replace(str(undisturbed.parent), str(probing.folder))
+    (run / RUN_FILE).write_text(told)  # an option of the workload names its folder
+    shutil.copy(undisturbed / TRIALS_FILE, run / TRIALS_FILE)
+
+
+# The parent is killed
+
+
+def kill(process: "subprocess.Popen[bytes]", probing: Probing) -> None:
+    process.kill()
+    process.wait()
+    until(lambda: not probing.processes(), "the end of the worker and its children")
+
+
+def killed_at_the_next_line(probing: Probing) -> bool:
+    """Starts it, and kills it when it has written one line more; False where it ended by itself before."""
+    lines = probing.lines()
+    process = probing.start()
+    until(lambda: ended(process) or probing.lines() > lines, "another trial")
+    by_itself = ended(process)
+    kill(process, probing)
+    assert not by_itself or process.returncode == 0, probing.stderr()
+    return not by_itself
+
+
+def test_killed_after_every_line_it_finds_what_an_undisturbed_run_finds(tmp_path: Path) -> None:
+    probing = Probing(tmp_path, lengths=(6, 20))
+    assert probing.finish("undisturbed").returncode == 0
+    kills = 0
+    while killed_at_the_next_line(probing):
+        kills += 1
+    found = shapes(read_trials(probing.journal()))
+    assert kills >= len(found) - 1  # two lines may have come before the kill, but hardly ever
+    assert len(found) == len(set(found))
+    assert frontier(tmp_path / "run") == frontier(tmp_path / "undisturbed")
+    assert len(found) == probing.lines("undisturbed")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # two runs for each line
+def test_killed_once_after_any_line_it_finds_what_an_undisturbed_run_finds(tmp_path: Path, undisturbed: Path) -> None:
+    for line in range(1, len(read_trials(undisturbed / TRIALS_FILE))):
+        killed_once(Probing(tmp_path / str(line)), line, undisturbed)
+
+
+def killed_once(probing: Probing, line: int, undisturbed: Path) -> None:
+    process = probing.start()
+    until(lambda: ended(process) or probing.lines() >= line, f"line {line}")
+    assert not ended(process), probing.stderr()
+    kill(process, probing)
+    before = probing.journal().read_bytes()
+    assert probing.finish().returncode == 0
+    assert probing.journal().read_bytes().startswith(before)
+    assert frontier(probing.folder / "run") == frontier(undisturbed)
+    until(lambda: not probing.processes(), "the end of all processes")
+
+
+@pytest.mark.slow
+def test_killed_after_its_last_trial_it_measures_none_again(probing: Probing, undisturbed: Path) -> None:
+    # What is left are the batches that are run once more, to confirm them, and the result.
+    take_over(undisturbed, probing)
+    before = probing.journal().read_bytes()
+    process = probing.start()
+    until(lambda: ended(process) or probing.made() > 0, "a batch")
+    kill(process, probing)
+    assert not (probing.folder / "run" / PROBE_FILE).exists()
+    assert probing.finish().returncode == 0
+    assert probing.journal().read_bytes() == before
+    assert frontier(probing.folder / "run") == frontier(undisturbed)
+
+
+def test_killed_in_the_middle_of_a_step_it_leaves_no_child_of_the_steps(probing: Probing) -> None:
+    with probing.held() as process:
+        assert len(probing.processes()) >= 3
+        kill(process, probing)
+
+
+def test_a_line_cut_in_two_is_measured_again(probing: Probing, undisturbed: Path) -> None:
+    take_over(undisturbed, probing)
+    whole = probing.journal().read_bytes()
+    last = whole[:-1].rindex(b"\n") + 1
+    probing.journal().write_bytes(whole[: (last + len(whole)) // 2])
+    assert probing.finish().returncode == 0
+    assert probing.journal().read_bytes().startswith(whole[:last])
+    assert shapes(read_trials(probing.journal())) == shapes(read_trials(undisturbed / TRIALS_FILE))
+    assert frontier(probing.folder / "run") == frontier(undisturbed)
+
+
+# Two at once
+
+
+@pytest.mark.slow
+def test_a_second_probe_in_the_same_folder_is_refused_and_harms_nothing(probing: Probing, undisturbed: Path) -> None:
+    with probing.held() as process:
+        before = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
+        second = probing.finish()
+        after = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
+        probing.let_go()
+        process.wait()
+    assert second.returncode == 1
+    assert len(errors(second.stderr)) == 1
+    assert f"another probe is at work in {probing.folder / 'run'}" in second.stderr
+    assert before == after
+    assert process.returncode == 0, probing.stderr()
+    assert frontier(probing.folder / "run") == frontier(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_second_probe_on_the_same_device_waits_for_the_death_of_the_first(probing: Probing) -> None:
+    with probing.held() as process:
+        second = probing.finish("other")
+        left = (probing.folder / "other").exists()
+        kill(process, probing)
+    assert second.returncode == 1
+    assert len(errors(second.stderr)) == 1
+    assert f"another probe (process {process.pid}) is using" in second.stderr
+    assert not left
+    assert probing.finish("other").returncode == 0
+
+
+# No room
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How a command ended that had too little room for one file, and what its run folder held then."""
+
+    returncode: int
+    stderr: str
+    run: Path
+
+
+@dataclass(frozen=True)
+class Squeezed:
+    """Stages by the file that there was no room for; `room` is the same command with enough."""
+
+    reason: str
+    stages: dict[str, Stage]
+
+
+def on_a_full_disk(probing: Probing, undisturbed: Path) -> Squeezed:
+    """A disk of a few pages, with a little more room each time."""
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare here, so no disk can be made that is full")
+    driver = ["unshare", "-rm", sys.executable, str(HERE / "full_disk.py"), str(probing.folder)]
+    ran = probing.ran([*driver, *probing.command(name="tune")])
+    if not (probing.folder / "stages.json").exists():
+        reason = (ran.stdout + ran.stderr).strip()
+        assert ran.returncode == 77 or "unshare" in reason, reason
+        pytest.skip(f"no disk may be mounted here ({reason}); a limit on the size of files does the same: -m slow")
+    told = json.loads((probing.folder / "stages.json").read_text())
+    stages = {name: Stage(run=probing.folder / f"after-{name}", **stage) for name, stage in told.items()}
+    return Squeezed("No space left on device", stages)
+
+
+_LIMITED = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
+_LIMITED += "os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def with_a_limit_on_files(probing: Probing, undisturbed: Path) -> Squeezed:
+    """RLIMIT_FSIZE between the size of one file and that of the next; the smallest, sampler.yaml, it can't stop."""
+    sizes = {name: (undisturbed / name).stat().st_size for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE)}
+    names = list(sizes)
+    assert sorted(names, key=lambda name: sizes[name]) == names
+    stages = {}
+    for smaller, name in pairwise(names):
+        limit = str((sizes[smaller] + sizes[name]) // 2)
+        stages[name] = _stage(probing, name, [sys.executable, "-c", _LIMITED, limit, *probing.command(name="tune")])
+    stages["room"] = _stage(probing, "room", probing.command(name="tune"))
+    return Squeezed("File too large", stages)
+
+
+def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
+    ran = probing.ran(arguments)
+    copy = shutil.copytree(probing.folder / "run", probing.folder / f"after-{name}")
+    return Stage(ran.returncode, ran.stderr, copy)
+
+
+WAYS = {"disk": on_a_full_disk, "limit": with_a_limit_on_files}
+SLOW = {"disk": (), "limit": (pytest.mark.slow,)}
+CASES = [
+    pytest.param(way, name, id=f"{way}-{name}", marks=SLOW[way])
+    for way in WAYS
+    for name in FILES[: 4 if way == "disk" else 3]
+]
+
+
+@pytest.fixture(scope="session")
+def squeezed(tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Callable[[str], Squeezed]:
+    """Each way once, when it is first asked for."""
+    known: dict[str, Squeezed] = {}
+
+    def of(way: str) -> Squeezed:
+        if way not in known:
+            known[way] = WAYS[way](Probing(tmp_path_factory.mktemp(way)), undisturbed)
+        return known[way]
+
+    return of
+
+
+@pytest.mark.parametrize(("way", "name"), CASES)
+def test_no_room_for_a_file_is_one_message_that_names_it_and_the_reason(
+    squeezed: Callable[[str], Squeezed], way: str, name: str
+) -> None:
+    of = squeezed(way)
+    stage = of.stages[name]
+    assert stage.returncode == 1, stage.stderr
+    (message,) = errors(stage.stderr)
+    assert f"{name} can't be written: {of.reason}" in message
+    assert "run the same command again" in stage.stderr
+
+
+@pytest.mark.parametrize(("way", "name"), CASES)
+def test_a_file_that_there_was_no_room_for_is_whole_or_not_there(
+    squeezed: Callable[[str], Squeezed], way: str, name: str
+) -> None:
+    run = squeezed(way).stages[name].run
+    before = FILES[: FILES.index(name)]
+    expected = {RUN_FILE, *before} | ({name} if name == TRIALS_FILE else set())
+    assert {path.name for path in run.iterdir()} == expected
+
+
+@pytest.mark.parametrize(("way", "name"), CASES)
+def test_what_was_measured_before_there_was_no_room_stays(
+    squeezed: Callable[[str], Squeezed], way: str, name: str
+) -> None:
+    stages = squeezed(way).stages
+    kept = read_trials(stages[name].run / TRIALS_FILE)
+    assert kept
+    assert read_trials(stages["room"].run / TRIALS_FILE)[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW[way]) for way in WAYS])
+def test_when_there_is_room_again_the_same_command_goes_on_and_finishes(
+    squeezed: Callable[[str], Squeezed], way: str, undisturbed: Path
+) -> None:
+    stage = squeezed(way).stages["room"]
+    assert stage.returncode == 0, stage.stderr
+    assert {path.name for path in stage.run.iterdir()} == {RUN_FILE, *FILES}
+    assert frontier(stage.run) == frontier(undisturbed)
+
+
+# It is told to stop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sent",
+    [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM")],
+)
+def test_stopped_in_the_middle_of_a_trial_it_loses_nothing(
+    probing: Probing, undisturbed: Path, sent: signal.Signals
+) -> None:
+    with probing.held() as process:
+        before = probing.journal().read_bytes()
+        process.send_signal(sent)
+        process.wait()
+        until(lambda: not probing.processes(), "the end of the worker and its children")
+    assert process.returncode == 130
+    assert "Interrupted" in probing.stderr()
+    assert "Traceback" not in probing.stderr()
+    assert probing.journal().read_bytes() == before
+    assert probing.finish().returncode == 0
+    assert probing.journal().read_bytes().startswith(before)
+    assert frontier(probing.folder / "run") == frontier(undisturbed)

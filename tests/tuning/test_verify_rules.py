@@ -1,0 +1,101 @@
+"""When memory creeps, and what an epoch's time is held against."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from batchtune.tuning.verify_rules import cache_creeps, growth_of, leaks, timing_of
+
+MIB = 1 << 20
+LIMIT = 1000 * MIB
+
+
+def rising(step_bytes: float, count: int = 40) -> list[int | None]:
+    return [int(500 * MIB + step_bytes * step) for step in range(count)]
+
+
+def test_growth_is_told_per_step() -> None:
+    growth = growth_of(rising(1000.0, 400))
+    assert growth is not None
+    assert growth.per_step_bytes == pytest.approx(1000.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("count", "known"), [(11, False), (12, True)])
+def test_growth_takes_twelve_steps(count: int, known: bool) -> None:
+    assert (growth_of(rising(0, count)) is not None) == known
+
+
+def test_growth_is_unknown_where_a_figure_is() -> None:
+    assert growth_of([*rising(0), None]) is None
+
+
+# 5% of the limit in 10,000 steps.
+@pytest.mark.parametrize(("step_bytes", "found"), [(5000, False), (5500, True)])
+def test_a_leak_is_what_does_harm_in_ten_thousand_steps(step_bytes: int, found: bool) -> None:
+    assert leaks(growth_of(rising(step_bytes, 400)), LIMIT) == found
+
+
+def test_what_grows_at_first_and_then_no_more_is_no_leak() -> None:
+    figures: list[int | None] = [500 * MIB + min(step, 12) * MIB for step in range(40)]
+    assert not leaks(growth_of(figures), LIMIT)
+
+
+def test_one_step_up_is_no_leak() -> None:
+    figures: list[int | None] = [(500 if step < 25 else 600) * MIB for step in range(40)]
+    assert not leaks(growth_of(figures), LIMIT)
+
+
+def test_what_merely_varies_is_no_leak() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        figures = [int(figure) for figure in 500 * MIB + random.normal(0, MIB, 200)]
+        assert not leaks(growth_of(figures), LIMIT)
+
+
+def test_a_leak_shows_through_noise() -> None:
+    noise = np.random.default_rng(0).normal(0, MIB, 400)
+    figures = [int(figure) for figure in 500 * MIB + noise + 0.1 * MIB * np.arange(400)]
+    assert leaks(growth_of(figures), LIMIT)
+
+
+@pytest.mark.parametrize(("share", "creeps"), [(0.019, False), (0.021, True)])
+def test_the_cache_may_grow_by_two_per_cent(share: float, creeps: bool) -> None:
+    assert cache_creeps(growth_of(rising(share * LIMIT / 200, 400)), LIMIT) == creeps
+
+
+def test_a_cache_that_has_settled_does_not_creep() -> None:
+    figures: list[int | None] = [(500 if step < 15 else 700) * MIB for step in range(40)]
+    assert not cache_creeps(growth_of(figures), LIMIT)
+
+
+def test_the_same_batches_are_compared_and_the_epoch_scaled() -> None:
+    timing = timing_of([1.1, 2.2], np.array([1.0, 2.0]), 100.0, 50)
+    assert timing.ratio == pytest.approx(1.1)
+    assert timing.measured_epoch_seconds == pytest.approx(110.0)
+
+
+def test_a_step_counts_by_its_time() -> None:
+    timing = timing_of([2.0, 10.0], np.array([1.0, 10.0]), 100.0, 50)
+    assert timing.ratio == pytest.approx(12 / 11)
+
+
+def test_without_an_estimate_the_mean_step_is_taken_for_all() -> None:
+    timing = timing_of([1.0, 3.0], None, None, 50)
+    assert (timing.ratio, timing.measured_epoch_seconds) == (None, 100.0)
+
+
+def test_without_a_step_nothing_is_measured() -> None:
+    timing = timing_of([], None, 100.0, 50)
+    assert (timing.estimated_epoch_seconds, timing.measured_epoch_seconds, timing.ratio) == (100.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "holds"), [(0.8999, False), (0.9001, True), (1.0999, True), (1.1001, False)], ids=str
+)
+def test_the_time_may_differ_by_the_tolerance_both_ways(seconds: float, holds: bool) -> None:
+    assert timing_of([seconds], np.array([1.0]), 100.0, 100).within(0.1) == holds
+
+
+def test_a_time_without_an_estimate_is_within_anything() -> None:
+    assert timing_of([1.0], None, None, 100).within(0.1)

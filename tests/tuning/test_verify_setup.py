@@ -1,0 +1,96 @@
+"""What a verification runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tuning.made_stepper import LIMIT_BYTES, made_probe
+
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import Lengths
+from batchtune.results import RUN_FILE, Run, WorkloadRecord, meta_of, write_result
+from batchtune.tuning.verify_setup import Subject, Wanted, check_lengths, subject_of
+
+LENGTHS = Lengths.of([1.0, 2.0, 30.0])
+PROBE = msgspec.structs.replace(
+    made_probe(LENGTHS),
+    workload=WorkloadRecord(spec="made.py:Made", options={"dim": 64}),
+    settings={"device": "cuda:1", "memory_bytes": 5 << 30, "memory_fraction": 0.8, "seed": 3, "reserve_bytes": 7},
+)
+
+
+def subject(folder: Path, **wanted: object) -> Subject:
+    return subject_of(LENGTHS, PROBE, Wanted(**wanted), folder)  # type: ignore[arg-type]
+
+
+def test_all_is_as_it_was_probed(tmp_path: Path) -> None:
+    found = subject(tmp_path)
+    settings = found.settings
+    assert (settings.workload, settings.options, settings.device) == ("made.py:Made", {"dim": 64}, "cuda:1")
+    assert (settings.memory_bytes, settings.memory_fraction, settings.seed, settings.reserve_bytes) == (
+        5 << 30,
+        0.8,
+        3,
+        7,
+    )
+    assert (found.limit_bytes, found.notes) == (LIMIT_BYTES, ())
+
+
+def test_the_same_said_again_changes_nothing(tmp_path: Path) -> None:
+    again = {"workload": "made.py:Made", "options": {"dim": 64}, "memory_bytes": 5 << 30, "device": "cuda:1"}
+    assert subject(tmp_path, **again) == subject(tmp_path)
+
+
+def test_the_same_workload_keeps_its_options(tmp_path: Path) -> None:
+    assert subject(tmp_path, workload="made.py:Made").settings.options == {"dim": 64}
+
+
+def test_another_workload_does_not_take_them_over_and_is_told(tmp_path: Path) -> None:
+    found = subject(tmp_path, workload="made.py:Other")
+    assert found.settings.options == {}
+    assert "made.py:Other, but made.py:Made (dim=64) was probed" in found.notes[0]
+
+
+def test_other_options_are_told(tmp_path: Path) -> None:
+    assert "made.py:Made (dim=128)" in subject(tmp_path, options={"dim": 128}).notes[0]
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"memory_bytes": 1 << 30}, {"memory_fraction": 0.5}, {"reserve_bytes": 0}, {"ddp": True}], ids=str
+)
+def test_with_other_memory_the_limit_is_worked_out_anew_and_told(tmp_path: Path, wanted: dict[str, object]) -> None:
+    found = subject(tmp_path, **wanted)
+    assert found.limit_bytes is None
+    assert "other memory was asked for" in found.notes[0]
+
+
+def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
+    workload = tmp_path / "mine.py"
+    workload.write_text("# now")
+    probe = msgspec.structs.replace(PROBE, workload=WorkloadRecord(spec=f"{workload}:Mine", options={}))
+    run = Run(
+        meta=meta_of(Run),
+        lengths=probe.lengths,
+        workload=probe.workload,
+        device=probe.device,
+        settings=probe.settings,
+        workload_sha256="0" * 64,
+    )
+    write_result(tmp_path / RUN_FILE, run)
+    assert "has changed since it was probed" in subject_of(LENGTHS, probe, Wanted(), tmp_path).notes[0]
+
+
+def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not known"):
+        subject_of(LENGTHS, None, Wanted(), tmp_path)
+    found = subject_of(LENGTHS, None, Wanted(workload="made.py:Made", memory_bytes=9), tmp_path)
+    assert (found.settings.memory_bytes, found.limit_bytes) == (9, None)
+
+
+def test_other_lengths_are_refused_with_what_to_do() -> None:
+    check_lengths(LENGTHS, LENGTHS.fingerprint, Path("sampler.yaml"))
+    with pytest.raises(ResultError, match=r"sampler\.yaml is of other lengths") as caught:
+        check_lengths(LENGTHS, "0" * 64, Path("sampler.yaml"))
+    assert "same manifest" in str(caught.value.hint)

@@ -1,0 +1,374 @@
+"""The verification as a whole, on a made device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+from tuning.made_stepper import (
+    CONSTANT_SECONDS,
+    LIMIT_BYTES,
+    MIB,
+    SECONDS_PER_CELL,
+    MadeStepper,
+    cells,
+    made_candidate,
+    made_device,
+    made_probe,
+)
+
+from batchtune.cost import predict
+from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
+from batchtune.lengths import Lengths
+from batchtune.probe.protocol import Stepped
+from batchtune.results import CostModel, Device, Probe, Verification, WorkloadRecord
+from batchtune.shapes import BatchShape
+from batchtune.tuning.verify_plan import Candidate
+from batchtune.tuning.verify_steps import VerifyProgress, VerifySettings
+from batchtune.tuning.verifying import verify
+
+LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
+FITS = made_candidate([5.0, 12.0, 30.0], [180, 75, 30])
+TOO_LARGE = made_candidate([5.0, 12.0, 30.0], [180, 90, 30])
+MADE = WorkloadRecord(spec="made.py:Made", options={})
+
+
+def verified(
+    stepper: MadeStepper,
+    candidate: Candidate = FITS,
+    lengths: Lengths = LENGTHS,
+    probe: Probe | None = None,
+    on_progress: Callable[[VerifyProgress], None] | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    **settings: object,
+) -> Verification:
+    chosen = VerifySettings(**(settings or {"steps": 60}))  # type: ignore[arg-type]
+    return verify(stepper, lengths, candidate, chosen, MADE, probe=probe, on_progress=on_progress, clock=clock)
+
+
+def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Stepped | None]:
+    def fails(now: BatchShape, step: int) -> Stepped | None:
+        same = (now.batch_size, now.length) == (shape.batch_size, shape.length)
+        return Stepped(outcome=outcome, error=error, stage="step", traceback="its end") if same else None  # type: ignore[arg-type]
+
+    return fails
+
+
+def test_what_fits_and_takes_as_long_as_estimated_holds() -> None:
+    found = verified(MadeStepper(), probe=made_probe(LENGTHS))
+    assert (found.holds, found.reasons, found.failures, found.warnings) == (True, [], [], [])
+    assert found.time_ratio == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_worst_shapes_are_run_first_and_then_in_alternation() -> None:
+    stepper = MadeStepper()
+    verified(stepper)
+    bucket = {180: 0, 75: 1, 30: 2}
+    assert [bucket[shape.batch_size] for shape in stepper.shapes[:6]] == [0, 1, 2, 0, 2, 1]
+
+
+def test_all_steps_are_in_one_worker_with_its_cache_kept() -> None:
+    stepper = MadeStepper()
+    found = verified(stepper)
+    assert stepper.workers == 1
+    assert not any(stepper.released)
+    assert (found.worst_steps, found.steps, len(stepper.shapes)) == (6, 60, 66)
+
+
+def test_one_epoch_runs_every_batch_once() -> None:
+    stepper = MadeStepper()
+    found = verified(stepper, epoch=True)
+    assert found.steps == found.planned_steps == found.epoch_batches
+    assert sum(shape.batch_size for shape in stepper.shapes[6:]) == LENGTHS.count
+
+
+def test_more_steps_than_an_epoch_has_go_on_with_the_next() -> None:
+    stepper = MadeStepper()
+    found = verified(stepper, steps=150)
+    assert found.steps == 150 > found.epoch_batches
+    epoch = found.epoch_batches
+    assert stepper.shapes[6 : 6 + epoch] != stepper.shapes[6 + epoch : 6 + 2 * epoch]
+
+
+def test_minutes_count_from_the_first_shuffled_step() -> None:
+    stepper = MadeStepper()
+    found = verified(stepper, minutes=0.5, clock=lambda: float(len(stepper.shapes)))
+    assert (found.steps, found.planned_steps) == (30, None)
+
+
+def test_a_batch_that_runs_out_of_memory_is_told_with_its_bucket() -> None:
+    found = verified(MadeStepper(), TOO_LARGE)
+    assert not found.holds
+    assert found.reasons == ["A batch of 90 × 12 ran out of memory (bucket 2 of 3, up to 12)"]
+    failure = found.failures[0]
+    assert (failure.phase, failure.bucket, failure.batch_size, failure.outcome) == ("worst", 1, 90, "oom")
+
+
+def test_a_shape_that_failed_is_not_run_again_and_no_shuffled_step_follows() -> None:
+    stepper = MadeStepper()
+    found = verified(stepper, TOO_LARGE)
+    assert (found.worst_steps, found.steps, len(found.failures)) == (5, 0, 1)
+
+
+def test_after_a_failure_the_cache_is_emptied() -> None:
+    stepper = MadeStepper()
+    verified(stepper, TOO_LARGE)
+    failed = next(index for index, shape in enumerate(stepper.shapes) if shape.batch_size == 90)
+    assert stepper.released[failed + 1]
+
+
+def test_smaller_sizes_are_run_in_a_fresh_worker_and_proposed() -> None:
+    stepper = MadeStepper()
+    proposal = verified(stepper, TOO_LARGE).proposal
+    assert proposal is not None and proposal.verified
+    assert stepper.workers > 1
+    assert proposal.bucket_batch_sizes[0::2] == [180, 30]
+    assert proposal.bucket_batch_sizes[1] * 12 <= 900
+
+
+def test_the_frontier_tells_the_size_to_try_first() -> None:
+    stepper = MadeStepper()
+    proposal = verified(stepper, made_candidate([5.0, 12.0, 30.0], [700, 75, 30]), probe=made_probe(LENGTHS)).proposal
+    assert proposal is not None and proposal.verified
+    assert stepper.workers == 2
+    assert proposal.bucket_batch_sizes[1:] == [75, 30]
+
+
+def test_the_proposed_max_batch_length_gives_no_bucket_more() -> None:
+    proposal = verified(MadeStepper(), TOO_LARGE).proposal
+    assert proposal is not None
+    assert proposal.max_batch_length < 900
+    assert int(proposal.max_batch_length / 12) <= proposal.bucket_batch_sizes[1]
+
+
+def test_where_a_single_example_fails_nothing_smaller_is_proposed() -> None:
+    found = verified(MadeStepper(limit_bytes=110 * MIB), made_candidate([30.0], [1]))
+    assert found.proposal is None
+    assert "no smaller batch size helps" in found.reasons[-1]
+
+
+def test_what_was_found_is_kept_where_smaller_sizes_cant_be_tried() -> None:
+    class Once(MadeStepper):
+        def start(self) -> Device:
+            if self.workers:
+                raise ProbeError("the device is gone")
+            return super().start()
+
+    found = verified(Once(), TOO_LARGE)
+    assert (found.holds, found.proposal) == (False, None)
+    assert found.warnings == ["Smaller sizes could not be tried: the device is gone"]
+
+
+def test_a_proposal_that_never_passes_is_not_called_safe() -> None:
+    def more_than_two(shape: BatchShape, step: int) -> Stepped | None:
+        return Stepped(outcome="crash", error="SIGSEGV") if shape.batch_size > 2 else None
+
+    proposal = verified(MadeStepper(fails=more_than_two), made_candidate([30.0], [1000])).proposal
+    assert proposal is not None and not proposal.verified
+
+
+def test_a_failure_among_the_shuffled_batches_ends_the_run_and_is_tried_smaller() -> None:
+    def fragmented(shape: BatchShape, step: int) -> Stepped | None:
+        return Stepped(outcome="oom", error="CUDA out of memory") if step > 20 and shape.batch_size == 75 else None
+
+    stepper = MadeStepper(fails=fragmented)
+    found = verified(stepper)
+    assert [failure.phase for failure in found.failures] == ["shuffled"]
+    assert found.steps == found.failures[0].step
+    assert found.proposal is not None and found.proposal.verified
+    assert found.proposal.bucket_batch_sizes == [180, 71, 30]
+    assert found.proposal.steps == 6 + max(24, found.steps + 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"), [("crash", "ended its process"), ("timeout", "took too long")], ids=["crash", "timeout"]
+)
+def test_a_crash_and_a_hang_do_not_hold_either(outcome: str, said: str) -> None:
+    found = verified(MadeStepper(fails=failing(BatchShape(75, 12.0), outcome, "SIGSEGV")))
+    assert not found.holds
+    assert said in found.reasons[0] and "SIGSEGV" in found.reasons[0]
+
+
+def test_an_error_of_the_workloads_own_is_no_verdict() -> None:
+    stepper = MadeStepper(fails=failing(BatchShape(75, 12.0), "error", "IndexError: token 7"))
+    with pytest.raises(WorkloadError, match=r"made\.py:Made failed in its step, with a batch of 75 × 12: IndexError"):
+        verified(stepper)
+
+
+DISGUISED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+def test_a_lack_of_memory_in_disguise_counts_if_half_the_batch_passes() -> None:
+    found = verified(MadeStepper(fails=failing(BatchShape(75, 12.0), "oom", DISGUISED)))
+    assert [failure.batch_size for failure in found.failures] == [75]
+
+
+def test_what_fails_whatever_the_size_is_the_workloads_own_error() -> None:
+    def always(shape: BatchShape, step: int) -> Stepped | None:
+        return Stepped(outcome="oom", error=DISGUISED, stage="step")
+
+    with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+        verified(MadeStepper(fails=always))
+
+
+def test_a_leak_is_told_as_one() -> None:
+    found = verified(MadeStepper(leak_bytes=MIB // 4, limit_bytes=2 * LIMIT_BYTES))
+    assert not found.holds
+    assert "the workload leaks" in found.reasons[0]
+    assert found.rest_growth_bytes == pytest.approx(30 * MIB / 4, rel=0.05)
+
+
+def test_of_a_leak_no_smaller_size_is_proposed_even_where_memory_runs_out() -> None:
+    found = verified(MadeStepper(leak_bytes=4 * MIB, limit_bytes=2 * LIMIT_BYTES), steps=400)
+    assert found.failures
+    assert "the workload leaks" in found.reasons[0]
+    assert found.proposal is None
+
+
+def test_a_leak_that_ends_the_worst_batches_is_found_while_smaller_sizes_are_tried() -> None:
+    found = verified(MadeStepper(leak_bytes=MIB))
+    assert found.failures[0].phase == "worst"
+    assert "the workload leaks" in found.reasons[0]
+    assert found.proposal is None
+
+
+def test_a_cache_that_goes_on_growing_does_not_hold() -> None:
+    found = verified(MadeStepper(cache_bytes=MIB))
+    assert "memory is being fragmented" in found.reasons[0]
+
+
+def test_emptied_caches_are_told_but_hold() -> None:
+    found = verified(MadeStepper(retries=1))
+    assert found.holds
+    assert found.alloc_retries == 3 + 60
+    assert "emptied its cache 63 times" in found.warnings[0]
+
+
+@pytest.mark.parametrize("slower", [1.2, 0.8])
+def test_another_time_than_estimated_does_not_hold(slower: float) -> None:
+    found = verified(MadeStepper(slower=slower), probe=made_probe(LENGTHS))
+    assert not found.holds
+    assert found.proposal is None
+    assert found.time_ratio == pytest.approx(slower, rel=0.02)
+    assert "measured against" in found.reasons[0]
+
+
+def test_a_wider_tolerance_allows_it() -> None:
+    assert verified(MadeStepper(slower=1.2), probe=made_probe(LENGTHS), steps=60, time_tolerance=0.3).holds
+
+
+def test_the_measured_epoch_is_the_estimate_times_the_ratio() -> None:
+    found = verified(MadeStepper(slower=1.05), probe=made_probe(LENGTHS))
+    assert found.estimated_epoch_seconds is not None and found.time_ratio is not None
+    assert found.measured_epoch_seconds == pytest.approx(found.estimated_epoch_seconds * found.time_ratio)
+
+
+def test_part_of_an_epoch_says_the_same_of_its_time_as_all_of_it() -> None:
+    whole = verified(MadeStepper(slower=1.05), probe=made_probe(LENGTHS), epoch=True)
+    part = verified(MadeStepper(slower=1.05), probe=made_probe(LENGTHS), steps=20)
+    assert part.measured_epoch_seconds == pytest.approx(whole.measured_epoch_seconds, rel=0.02)
+
+
+def test_without_step_times_the_time_is_not_held_and_that_is_said() -> None:
+    found = verified(MadeStepper(slower=9.0), probe=made_probe(LENGTHS, timed=False))
+    assert found.holds
+    assert found.estimated_epoch_seconds is None and found.measured_epoch_seconds is not None
+    assert any("not held against an estimate" in warning for warning in found.warnings)
+
+
+def test_too_few_steps_for_growth_are_said() -> None:
+    found = verified(MadeStepper(), probe=made_probe(LENGTHS), steps=5)
+    assert found.rest_growth_bytes is None
+    assert "that takes 12 steps" in found.warnings[0]
+
+
+def test_drop_last_counts_full_batches_alone() -> None:
+    candidate = made_candidate([5.0, 12.0, 30.0], [180, 75, 30], drop_last=True)
+    counts = candidate.table.counts(LENGTHS.histogram)
+    found = verified(MadeStepper(), candidate, probe=made_probe(LENGTHS), epoch=True)
+    assert found.epoch_batches == found.steps == sum(counts // [180, 75, 30])
+    assert found.time_ratio == pytest.approx(1.0, abs=0.02)
+
+
+def test_with_targets_the_worst_batch_is_that_with_the_longest() -> None:
+    lengths = Lengths.of([2.0] * 20 + [10.0] * 20, [30.0] * 20 + [5.0] * 20)
+    candidate = made_candidate([2.0, 10.0], [29, 50])
+    stepper = MadeStepper()
+    found = verified(stepper, candidate, lengths)
+    assert found.holds
+    assert stepper.shapes[0] == BatchShape(20, 10.0, 5.0)
+    assert max(map(cells, stepper.shapes)) == 20 * 32
+
+
+def test_a_batchs_own_target_is_in_its_estimate() -> None:
+    random = np.random.default_rng(0)
+    lengths = Lengths.of(random.integers(1, 31, 2000), random.integers(0, 40, 2000))
+    times = CostModel(
+        floor=0, constant=CONSTANT_SECONDS, linear=SECONDS_PER_CELL, quadratic=0, target_linear=1e-3, relative_error=0
+    )
+    probe = made_probe(lengths, timed=False)
+    probe = msgspec.structs.replace(probe, models=msgspec.structs.replace(probe.models, step_seconds=times))
+
+    def as_modelled(shape: BatchShape, step: int) -> Stepped:
+        return Stepped(
+            outcome="ok",
+            step_seconds=float(predict(times, shape.batch_size, shape.length, shape.target_length)),
+            rest_bytes=MIB,
+        )
+
+    found = verified(MadeStepper(fails=as_modelled), lengths=lengths, probe=probe)
+    assert found.time_ratio == pytest.approx(1.0)
+
+
+def test_another_device_than_was_probed_is_refused() -> None:
+    with pytest.raises(ResultError, match="was measured on made; this is other"):
+        verified(MadeStepper(device=made_device(name="other")), probe=made_probe(LENGTHS))
+
+
+def test_progress_is_told_before_each_step_with_the_time_left() -> None:
+    told: list[VerifyProgress] = []
+    stepper = MadeStepper()
+    verified(stepper, on_progress=told.append, clock=lambda: float(len(stepper.shapes)))
+    assert [(one.doing, one.done) for one in told[5:8]] == [("worst", 5), ("shuffled", 0), ("shuffled", 1)]
+    assert (told[-1].total, told[-1].seconds_left) == (60, 1.0)
+    assert told[-1].shape == stepper.shapes[-1]
+
+
+def test_trying_smaller_sizes_is_told_as_such() -> None:
+    told: list[VerifyProgress] = []
+    verified(MadeStepper(), TOO_LARGE, on_progress=told.append)
+    assert told[-1].doing == "proposal"
+
+
+def test_the_record_survives_its_file() -> None:
+    found = verified(MadeStepper(), TOO_LARGE, probe=made_probe(LENGTHS))
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Verification) == found
+
+
+def test_the_peak_is_the_highest_of_all_steps() -> None:
+    found = verified(MadeStepper())
+    assert found.peak_bytes == LIMIT_BYTES
+    assert found.reserved_bytes == LIMIT_BYTES // 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "how long"),
+        ({"steps": 5, "epoch": True}, "how long"),
+        ({"steps": 0}, "at least 1"),
+        ({"minutes": 0.0}, "positive"),
+        ({"minutes": math.inf}, "positive"),
+        ({"steps": 1, "seed": -1}, "seed"),
+        ({"steps": 1, "time_tolerance": 0.0}, "tolerance"),
+        ({"steps": 1, "time_tolerance": math.nan}, "tolerance"),
+        ({"steps": 1, "step_timeout_seconds": 0.0}, "time limit"),
+    ],
+    ids=str,
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        VerifySettings(**settings)  # type: ignore[arg-type]
