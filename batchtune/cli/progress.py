@@ -93,8 +93,8 @@ def _rate(progress: Progress, started: float) -> str:
     return f"Reading: {counted(progress.examples, 'example')}, {rate}, about {format_seconds(left)} left"
 
 
-class _ProbeWatcher:
-    """Turns the probe's progress into lines and a bar."""
+class _Watcher:
+    """A bar for what a worker does; tells of its device first."""
 
     def __init__(self, bar: Bar, unit: str | None, *, ddp: bool, quiet: bool) -> None:
         self._bar = bar
@@ -104,12 +104,19 @@ class _ProbeWatcher:
         self._task = bar.add_task("Building the workload", total=None)
         self._introduced = False
 
+    def _introduce(self, device: Device) -> None:
+        if not self._introduced:
+            self._introduced = True
+            console.notes(_about(device, ddp=self._ddp), quiet=self._quiet)
+
+
+class _ProbeWatcher(_Watcher):
+    """Turns the probe's progress into lines and a bar."""
+
     def __call__(self, progress: ProbeProgress) -> None:
         from batchtune.units import format_length, format_seconds
 
-        if not self._introduced:
-            self._introduced = True
-            console.notes(_about(progress.device, ddp=self._ddp), quiet=self._quiet)
+        self._introduce(progress.device)
         length = format_length(progress.shape.length, self._unit)
         if progress.trial is None:
             left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
@@ -129,25 +136,15 @@ def verify_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[Callable
         yield watch
 
 
-class _VerifyWatcher:
+class _VerifyWatcher(_Watcher):
     """Turns the verification's progress into a bar."""
 
     _DOING: ClassVar = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
 
-    def __init__(self, bar: Bar, unit: str | None, *, ddp: bool, quiet: bool) -> None:
-        self._bar = bar
-        self._unit = unit
-        self._ddp = ddp
-        self._quiet = quiet
-        self._task = bar.add_task("Building the workload", total=None)
-        self._introduced = False
-
     def __call__(self, progress: VerifyProgress) -> None:
         from batchtune.units import format_length, format_seconds
 
-        if not self._introduced:
-            self._introduced = True
-            console.notes(_about(progress.device, ddp=self._ddp), quiet=self._quiet)
+        self._introduce(progress.device)
         shape = f"{progress.shape.batch_size:,} × {format_length(progress.shape.length, self._unit)}"
         of = "" if progress.total is None else f" of {progress.total:,}"
         left = "" if progress.seconds_left is None else f", about {format_seconds(progress.seconds_left)} left"

@@ -60,8 +60,8 @@ class WantedOptions:
     workload: Annotated[
         str | None,
         _option(
-            "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME; the one that was probed "
-            "unless given, as for all that follows here.",
+            "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
+            "code. The one that was probed unless given, as for all that follows here.",
             name="WORKLOAD",
             metavar="W",
         ),

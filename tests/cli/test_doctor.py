@@ -72,7 +72,7 @@ def test_a_torch_that_is_broken_is_told_and_the_rest_is_there(
     batchtune: Run, tmp_path: Path, torch: str, told: str
 ) -> None:
     found = examined(
-        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "5" if "sleep" in torch else "60"
+        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "2" if "sleep" in torch else "60"
     )
     assert told in found["torch"]["problem"]
     assert told in found["warnings"][0]

@@ -149,7 +149,10 @@ def test_an_error_that_only_looks_like_a_lack_of_memory_is_the_workloads_own(tmp
         run_probe(Lengths.of([1.0, 2.0]), settings(600 * MIB, f"{FAULTY}:Disguised", {}), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "message"), [("Segfaults", "SIGSEGV"), ("Hangs", "no answer within 1 s")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("Segfaults", "SIGSEGV"), pytest.param("Hangs", "no answer within 1 s", marks=pytest.mark.slow)],
+)
 def test_a_workload_that_always_crashes_or_hangs_is_no_lack_of_memory(tmp_path: Path, name: str, message: str) -> None:
     chosen = replace(settings(600 * MIB, f"{FAULTY}:{name}", {}), trial_timeout_seconds=1.0)
     with pytest.raises(WorkloadError, match=message) as caught:
