@@ -128,6 +128,8 @@ class WorkerProcess:
         self._reader.join(timeout=1)
         output = self.output()
         aborted = code == -signal.SIGABRT and ("bad_alloc" in output or "annot allocate memory" in output)
+        # Python's own last word, where there was no memory left even to report the lack of it.
+        aborted = aborted or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
         raise WorkerDied(
             _death(code),
             output,

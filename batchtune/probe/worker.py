@@ -13,6 +13,7 @@ import socket
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -163,12 +164,12 @@ class Session:
     def _attempt(self, shape: BatchShape, run: Callable[[BatchShape, _Attempt], None]) -> _Attempt:
         attempt = _Attempt()
         retries = self._meter.retries()
-        failure: tuple[str, Verdict | None, str] | None = None
+        failure: tuple[str, Verdict | None, str | None] | None = None
         try:
             run(shape, attempt)
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
-            failure = (first_line(error), error_verdict(error), user_traceback(error))
+            failure = _told(error)
         if failure is not None:
             attempt.error, attempt.verdict, attempt.traceback = failure
         attempt.retries = self._meter.retries() - retries
@@ -295,6 +296,23 @@ class Session:
             return False
         plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
         return not (plain and self._meter.healthy())
+
+
+def _told(error: BaseException) -> tuple[str, Verdict | None, str | None]:
+    """An exception's message, what it says of memory, and its traceback.
+
+    The failed step's variables are let go of first: where memory has run out there is none left to write a text.
+    """
+    try:
+        cause: BaseException | None = error
+        seen: set[int] = set()
+        while cause is not None and id(cause) not in seen:
+            seen.add(id(cause))
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+        return first_line(error), error_verdict(error), user_traceback(error)
+    except MemoryError:
+        return "MemoryError, and no memory to say where", "oom", None
 
 
 def _judge(attempt: _Attempt) -> tuple[Literal["ok", "oom", "error"], str | None, str | None]:

@@ -319,3 +319,12 @@ class HungryInOptimizer(Good):
 class HungryInStep(Good):
     def step(self, batch: BatchShape) -> None:
         torch.ones(batch.batch_size, 1 << 28, dtype=torch.uint8)
+
+
+class TakesEveryByte(Good):
+    """Runs out of memory with small pieces: nothing is left to tell of it while the failed step's variables live."""
+
+    def step(self, batch: BatchShape) -> None:
+        held = []
+        while True:
+            held.append(bytearray(4096))

@@ -205,6 +205,14 @@ def test_a_single_step_is_one_step() -> None:
     assert stepped.alloc_retries == 0
 
 
+def test_where_not_a_byte_is_left_the_lack_of_memory_is_told_and_the_worker_lives_on() -> None:
+    with supervise("TakesEveryByte", memory_bytes=450 << 20) as supervisor:
+        supervisor.start()
+        trials = [supervisor.measure(BatchShape(2, 1.0), index)[0] for index in range(2)]
+    assert [trial.outcome for trial in trials] == ["oom", "oom"]
+    assert "MemoryError" in (trials[0].error or "")
+
+
 @pytest.mark.parametrize(
     ("name", "outcome", "error"),
     [("Killed", "crash", "SIGKILL"), ("Hangs", "timeout", "no answer"), ("HungryInNumpy", "oom", "allocate")],
