@@ -7,7 +7,7 @@ kept, first in the worker that the search leaves behind, then in a fresh one, as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from batchtune.probe.protocol import Stepped
@@ -48,13 +48,13 @@ class Turns:
         steps: That passed.
         alloc_retries: How often the allocator emptied its cache to go on.
         reserved_growth_bytes: By how much its cache grew after each shape had been run once; None where it has none.
-        failure: The first that failed; nothing was run after it.
+        failures: The shapes that failed; they take no further turns, and no fresh worker is started after them.
     """
 
     steps: int = 0
     alloc_retries: int = 0
     reserved_growth_bytes: int | None = None
-    failure: Failure | None = None
+    failures: list[Failure] = field(default_factory=list)
     _reserved_first: int = 0
 
     def start_anew(self) -> None:
@@ -75,7 +75,7 @@ class Turns:
 
 
 def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
-    """Runs the shapes in turns, until one fails.
+    """Runs the shapes in turns, and finds all that fail so in the first worker, else in the fresh one.
 
     A shape fails where it runs out of memory, or where it crashes or hangs a second time, in a fresh worker. Where it
     passes because the allocator empties its cache, that is counted: it fits, at the cost of time.
@@ -93,7 +93,7 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
     for worker, rounds in enumerate(ROUNDS):
         while not _run(stepper, shapes, rounds, turns, faults, on_step, fresh=worker > 0):
             pass
-        if turns.failure is not None:
+        if turns.failures:
             break
     return turns
 
@@ -113,15 +113,19 @@ def _run(
     if fresh:
         stepper.start()
     for turn, first, shape in _turns(shapes, rounds):
+        if any(failure.shape == shape for failure in turns.failures):
+            continue
         on_step(shape)
         stepped = stepper.step(shape, release=first and not fresh)
         if stepped.outcome in ("crash", "timeout") and shape not in faults:
             faults.add(shape)
             return False
-        if stepped.outcome != "ok":
-            turns.failure = Failure(shape, stepped)
-            return True
-        turns.note(turn, stepped)
+        if stepped.outcome == "ok":
+            turns.note(turn, stepped)
+        else:
+            turns.failures.append(Failure(shape, stepped))
+        if stepped.outcome == "error":  # the workload's own: nothing more can be learnt
+            break
     return True
 
 

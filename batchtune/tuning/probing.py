@@ -68,8 +68,8 @@ class ProbeProgress:
 # What was measured under other conditions must not be continued, so these ends need a folder of their own.
 _START_OVER = "then start over with --force, or in another folder with --run"
 
-# After so many shapes given up in turns, more are not asked for: the report says so.
-_MOST_GIVEN_UP = 10
+# Where batches still fail in turns after so many times, more are not tried: the report says so.
+_MOST_CONFIRMATIONS = 6
 # Once after a larger shape is no matter; in one step of ten it is.
 _MANY_RETRIES = 0.1
 
@@ -189,8 +189,12 @@ class _Probing:
         if (finished := self._finished()) is not None:
             return finished
         shapes = self._shapes()
-        while (turns := self._confirm(shapes)).failure is not None and self._given_up < _MOST_GIVEN_UP:
-            self._give_up(turns.failure)
+        for _ in range(_MOST_CONFIRMATIONS):
+            turns = self._confirm(shapes)
+            if not turns.failures:
+                break
+            for failure in turns.failures:
+                self._give_up(failure)
             self._search()
             shapes = self._shapes()
         probe = self._result(turns, len(shapes))
@@ -376,10 +380,12 @@ class _Probing:
 
 
 def _about_turns(turns: Turns) -> Iterator[str]:
-    if turns.failure is not None:
+    if turns.failures:
+        failed = turns.failures[-1]
         yield (
-            f"After {_MOST_GIVEN_UP} batches were given up, {turns.failure.shape} still failed {turns.failure.error}. "
-            "Training with these batch sizes may fail: leave more memory free with --memory-fraction."
+            f"Confirmed {_MOST_CONFIRMATIONS} times, and each time batches failed, {failed.shape} the last: "
+            f"{failed.error}. They were made smaller, but training may fail all the same: leave more memory free with "
+            "--memory-fraction."
         )
     if turns.alloc_retries > _MANY_RETRIES * turns.steps:
         yield (

@@ -59,7 +59,7 @@ class Case:
 
 CASES = {
     "known": Case(KNOWN, {"a": 200.0 * _KIB, "b": 10.0 * _KIB}, "750MiB"),
-    "conformer": Case("builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "700MiB"),
+    "conformer": Case("builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "480MiB"),
 }
 
 PEERS = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}

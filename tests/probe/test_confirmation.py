@@ -40,7 +40,7 @@ def test_the_shapes_take_turns_twice_in_the_worker_that_is_there_and_once_in_a_f
         *((1, shape) for shape in SHAPES * 2),
         *((2, shape) for shape in SHAPES),
     ]
-    assert (turns.steps, turns.failure) == (9, None)
+    assert (turns.steps, turns.failures) == (9, [])
 
 
 def test_the_cache_is_emptied_once_before_and_never_between() -> None:
@@ -52,29 +52,40 @@ def test_the_cache_is_emptied_once_before_and_never_between() -> None:
 def test_a_shape_that_runs_out_of_memory_among_the_others_fails() -> None:
     stepper = MadeStepper({SHORT: [OK, Stepped(outcome="oom", error="CUDA out of memory")]})
     turns = turns_of(stepper)
-    assert turns.failure is not None
-    assert turns.failure.shape == SHORT
-    assert turns.failure.error == "in turns with the other shapes: CUDA out of memory"
-    assert len(stepper.steps) == 5  # nothing is run after it
+    assert [failure.shape for failure in turns.failures] == [SHORT]
+    assert turns.failures[0].error == "in turns with the other shapes: CUDA out of memory"
+
+
+def test_the_others_go_on_without_the_one_that_failed_and_no_fresh_worker_is_started() -> None:
+    stepper = MadeStepper({SHORT: [Stepped(outcome="oom")], MIDDLE: [OK, Stepped(outcome="oom")]})
+    turns = turns_of(stepper)
+    assert [failure.shape for failure in turns.failures] == [SHORT, MIDDLE]
+    assert [shape for _, shape, _ in stepper.steps] == [LONG, SHORT, MIDDLE, LONG, MIDDLE]
+    assert stepper.worker == 1
+
+
+def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
+    stepper = MadeStepper({LONG: [Stepped(outcome="error", error="IndexError")]})
+    assert [failure.stepped.outcome for failure in turns_of(stepper).failures] == ["error"]
+    assert len(stepper.steps) == 1
 
 
 def test_a_shape_that_passes_because_the_cache_was_emptied_fits_and_that_is_counted() -> None:
     turns = turns_of(MadeStepper({MIDDLE: [Stepped(outcome="ok", alloc_retries=2)]}))
-    assert (turns.failure, turns.alloc_retries) == (None, 2)
+    assert (turns.failures, turns.alloc_retries) == ([], 2)
 
 
 def test_a_worker_that_dies_once_is_forgiven_and_its_turns_are_done_anew() -> None:
     stepper = MadeStepper({MIDDLE: [Stepped(outcome="crash", error="was killed by SIGKILL")]})
     turns = turns_of(stepper)
-    assert turns.failure is None
+    assert not turns.failures
     assert [shape for _, shape, _ in stepper.steps[3:9]] == SHAPES * 2
 
 
 def test_a_shape_that_kills_the_worker_twice_fails() -> None:
     crash = Stepped(outcome="crash", error="was killed by SIGSEGV")
     turns = turns_of(MadeStepper({MIDDLE: [crash, crash]}))
-    assert turns.failure is not None
-    assert (turns.failure.shape, turns.failure.stepped.outcome) == (MIDDLE, "crash")
+    assert [(failure.shape, failure.stepped.outcome) for failure in turns.failures] == [(MIDDLE, "crash")]
 
 
 def test_the_caches_growth_is_what_comes_after_each_shape_has_been_run_once() -> None:
