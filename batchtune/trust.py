@@ -22,6 +22,9 @@ _DISTURBED_SHARE = 0.25
 
 _PROCESSES_NAMED = 3
 
+# A model of step times that misses what it was fitted to by more than this factor, on average, estimates nothing.
+WORST_TIME_ERROR = 1.0
+
 
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Why the figures of a probe may be wrong, each with its remedy; none where nothing was seen.

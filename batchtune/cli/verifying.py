@@ -48,6 +48,7 @@ def verify_with_progress(
     from batchtune.tuning.verify_setup import check_lengths, subject_of
     from batchtune.tuning.verifying import run_verify
 
+    _check_there(folder)
     config = read_sampler_yaml(folder / SAMPLER_FILE)
     check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE)
     probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
@@ -115,3 +116,21 @@ def _how_far(last: list[VerifyProgress]) -> str:
     progress = last[0]
     what = "of the worst batches" if progress.doing == "worst" else "with shuffled batches"
     return f"{counted(progress.done, 'step')} {what} had passed. {nothing}"
+
+
+def _check_there(folder: Path) -> None:
+    """Raises ResultError where the run folder holds no sampler config, with what there is instead."""
+    from batchtune.errors import ResultError
+    from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep, read_result
+
+    if (folder / SAMPLER_FILE).exists():
+        return
+    if (folder / SWEEP_FILE).exists() and (sweep := read_result(folder / SWEEP_FILE, Sweep)).recommended is None:
+        raise ResultError(
+            f"there is nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
+            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+        )
+    raise ResultError(
+        f"{folder / SAMPLER_FILE} does not exist",
+        "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
+    )

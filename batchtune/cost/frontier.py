@@ -107,11 +107,12 @@ def _fraction(point: FrontierPoint, limit_bytes: int | None, model: CostModel | 
     return min(max(0.0, room / need), 1 - 1e-6) if need > 0 else 0.0
 
 
-def largest_max_batch_length(frontier: Frontier, histogram: Histogram) -> float:
+def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None) -> float:
     """The largest M such that for every distinct length u of the data max(1, int(M / u)) examples of length u fit.
 
     A batch never holds more examples of length at most u than there are in the data, so where the frontier reaches
-    that number u sets no limit. Every example must fit alone.
+    that number u sets no limit; nor does it where the frontier reaches `max_batch_size`, beyond which nothing was
+    tried. Every example must fit alone.
 
     Returns:
         M in the manifest's unit. Where all lengths are whole numbers, the largest whole M; else M is rounded down
@@ -119,9 +120,10 @@ def largest_max_batch_length(frontier: Frontier, histogram: Histogram) -> float:
     """
     lengths = histogram.lengths
     fits = frontier(lengths)
-    limited = fits < histogram.cumulative
+    most = histogram.cumulative if max_batch_size is None else np.minimum(histogram.cumulative, max_batch_size)
+    limited = fits < most
     if not limited.any():
-        return float((lengths * histogram.cumulative).max())
+        return float((lengths * most).max())
     beyond = float(((fits + 1) * lengths)[limited].min())  # int(M / u) = fits + 1 from here on
     if (lengths == np.floor(lengths)).all():
         return math.ceil(beyond) - 1.0

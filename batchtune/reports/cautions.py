@@ -9,6 +9,7 @@ from batchtune.reports.summary import format_percent
 from batchtune.reports.verification import verification_warnings
 from batchtune.reports.words import with_full_stop
 from batchtune.results import Probe, Sweep
+from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import format_length
 
 # Less than this part of what fits is worth a word; a rounded limit is not.
@@ -41,7 +42,12 @@ def _probe_warnings(probe: Probe) -> Iterator[str]:
             "give the probe more memory."
         )
     for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
-        if model is not None and model.relative_error > _POOR_FIT:
+        if name == "step time" and model is not None and model.relative_error > WORST_TIME_ERROR:
+            yield (
+                f"The model of step time misses the trials by {format_percent(model.relative_error)}, so no times are "
+                "estimated and batches are what is compared. Probe again on a machine that does nothing else."
+            )
+        elif model is not None and model.relative_error > _POOR_FIT:
             yield (
                 f"The model of {name} misses the trials by {format_percent(model.relative_error)}: take "
                 "figures that build on it as rough, and probe again on a machine that does nothing else."

@@ -204,7 +204,9 @@ def _frontier_table(probe: Probe) -> Table:
     if len(shown) < len(probe.frontier):
         notes.append(f"{len(shown)} of {len(probe.frontier)} lengths shown; all are in probe.json.")
     if any(point.closed_by == "data" for point in shown):
-        notes.append("Closed by “data”: there are no more examples of at most this length; memory might hold more.")
+        notes.append(
+            "Closed by “data”: no more are this short, or --max-batch-size allows no more; memory might hold more."
+        )
     return Table(
         title="Frontier: the largest batch that fits",
         columns=tuple(columns),

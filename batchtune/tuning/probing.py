@@ -350,7 +350,7 @@ class _Probing:
                 peak_bytes=peak_model,
                 step_seconds=fit_step_seconds(self.trials),
             ),
-            max_batch_length=largest_max_batch_length(frontier, self.lengths.histogram),
+            max_batch_length=largest_max_batch_length(frontier, self.lengths.histogram, self.settings.max_batch_size),
             confirmation=Confirmation(
                 shapes=shapes,
                 steps=turns.steps,

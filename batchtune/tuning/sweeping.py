@@ -23,6 +23,7 @@ from batchtune.results import (
     read_result,
     write_result,
 )
+from batchtune.trust import WORST_TIME_ERROR
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 from batchtune.units import format_length
@@ -69,8 +70,13 @@ def run_sweep(
 
 
 def costs_of(probe: Probe) -> Costs:
-    """What a probe says a batch costs: its frontier, and the step times that it measured, with the model between."""
+    """What a probe says a batch costs: its frontier, and the step times that it measured, with the model between.
+
+    Where the model misses even the measurements by far, no times are known.
+    """
     model = probe.models.step_seconds
+    if model is not None and model.relative_error > WORST_TIME_ERROR:
+        model = None
     return Costs(
         frontier=Frontier.of(probe.frontier, probe.device.limit_bytes, probe.models.peak_bytes),
         step_seconds=StepTimes.of(probe.trials, model) if model else None,

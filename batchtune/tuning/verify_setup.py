@@ -116,7 +116,13 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
         )
     elif (folder / RUN_FILE).exists():
         was = read_result(folder / RUN_FILE, Run).workload_sha256
-        if was != workload_sha256(settings):
+        now_is = workload_sha256(settings)
+        if was is not None and now_is is None:
+            yield (
+                f"Warning: {settings.workload.rpartition(':')[0]} is not here. Run this in the folder in which the "
+                "probe was run, or name the workload with --workload."
+            )
+        elif was != now_is:
             yield (
                 f"Warning: {settings.workload.rpartition(':')[0]} has changed since it was probed. "
                 "Where it does not hold, probe anew with --force."

@@ -107,3 +107,10 @@ def test_a_model_that_errs_leaves_less_room() -> None:
 
     assert left(0.25) == pytest.approx(9.4)
     assert left(0.0) == pytest.approx(9.5)
+
+
+def test_a_batch_size_that_the_user_caps_is_no_limit_of_the_memory() -> None:
+    lengths = Lengths.of([5.0] * 100 + [10.0] * 100)
+    capped = Frontier.of([point(5.0, 60), point(10.0, 60)])
+    assert largest_max_batch_length(capped, lengths.histogram) == 304  # 305 would be 61 of length 5
+    assert largest_max_batch_length(capped, lengths.histogram, max_batch_size=60) == 600

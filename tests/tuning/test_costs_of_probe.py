@@ -48,3 +48,8 @@ def test_far_from_what_was_timed_the_model_holds() -> None:
     assert model is not None
     assert step_seconds is not None
     assert float(step_seconds(100_000, 1e6)) == pytest.approx(float(predict(model, 100_000, 1e6)), rel=1e-3)
+
+
+def test_a_model_that_misses_its_own_measurements_by_far_gives_no_times() -> None:
+    poor = msgspec.structs.replace(WITH_TARGETS, relative_error=1.5)
+    assert costs_of(probe_of(poor, target_length=300.0)).step_seconds is None
