@@ -7,12 +7,18 @@ A run folder holds `run.json` (what the trials were measured for), `trials.jsonl
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.files import write_whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float64]
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
@@ -180,11 +186,14 @@ class CostModel(Record, frozen=True, kw_only=True):
     target_quadratic: float = 0.0
     cross: float = 0.0
 
-    def per_example(self, length: float, target_length: float | None = None) -> float:
-        """What one more example of this length costs, in the model's unit."""
-        target = target_length or 0.0
-        own = length * (self.linear + self.quadratic * length + self.cross * target)
-        return own + target * (self.target_linear + self.target_quadratic * target)
+    @overload
+    def per_example(self, length: float, target_length: float = 0.0) -> float: ...
+    @overload
+    def per_example(self, length: FloatArray, target_length: FloatArray | float = 0.0) -> FloatArray: ...
+    def per_example(self, length: Any, target_length: Any = 0.0) -> Any:
+        """What one more example costs, in the model's unit, element by element: the slope over the batch size."""
+        own = length * (self.linear + self.quadratic * length + self.cross * target_length)
+        return own + target_length * (self.target_linear + self.target_quadratic * target_length)
 
 
 class Confirmation(Record, frozen=True, kw_only=True):

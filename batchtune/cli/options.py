@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 
 
-def _option(help: str, *, flag: str | None = None, metavar: str | None = None, name: str) -> Any:
+def option(help: str, *, flag: str | None = None, metavar: str | None = None, name: str) -> Any:
+    """An option that `BATCHTUNE_name` in the environment sets too."""
     declared = (flag,) if flag else ()
     return typer.Option(*declared, envvar=f"BATCHTUNE_{name}", show_envvar=False, help=help, metavar=metavar)
 
@@ -42,19 +43,19 @@ class ManifestOptions:
         ),
     ]
     format: Annotated[
-        str | None, _option("Format of the manifest; told from its content unless given.", name="FORMAT")
+        str | None, option("Format of the manifest; told from its content unless given.", name="FORMAT")
     ] = None
     length_key: Annotated[
         str | None,
-        _option("Column or key of the length; found by its name unless given.", name="LENGTH_KEY", metavar="NAME"),
+        option("Column or key of the length; found by its name unless given.", name="LENGTH_KEY", metavar="NAME"),
     ] = None
     target_key: Annotated[
         str | None,
-        _option("Column or key of a second length, that of the target.", name="TARGET_KEY", metavar="NAME"),
+        option("Column or key of a second length, that of the target.", name="TARGET_KEY", metavar="NAME"),
     ] = None
     unit: Annotated[
         str | None,
-        _option(
+        option(
             "What the lengths count: s, ms, samples, frames, tokens, words, characters or bytes.",
             name="UNIT",
             metavar="UNIT",
@@ -62,13 +63,13 @@ class ManifestOptions:
     ] = None
     length_scale: Annotated[
         str | None,
-        _option("Multiply lengths by a number or a fraction, such as 1/16000.", name="LENGTH_SCALE", metavar="X"),
+        option("Multiply lengths by a number or a fraction, such as 1/16000.", name="LENGTH_SCALE", metavar="X"),
     ] = None
-    min_length: Annotated[float | None, _option("Leave shorter examples out.", name="MIN_LENGTH", metavar="X")] = None
-    max_length: Annotated[float | None, _option("Leave longer examples out.", name="MAX_LENGTH", metavar="X")] = None
+    min_length: Annotated[float | None, option("Leave shorter examples out.", name="MIN_LENGTH", metavar="X")] = None
+    max_length: Annotated[float | None, option("Leave longer examples out.", name="MAX_LENGTH", metavar="X")] = None
     skip_invalid: Annotated[
         bool,
-        _option(
+        option(
             "Leave rows with invalid lengths out, and what follows the damage in a broken shard or one of several "
             "files; what is left out is counted and told.",
             flag="--skip-invalid",
@@ -78,7 +79,7 @@ class ManifestOptions:
 
     measure: Annotated[
         str | None,
-        _option(
+        option(
             "What of a text is its length: characters, words or bytes; characters unless given.",
             name="MEASURE",
             metavar="WHAT",
@@ -86,15 +87,15 @@ class ManifestOptions:
     ] = None
     tokenizer: Annotated[
         Path | None,
-        _option("A tokenizer.json: the length of a text is its number of tokens.", name="TOKENIZER", metavar="FILE"),
+        option("A tokenizer.json: the length of a text is its number of tokens.", name="TOKENIZER", metavar="FILE"),
     ] = None
     reduce: Annotated[
         str | None,
-        _option("What becomes of a list: max, sum, first, or the count of its items.", name="REDUCE", metavar="HOW"),
+        option("What becomes of a list: max, sum, first, or the count of its items.", name="REDUCE", metavar="HOW"),
     ] = None
     target_file: Annotated[
         str | None,
-        _option(
+        option(
             "File of the target lengths or texts: keyed by id as Kaldi's, or one line for each example (.ltr, .wrd).",
             name="TARGET_FILE",
             metavar="FILE",
@@ -102,7 +103,7 @@ class ManifestOptions:
     ] = None
     jobs: Annotated[
         int | None,
-        _option("Processes that read where there are many files; as many as processors unless given.", name="JOBS"),
+        option("Processes that read where there are many files; as many as processors unless given.", name="JOBS"),
     ] = None
 
     def load(self, *, quiet: bool) -> Lengths:
@@ -153,15 +154,21 @@ class ManifestOptions:
 class RunOptions:
     """Where results go, and how much is said."""
 
-    run: Annotated[Path, _option("Folder for the files of this tuning.", flag="--run", name="RUN", metavar="DIR")] = (
+    run: Annotated[Path, option("Folder for the files of this tuning.", flag="--run", name="RUN", metavar="DIR")] = (
         DEFAULT_RUN_FOLDER
     )
-    seed: Annotated[int, _option("Of the workload's random numbers and the sampler's shuffles.", name="SEED")] = 0
+    seed: Annotated[int, option("Of the workload's random numbers and the sampler's shuffles.", name="SEED")] = 0
     force: Annotated[
         bool, typer.Option("--force", help="Start over where the folder holds another run, and remove that.")
     ] = False
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+
+
+WorkloadSettings = Annotated[
+    list[str] | None,
+    option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,32 +177,29 @@ class ProbeOptions:
 
     workload: Annotated[
         str | None,
-        _option(
+        option(
             "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
             "code. The built-in that fits the unit unless given.",
             name="WORKLOAD",
             metavar="W",
         ),
     ] = None
-    set: Annotated[
-        list[str] | None,
-        _option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
-    ] = None
-    device: Annotated[str, _option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = "auto"
+    set: WorkloadSettings = None
+    device: Annotated[str, option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = "auto"
     memory: Annotated[
         str | None,
-        _option(
+        option(
             "Cap on the worker's memory, such as 2GiB; the whole device unless given.",
             name="MEMORY",
             metavar="SIZE",
         ),
     ] = None
     memory_fraction: Annotated[
-        float, _option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
+        float, option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
     ] = 0.9
     reserve: Annotated[
         str | None,
-        _option(
+        option(
             "Memory to keep free besides, such as 500MiB: for what training has and the workload has not (NCCL's "
             "buffers, a second model, evaluation).",
             name="RESERVE",
@@ -204,21 +208,21 @@ class ProbeOptions:
     ] = None
     ddp: Annotated[
         bool,
-        _option(
+        option(
             "Keep one copy of the gradients free besides: what the buckets of DistributedDataParallel take.",
             flag="--ddp",
             name="DDP",
         ),
     ] = False
     num_lengths: Annotated[
-        int, _option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS")
+        int, option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS")
     ] = 12
     tolerance: Annotated[
         float,
-        _option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE"),
+        option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE"),
     ] = 0.01
     trial_timeout: Annotated[
-        float, _option("Seconds that one trial may take.", name="TRIAL_TIMEOUT", metavar="SECONDS")
+        float, option("Seconds that one trial may take.", name="TRIAL_TIMEOUT", metavar="SECONDS")
     ] = 300.0
 
     def settings(self, lengths: Lengths, *, max_batch_size: int | None, seed: int) -> ProbeSettings:
@@ -262,11 +266,11 @@ class SweepOptions:
     """Which bucket tables to compare."""
 
     num_buckets: Annotated[
-        str, _option("Bucket counts: 15, 10:20 (both ends in) or 10,15,20.", name="NUM_BUCKETS", metavar="N")
+        str, option("Bucket counts: 15, 10:20 (both ends in) or 10,15,20.", name="NUM_BUCKETS", metavar="N")
     ] = "10:20"
     strategy: Annotated[
         list[str] | None,
-        _option(
+        option(
             "speechbrain, linear, exponential, quantile or optimal; can be repeated. All unless given.",
             name="STRATEGY",
             metavar="S",
@@ -291,7 +295,7 @@ class SweepOptions:
 
 MaxBatchSize = Annotated[
     int | None,
-    _option("Never more examples in a batch.", flag="--max-batch-size", name="MAX_BATCH_SIZE", metavar="N"),
+    option("Never more examples in a batch.", flag="--max-batch-size", name="MAX_BATCH_SIZE", metavar="N"),
 ]
 
 

@@ -12,8 +12,8 @@ from batchtune.cli.options import (
     ProbeOptions,
     RunOptions,
     SweepOptions,
-    _option,
     expand,
+    option,
 )
 
 EXAMPLE = "Example:  batchtune tune train.csv --workload train.py:MyStep"
@@ -28,15 +28,15 @@ def tune(
     max_batch_size: MaxBatchSize = None,
     verify: Annotated[
         bool,
-        _option("Run the recommended batches at the end, as `batchtune verify` does.", flag="--verify", name="VERIFY"),
+        option("Run the recommended batches at the end, as `batchtune verify` does.", flag="--verify", name="VERIFY"),
     ] = False,
     verify_steps: Annotated[
         int | None,
-        _option("With --verify: shuffled steps to run; 200 unless given.", name="VERIFY_STEPS", metavar="N"),
+        option("With --verify: shuffled steps to run; 200 unless given.", name="VERIFY_STEPS", metavar="N"),
     ] = None,
     time_tolerance: Annotated[
         float,
-        _option(
+        option(
             "With --verify: how far the measured time of an epoch may lie from the estimate, as a share of it.",
             name="TIME_TOLERANCE",
             metavar="X",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, ManifestOptions, _option, expand
+from batchtune.cli.options import DEFAULT_RUN_FOLDER, ManifestOptions, WorkloadSettings, expand, option
 
 if TYPE_CHECKING:
     from batchtune.tuning.verify_setup import Wanted
@@ -59,26 +59,23 @@ class WantedOptions:
 
     workload: Annotated[
         str | None,
-        _option(
+        option(
             "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
             "code. The one that was probed unless given, as for all that follows here.",
             name="WORKLOAD",
             metavar="W",
         ),
     ] = None
-    set: Annotated[
-        list[str] | None,
-        _option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
-    ] = None
-    device: Annotated[str | None, _option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = None
+    set: WorkloadSettings = None
+    device: Annotated[str | None, option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = None
     memory: Annotated[
-        str | None, _option("Cap on the worker's memory, such as 2GiB.", name="MEMORY", metavar="SIZE")
+        str | None, option("Cap on the worker's memory, such as 2GiB.", name="MEMORY", metavar="SIZE")
     ] = None
     memory_fraction: Annotated[
-        float | None, _option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
+        float | None, option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
     ] = None
     reserve: Annotated[
-        str | None, _option("Memory to keep free besides, such as 500MiB.", name="RESERVE", metavar="SIZE")
+        str | None, option("Memory to keep free besides, such as 500MiB.", name="RESERVE", metavar="SIZE")
     ] = None
 
     def wanted(self) -> Wanted:
@@ -103,25 +100,25 @@ def verify(
     wanted: WantedOptions,
     run: Annotated[
         Path | None,
-        _option("The run folder; batchtune-run unless given.", flag="--run", name="RUN", metavar="DIR"),
+        option("The run folder; batchtune-run unless given.", flag="--run", name="RUN", metavar="DIR"),
     ] = None,
-    steps: Annotated[int | None, _option("Shuffled steps to run; 200 unless given.", name="STEPS", metavar="N")] = None,
+    steps: Annotated[int | None, option("Shuffled steps to run; 200 unless given.", name="STEPS", metavar="N")] = None,
     minutes: Annotated[
-        float | None, _option("Run shuffled steps for so long instead.", name="MINUTES", metavar="X")
+        float | None, option("Run shuffled steps for so long instead.", name="MINUTES", metavar="X")
     ] = None,
-    epoch: Annotated[bool, _option("Run one whole epoch instead.", flag="--epoch", name="EPOCH")] = False,
+    epoch: Annotated[bool, option("Run one whole epoch instead.", flag="--epoch", name="EPOCH")] = False,
     time_tolerance: Annotated[
         float,
-        _option(
+        option(
             "How far the measured time of an epoch may lie from the estimate, as a share of it.",
             name="TIME_TOLERANCE",
             metavar="X",
         ),
     ] = 0.1,
     step_timeout: Annotated[
-        float, _option("Seconds that one step may take.", name="STEP_TIMEOUT", metavar="SECONDS")
+        float, option("Seconds that one step may take.", name="STEP_TIMEOUT", metavar="SECONDS")
     ] = 300.0,
-    seed: Annotated[int | None, _option("Of the shuffles; that of sampler.yaml unless given.", name="SEED")] = None,
+    seed: Annotated[int | None, option("Of the shuffles; that of sampler.yaml unless given.", name="SEED")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -58,16 +58,11 @@ def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.Arra
         ValueError: The model needs target lengths, and there are none.
     """
     long = np.asarray(length, dtype=np.float64)
-    cost: FloatArray = long * (model.linear + model.quadratic * long)
     if target_length is None:
         if needs_targets(model):
             raise ValueError("the cost model was fitted with target lengths and needs them to predict")
-        return cost
-    target = np.asarray(target_length, dtype=np.float64)
-    with_target: FloatArray = cost + target * (
-        model.target_linear + model.target_quadratic * target + model.cross * long
-    )
-    return with_target
+        return model.per_example(long)
+    return model.per_example(long, np.asarray(target_length, dtype=np.float64))
 
 
 def needs_targets(model: CostModel) -> bool:

@@ -295,7 +295,7 @@ class Evidence:
 
     def _need_by_model(self, bracket: Bracket) -> float:
         assert self.model is not None
-        need = self.model.per_example(bracket.length, bracket.target_length)
+        need = self.model.per_example(bracket.length, bracket.target_length or 0.0)
         if bracket.peaks:
             size, peak = bracket.peaks[-1]
             return need * _bounded(self._excess(size, bracket.length, peak))
@@ -305,7 +305,7 @@ class Evidence:
         """How many times what the model says the examples of a shape really took; None where that is not told."""
         model = self.model
         assert model is not None
-        said = size * model.per_example(length, self.lengths.worst_target(length))
+        said = size * model.per_example(length, self._target(length))
         telling = model.constant + _TELLING_SHARE * (self.settings.limit_bytes - model.constant)
         if said <= 0 or peak < telling or model.constant + said <= model.floor * 1.05:
             return None
@@ -352,16 +352,12 @@ class Evidence:
             )
             if near and bracket.failed_by == "oom" and not bracket.given_up and len(bracket.peaks) > 1:
                 assert bracket.failed is not None
-                slope = self._own_slope(bracket)
-                ends.append(bracket.peaks[-1][1] + slope * (bracket.failed - bracket.peaks[-1][0]))
+                largest, last_peak = bracket.peaks[-1]
+                ends.append(last_peak + (self._own_need(bracket) or 0.0) * (bracket.failed - largest))
         if len(ends) < 2:
             return limit
         highest = max((peak for size, length in self._passed if (peak := self.highest_peak(size, length))), default=0)
         return min(limit, max(*ends, float(highest)))
-
-    def _own_slope(self, bracket: Bracket) -> float:
-        (small, low), (large, high) = bracket.peaks[0], bracket.peaks[-1]
-        return max(0.0, (high - low) / (large - small))
 
     @cached_property
     def model(self) -> CostModel | None:

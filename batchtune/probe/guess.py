@@ -109,7 +109,7 @@ def _by_limits(evidence: Evidence, bracket: Bracket) -> int | None:
     if model is None or (bracket.passed and bracket.failed is not None):
         return None
     if bracket.tried == 0:
-        share = model.constant + model.per_example(bracket.length, bracket.target_length)
+        share = model.constant + model.per_example(bracket.length, bracket.target_length or 0.0)
         return max(1, min(int(1 / share), bracket.cap)) if share > 0 else None
     if bracket.failed is None:
         return bracket.passed + (step << (bracket.tried - 1))

@@ -25,7 +25,7 @@ class Ladder:
     """Batch sizes from 1 to `top`, each about `tolerance` above the one before, one at least.
 
     Between two neighbours nothing needs to be tried: they are as close as `--tolerance` asks for. So bisection over
-    the rungs between two batch sizes takes `trials_between` trials at most.
+    the n rungs between two batch sizes takes n.bit_length() trials at most.
 
     Args:
         tolerance: Distance as a share of the batch size; 0: every batch size is a rung.
@@ -69,10 +69,6 @@ class Ladder:
     def between(self, low: int, high: int) -> range:
         """The indices of the rungs strictly between two batch sizes."""
         return range(self.up_to(low), max(self.up_to(low), self.up_to(high - 1)))
-
-    def trials_between(self, low: int, high: int) -> int:
-        """How many trials bisection needs at most, to find the limit between one that passed and one that failed."""
-        return len(self.between(low, high)).bit_length()
 
     def within(self, guess: int, low: int, high: int, trials: int) -> int:
         """The batch size next to `guess` that keeps the promise of `trials`, this one included.
