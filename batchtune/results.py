@@ -271,6 +271,20 @@ class Probe(Result, frozen=True, kw_only=True):
     warnings: list[str] = []
 
 
+class RankTimes(Record, frozen=True, kw_only=True):
+    """The time of one epoch on several ranks that wait for each other at every step.
+
+    Attributes:
+        without_waiting_epoch_seconds: If no rank ever waited: all batches' time / the number of ranks.
+        independent_epoch_seconds: Each rank takes whatever batch comes.
+        same_bucket_epoch_seconds: At each step all ranks take batches of the same bucket.
+    """
+
+    without_waiting_epoch_seconds: float
+    independent_epoch_seconds: float
+    same_bucket_epoch_seconds: float
+
+
 class Row(Record, frozen=True, kw_only=True):
     """One bucket table of a sweep and what one epoch with it costs.
 
@@ -283,6 +297,13 @@ class Row(Record, frozen=True, kw_only=True):
         fill: True length / (batches × max_batch_length).
         largest_padded_length: Of any batch that this table can form on these data.
         effective_buckets: 1 / Σ p², p the share of the examples in each bucket.
+        estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
+        estimated_epoch_error_seconds: Its standard error; None likewise.
+        equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
+        smallest_batch_size, largest_batch_size: Of the epoch's batches, the last of each bucket included.
+        batch_size_variation: Their standard deviation / their mean.
+        steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
+        ranks: What the ranks' waiting for each other costs; None for one rank, or without step times.
     """
 
     strategy: str
@@ -299,6 +320,13 @@ class Row(Record, frozen=True, kw_only=True):
     largest_padded_length: float
     effective_buckets: float
     estimated_epoch_seconds: float | None
+    estimated_epoch_error_seconds: float | None = None
+    equal_to_best: bool | None = None
+    smallest_batch_size: int | None = None
+    largest_batch_size: int | None = None
+    batch_size_variation: float | None = None
+    steps: int | None = None
+    ranks: RankTimes | None = None
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -320,8 +348,87 @@ class LowerBound(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: float | None
 
 
+class SaturationPoint(Record, frozen=True, kw_only=True):
+    """What one max_batch_length brings.
+
+    Attributes:
+        throughput: True length that is trained on, per second.
+    """
+
+    max_batch_length: float
+    batches: int
+    mean_batch_size: float
+    estimated_epoch_seconds: float
+    throughput: float
+
+
+class Saturation(Record, frozen=True, kw_only=True):
+    """How throughput grows with max_batch_length.
+
+    Attributes:
+        num_buckets: Of the optimal table at each point.
+        points: In ascending order of max_batch_length.
+        fraction: Of the best throughput.
+        max_batch_length: The smallest among the points that reaches this fraction.
+    """
+
+    num_buckets: int
+    points: list[SaturationPoint]
+    fraction: float
+    max_batch_length: float
+
+
+class LearningRate(Record, frozen=True, kw_only=True):
+    """By what to multiply the learning rate, a hint, when the batch size changes.
+
+    Attributes:
+        relative_to: Whose batch size the factors start from: a baseline's name, or `current`.
+        from_batch_size, to_batch_size: Mean batch sizes, before and with the recommended row.
+        linear: to / from (Goyal et al. 2017, for SGD).
+        square_root: √(to / from) (Krizhevsky 2014; Malladi et al. 2022 for Adam).
+    """
+
+    relative_to: str
+    from_batch_size: float
+    to_batch_size: float
+    linear: float
+    square_root: float
+
+
+class TwoDimensionalRow(Record, frozen=True, kw_only=True):
+    """A bucket table over length and target length, and what it gains over one dimension.
+
+    Attributes:
+        num_buckets: The most buckets allowed.
+        buckets: (length, target length) pairs, in ascending order, both inclusive upper edges: an example belongs
+            to the first bucket whose length boundary and whose target boundary are both not below its own.
+        batch_sizes: One for each bucket.
+        batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
+        one_dimensional_batches, one_dimensional_epoch_seconds: Of the best table over length alone with as many
+            buckets, from the same shuffles.
+    """
+
+    num_buckets: int
+    buckets: list[tuple[float, float]]
+    batch_sizes: list[int]
+    batches: int
+    estimated_epoch_seconds: float | None
+    one_dimensional_batches: int
+    one_dimensional_epoch_seconds: float | None
+
+
 class Sweep(Result, frozen=True, kw_only=True):
-    """`sweep.json`: the bucket tables compared."""
+    """`sweep.json`: the bucket tables compared.
+
+    Attributes:
+        current: The user's own settings, as a row; None where they are not known.
+        current_settings: Those settings, and `source`, where they were read.
+        trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
+        knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
+        saturation: None without step times.
+        learning_rate: None where no row is recommended.
+        two_dimensional: Empty without target lengths, or where memory does not depend on them.
+    """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
 
@@ -335,6 +442,13 @@ class Sweep(Result, frozen=True, kw_only=True):
     recommended: int | None
     reason: str
     warnings: list[str]
+    current: Row | None = None
+    current_settings: dict[str, Any] | None = None
+    trade_off: list[int] = []
+    knee: int | None = None
+    saturation: Saturation | None = None
+    learning_rate: LearningRate | None = None
+    two_dimensional: list[TwoDimensionalRow] = []
 
     @property
     def recommended_row(self) -> Row | None:
