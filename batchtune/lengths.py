@@ -123,6 +123,20 @@ class Lengths:
             digest.update(np.ascontiguousarray(self.targets, dtype="<f8").data)
         return digest.hexdigest()
 
+    def padded_to(self, multiple_of: float) -> Lengths:
+        """The lengths that these examples have in batches whose length is rounded up to a multiple.
+
+        Args:
+            multiple_of: In the unit of the lengths, positive and finite.
+
+        Returns:
+            Each length rounded up (to itself where it is a multiple but for rounding errors), with its target.
+
+        Raises:
+            ValueError: `multiple_of` is not positive and finite.
+        """
+        return Lengths.of(padded_to(self.values, multiple_of), self.targets, unit=self.unit)
+
     def worst_target(self, length: float) -> float | None:
         """The longest target of the examples that are at most `length` long; None without targets.
 
@@ -146,6 +160,27 @@ class Lengths:
             unit=self.unit,
             fingerprint=self.fingerprint,
         )
+
+
+def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:
+    """The smallest multiples that are not below the lengths.
+
+    Multiples of a decimal fraction have rounding errors: a length that lies within a billionth of a multiple counts as
+    one, and multiples are given with twelve digits, or as the length itself where that is more.
+
+    Args:
+        lengths: Any shape, positive.
+        multiple_of: Positive and finite.
+
+    Raises:
+        ValueError: `multiple_of` is not positive and finite.
+    """
+    if not (np.isfinite(multiple_of) and multiple_of > 0):
+        raise ValueError(f"multiple_of must be positive and finite, got {multiple_of}")
+    values = np.asarray(lengths, dtype=np.float64)
+    multiples = np.maximum(1.0, np.ceil(values / multiple_of * (1 - 1e-9))) * multiple_of
+    digits = 10.0 ** (11 - np.floor(np.log10(multiples)))
+    return cast(FloatArray, np.maximum(np.round(multiples * digits) / digits, values))
 
 
 @dataclass(frozen=True, eq=False)

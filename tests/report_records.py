@@ -12,15 +12,20 @@ from batchtune.results import (
     CostModel,
     Device,
     FrontierPoint,
+    LearningRate,
     LengthsSummary,
     LowerBound,
     Meta,
     Models,
     Probe,
     Proposal,
+    RankTimes,
     Row,
+    Saturation,
+    SaturationPoint,
     Sweep,
     Trial,
+    TwoDimensionalRow,
     Verification,
     VerifyFailure,
     WorkloadRecord,
@@ -210,6 +215,64 @@ def made_sweep(*, timed: bool = True, unit: str | None = "s") -> Sweep:
     )
 
 
+def whole_sweep(unit: str | None = "s") -> Sweep:
+    """As `made_sweep`, with all that a sweep can tell: the user's settings, errors, ranks, saturation and the rest."""
+    sweep = made_sweep(unit=unit)
+    replace = msgspec.structs.replace
+    rows = [
+        replace(
+            row,
+            estimated_epoch_error_seconds=2.5,
+            equal_to_best=row.strategy == "optimal",
+            smallest_batch_size=3,
+            largest_batch_size=425,
+            batch_size_variation=0.61,
+            steps=-(-row.batches // 8),
+            ranks=RankTimes(
+                without_waiting_epoch_seconds=25.0, independent_epoch_seconds=27.5, same_bucket_epoch_seconds=25.5
+            ),
+        )
+        for row in sweep.rows
+    ]
+    knee = next(index for index, row in enumerate(rows) if (row.strategy, row.num_buckets) == ("optimal", 11))
+    points = [
+        SaturationPoint(
+            max_batch_length=600.0 * step / 4,
+            batches=2536 // step,
+            mean_batch_size=COUNT / (2536 // step),
+            estimated_epoch_seconds=190 + 40 / step,
+            throughput=TOTAL_SECONDS / (190 + 40 / step),
+        )
+        for step in (1, 2, 3, 4)
+    ]
+    return replace(
+        sweep,
+        settings={"seed": 7, "world_size": 8},
+        rows=rows,
+        current=replace(rows[10], strategy="current", num_buckets=200),
+        current_settings={"source": "train.yaml", "max_batch_length": 600, "num_buckets": 200},
+        trade_off=[index for index, row in enumerate(rows) if (row.strategy, row.sizing) == ("optimal", "length")][
+            ::-1
+        ],
+        knee=knee,
+        saturation=Saturation(num_buckets=13, points=points, fraction=0.95, max_batch_length=300.0),
+        learning_rate=LearningRate(
+            relative_to="current", from_batch_size=28.0, to_batch_size=45.0, linear=45 / 28, square_root=1.2677
+        ),
+        two_dimensional=[
+            TwoDimensionalRow(
+                num_buckets=20,
+                buckets=[(4.1, 30.0), (4.1, 48.0), (24.525, 400.0)],
+                batch_sizes=[140, 120, 24],
+                batches=590,
+                estimated_epoch_seconds=180.0,
+                one_dimensional_batches=628,
+                one_dimensional_epoch_seconds=198.0,
+            )
+        ],
+    )
+
+
 def with_recommended(sweep: Sweep, strategy: str, num_buckets: int) -> Sweep:
     """The same sweep, with another row recommended."""
     index = next(
@@ -282,7 +345,7 @@ def _seconds(batches: int, padded_length: float, timed: bool) -> float | None:
 
 def hostile_results(text: str) -> RunResults:
     """A run in which every string that a file can freely choose holds this text."""
-    probe, sweep = made_probe(unit=text), made_sweep(unit=text)
+    probe, sweep = made_probe(unit=text), whole_sweep(unit=text)
     replace = msgspec.structs.replace
     device = replace(probe.device, name=text, kind=text, driver=text, torch=text, allocator=text)
     return RunResults(
@@ -296,7 +359,8 @@ def hostile_results(text: str) -> RunResults:
         ),
         sweep=replace(
             sweep,
-            settings={text: text},
+            settings={text: text, "world_size": text},
+            current_settings={"source": text},
             device_name=text,
             rows=[replace(row, strategy=text if row.strategy == "optimal" else row.strategy) for row in sweep.rows],
             baselines=[*sweep.baselines, replace(sweep.baselines[0], name=text)],

@@ -2,11 +2,13 @@
 
 from batchtune.cost.fitting import fit_cost
 from batchtune.cost.frontier import Frontier, largest_max_batch_length
+from batchtune.cost.joint_frontier import JointFrontier
 from batchtune.cost.models import needs_targets, per_example, predict
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
 __all__ = [
     "Frontier",
+    "JointFrontier",
     "StepTimes",
     "fit_cost",
     "fit_step_seconds",

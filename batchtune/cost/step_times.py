@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,12 +80,14 @@ class StepTimes:
         points: Shape (coordinates, measured).
         certainty: Shape (measured,), from above 0 to 1.
         ratios: Shape (measured,): the logarithm of measured / model.
+        errors: Shape (measured,): the standard error of each measured time, as a share of it.
     """
 
     model: CostModel
     points: FloatArray
     certainty: FloatArray
     ratios: FloatArray
+    errors: FloatArray
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
@@ -107,6 +109,7 @@ class StepTimes:
             points=_coordinates(sizes, lengths, targets),
             certainty=np.array([shape.weight**2 for shape in timed], dtype=np.float64),
             ratios=np.log(seconds / fitted),
+            errors=np.array([shape.error for shape in timed], dtype=np.float64),
         )
 
     def __call__(
@@ -125,29 +128,95 @@ class StepTimes:
         seconds = predict(self.model, batch_sizes, lengths, target_lengths)
         if not self.ratios.size:
             return seconds
-        given = [np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)]
-        if needs_targets(self.model):
-            given.append(np.asarray(target_lengths, dtype=np.float64))
-        flat = [np.broadcast_to(values, seconds.shape).reshape(-1) for values in given]
         corrected: FloatArray = seconds.reshape(-1).copy()
-        for start in range(0, corrected.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            size, long, *target = (values[part] for values in flat)
-            corrected[part] *= np.exp(self._correction(_coordinates(size, long, *target)))
+        for part, shapes in self._chunks(seconds.shape, batch_sizes, lengths, target_lengths):
+            corrected[part] *= np.exp(self._correction(self._closeness(shapes)))
         result: FloatArray = corrected.reshape(seconds.shape)
         return result
 
-    def _correction(self, shapes: FloatArray) -> FloatArray:
-        """The logarithm of what the model's time is multiplied by; `shapes` is (coordinates, n)."""
+    @property
+    def sigmas(self) -> FloatArray:
+        """How uncertain the logarithms are that the times are made of, as standard deviations.
+
+        Of a measured ratio: its own standard error, and with it (as root of the sum of squares) how far the others
+        miss a measurement when it is left out, root mean square over all: what stands for shapes that were not
+        measured. Of the model: its error over the trials it was fitted to.
+
+        Returns:
+            Shape (measured + 1,), the model's last.
+        """
+        missed = 0.0
+        if self.ratios.size:
+            closeness = self._closeness(self.points)
+            np.fill_diagonal(closeness, 0.0)
+            missed = float(np.sqrt(np.mean((self._correction(closeness) - self.ratios) ** 2)))
+        return np.append(np.hypot(self.errors, missed), self.model.relative_error)
+
+    def sensitivities(
+        self,
+        batch_sizes: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        target_lengths: npt.ArrayLike | None,
+        counts: npt.ArrayLike,
+    ) -> tuple[float, FloatArray]:
+        """The time of many steps, and how it changes with the logarithms that `sigmas` are of.
+
+        A step's time is model^W₀ · Π (what measurement p says)^W_p with weights that add up to 1, so its derivative
+        by the logarithm of what p says is W_p times itself.
+
+        Args:
+            batch_sizes: Any shape; all arguments are broadcast against each other.
+            lengths: Longest lengths, in the manifest's unit.
+            target_lengths: Longest target lengths; None where the batches have none.
+            counts: How many steps there are of each shape; need not be whole.
+
+        Returns:
+            The seconds of all steps, and their derivatives, in seconds, of shape (measured + 1,), the model's last.
+
+        Raises:
+            ValueError: The model needs target lengths, and there are none.
+        """
+        each = self(batch_sizes, lengths, target_lengths)
+        seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
+        gradient = np.zeros(self.ratios.size + 1)
+        for part, shapes in self._chunks(each.shape, batch_sizes, lengths, target_lengths):
+            closeness = self._closeness(shapes)
+            scaled = seconds[part] / (self.certainty @ closeness + 1.0)
+            gradient[:-1] += self.certainty * (closeness @ scaled)
+            gradient[-1] += scaled.sum()
+        return float(seconds.sum()), gradient
+
+    def _chunks(
+        self,
+        shape: tuple[int, ...],
+        batch_sizes: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        target_lengths: npt.ArrayLike | None,
+    ) -> Iterator[tuple[slice, FloatArray]]:
+        """The coordinates of batch shapes, broadcast to `shape` and made flat, a few at a time."""
+        given = [np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)]
+        if needs_targets(self.model):
+            given.append(np.asarray(target_lengths, dtype=np.float64))
+        flat = [np.broadcast_to(values, shape).reshape(-1) for values in given]
+        for start in range(0, flat[0].size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            size, long, *target = (values[part] for values in flat)
+            yield part, _coordinates(size, long, *target)
+
+    def _correction(self, closeness: FloatArray) -> FloatArray:
+        """The logarithm of what the model's time is multiplied by, at shapes so close to the measured ones."""
+        correction: FloatArray = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
+        return correction
+
+    def _closeness(self, shapes: FloatArray) -> FloatArray:
+        """Shape (measured, n): the inverse fourth powers of the distances; `shapes` is (coordinates, n)."""
         squares: FloatArray = np.full((self.ratios.size, shapes.shape[1]), _SAME)
         for points, values in zip(self.points, shapes, strict=True):
             difference = points[:, None] - values
             difference *= difference
             squares += difference
         squares *= squares
-        weights = np.reciprocal(squares, out=squares)
-        correction: FloatArray = (self.certainty * self.ratios) @ weights / (self.certainty @ weights + 1.0)
-        return correction
+        return np.reciprocal(squares, out=squares)
 
 
 def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:

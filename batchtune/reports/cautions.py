@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import format_percent
 from batchtune.reports.verification import verification_warnings
-from batchtune.reports.words import with_full_stop
+from batchtune.reports.words import format_percent, with_full_stop
 from batchtune.results import Probe, Sweep
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import format_length

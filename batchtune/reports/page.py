@@ -14,14 +14,16 @@ from typing import get_args
 from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.rows import rows_table
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import describe_device, format_percent, summary_sentences
+from batchtune.reports.summary import describe_device, summary_sentences
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
+from batchtune.reports.trade_offs import trade_off_tables
 from batchtune.reports.verification import (
     verification_facts,
     verification_sentences,
     verification_tables,
     verification_warnings,
 )
+from batchtune.reports.words import format_percent
 from batchtune.results import CostModel, FrontierPoint, LengthsSummary, Outcome, Probe, Row, Sweep
 from batchtune.units import format_length, format_number, format_seconds, format_size
 
@@ -57,6 +59,7 @@ def build_page(results: RunResults) -> Page:
         tables.append(rows_table(sweep))
         if sweep.recommended_row is not None:
             tables.append(_bucket_table(sweep, sweep.recommended_row))
+        tables += trade_off_tables(sweep)
     if probe is not None:
         tables.append(_frontier_table(probe))
         tables += _failures_table(probe)

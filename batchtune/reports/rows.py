@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from batchtune.reports.summary import fixed_baseline, format_percent, format_times, today_row
+from batchtune.reports.summary import fixed_baseline, today_row
 from batchtune.reports.table import UNKNOWN, Column, Table
+from batchtune.reports.words import format_percent, format_times
 from batchtune.results import Baseline, LowerBound, Row, Sweep
 from batchtune.units import format_number, format_seconds
 
@@ -45,6 +46,8 @@ def rows_table(sweep: Sweep) -> Table:
     timed = has_times(sweep)
     fixed = fixed_baseline(sweep)
     lines = [_row_line(sweep.rows[index], fixed, timed) for index in chosen]
+    if sweep.current is not None:
+        lines.append(_row_line(sweep.current, fixed, timed))
     lines += [_baseline_line(baseline, fixed, timed, sweep.lengths.count) for baseline in sweep.baselines]
     lines.append(_bound_line(sweep.lower_bound, fixed, timed))
     names = [field.name for field in fields(_Line) if timed or field.name != "epoch_time"]

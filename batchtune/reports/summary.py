@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import TIMES
+from batchtune.reports.trade_offs import current_name, trade_off_sentences
 from batchtune.reports.verification import verification_sentences
-from batchtune.reports.words import with_full_stop
+from batchtune.reports.words import format_percent, format_ratio, with_full_stop
 from batchtune.results import Baseline, Confirmation, Device, Probe, Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
@@ -40,23 +40,6 @@ def fixed_baseline(sweep: Sweep) -> Baseline | None:
     return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
 
 
-def format_ratio(value: float) -> str:
-    """A ratio with 3 significant digits that keeps its zeros: `1.60`, `12.3`, `104`."""
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-
-
-def format_percent(ratio: float) -> str:
-    """A ratio as per cent: `11.4%`."""
-    return f"{100 * ratio:.1f}%"
-
-
-def format_times(baseline_cost: float | None, cost: float | None) -> str | None:
-    """The baseline's cost as a multiple of the cost; None where one is unknown or 0."""
-    if not baseline_cost or not cost:
-        return None
-    return f"{format_ratio(baseline_cost / cost)}{TIMES}"
-
-
 def describe_device(device: Device) -> str:
     """The device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
@@ -73,7 +56,9 @@ def _sweep_sentences(sweep: Sweep) -> list[str]:
             )
         return sentences
     others: list[tuple[str, Row | Baseline]] = []
-    today = today_row(sweep)
+    today = today_row(sweep) if sweep.current is None else None
+    if sweep.current is not None:
+        others.append((current_name(sweep), sweep.current))
     if today is not None and today is not row:
         others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
     if fixed is not None:
@@ -84,6 +69,7 @@ def _sweep_sentences(sweep: Sweep) -> list[str]:
         _bound(sweep, row),
         _padding(row, others),
         *([f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []),
+        *trade_off_sentences(sweep),
     ]
 
 

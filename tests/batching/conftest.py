@@ -12,14 +12,19 @@ import pytest
 
 @pytest.fixture(scope="session")
 def real_dynamic_batch_sampler() -> Any:
-    """The class of SpeechBrain itself.
+    """The class of SpeechBrain itself."""
+    if importlib.util.find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    return load_dynamic_batch_sampler()
+
+
+def load_dynamic_batch_sampler() -> Any:
+    """Imports the class of SpeechBrain itself.
 
     The sampler reads no audio, so where torchaudio does not load, an empty module takes its place for the
     import. Afterwards SpeechBrain's modules are forgotten: some of them import more as soon as anyone looks
     at them, and hypothesis looks at every module there is.
     """
-    if importlib.util.find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stand_in = False

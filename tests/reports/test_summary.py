@@ -7,7 +7,8 @@ import pytest
 from report_records import made_probe, made_sweep, with_recommended, without_recommendation
 
 from batchtune.reports import RunResults, summary_sentences
-from batchtune.reports.summary import format_ratio, today_row
+from batchtune.reports.summary import today_row
+from batchtune.reports.words import format_ratio
 from batchtune.results import Row, Sweep
 
 

@@ -1,0 +1,120 @@
+"""What a report says beside what to set: equals, randomness, ranks, saturation, tables over two lengths."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from report_records import made_sweep, whole_sweep, without_recommendation
+
+from batchtune.reports import FORMATS, RunResults, render, summary_sentences
+from batchtune.reports.trade_offs import trade_off_sentences, trade_off_tables
+from batchtune.results import Saturation, Sweep
+
+
+def sentence(sweep: Sweep, begins: str) -> str:
+    (found,) = (text for text in trade_off_sentences(sweep) if text.startswith(begins))
+    return found
+
+
+def test_a_sweep_that_knows_nothing_more_says_nothing_more() -> None:
+    assert list(trade_off_sentences(made_sweep(timed=False))) == []
+    assert trade_off_tables(made_sweep(timed=False)) == []
+
+
+def test_the_users_settings_now_come_before_any_other() -> None:
+    first, second, *_ = summary_sentences(RunResults(name="run", probe=None, sweep=whole_sweep()))
+    assert first == (
+        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch needs 634 batches where your settings now "
+        "(train.yaml) needs 1021 and a fixed batch size of 24 needs 1190."
+    )
+    assert "1.34 times faster than your settings now (train.yaml) (4 min 27 s)" in second
+
+
+def test_tables_within_the_error_are_equal() -> None:
+    assert sentence(whole_sweep(), "The estimated time") == (
+        "The estimated time is right to within 2.5%; 22 of 66 tables are equal to the fastest within that error."
+    )
+
+
+def test_the_knee_is_named() -> None:
+    assert sentence(whole_sweep(), "Speed") == (
+        "Speed against randomness bends at optimal with 11 buckets (7.7 effective): more speed than that costs most "
+        "randomness."
+    )
+
+
+def test_the_batch_sizes_vary_and_the_learning_rate_goes_with_them() -> None:
+    assert sentence(whole_sweep(), "Batches hold") == (
+        "Batches hold 3 to 425 examples, 45.01 on average (coefficient of variation 0.61); a learning rate tuned for "
+        "your settings now scales by 1.61 (linear) or 1.27 (square root), as a hint."
+    )
+
+
+def test_what_waiting_costs_is_told() -> None:
+    assert sentence(whole_sweep(), "On 8 ranks") == (
+        "On 8 ranks an epoch of 80 steps takes 27.5 s where each takes whatever batch comes (10.0% more than if none "
+        "waited), 25.5 s (2.0% more) where all take the same bucket's."
+    )
+
+
+def test_a_smaller_limit_that_is_as_fast_is_told() -> None:
+    assert sentence(whole_sweep(), "max_batch_length = 300 s") == (
+        "max_batch_length = 300 s already reaches 95.0% of the best throughput, with 22.51 examples a batch on "
+        "average: as fast, and often the better choice for training."
+    )
+
+
+def test_where_only_the_largest_limit_is_fast_enough_nothing_is_said() -> None:
+    sweep = whole_sweep()
+    assert sweep.saturation is not None
+    full = msgspec.structs.replace(sweep.saturation, max_batch_length=600.0)
+    texts = trade_off_sentences(msgspec.structs.replace(sweep, saturation=full))
+    assert not [text for text in texts if "already reaches" in text]
+
+
+def test_what_two_dimensions_gain_is_told() -> None:
+    assert sentence(whole_sweep(), "Buckets over both") == (
+        "Buckets over both lengths, as NeMo takes them, would be 1.10 times as fast as over the first alone, with 20 "
+        "buckets (sweep.json has the table)."
+    )
+
+
+def test_the_curve_marks_the_knee_and_the_recommended_row() -> None:
+    curve = trade_off_tables(whole_sweep())[0]
+    assert curve.title == "Speed against randomness"
+    assert [row[0] for row in curve.rows if "knee" in row[0]] == ["optimal 11 (knee)"]
+    assert curve.marked is not None and curve.rows[curve.marked][0] == "optimal 13"
+
+
+def test_the_saturation_table_marks_the_limit_that_is_enough() -> None:
+    table = trade_off_tables(whole_sweep())[1]
+    assert table.marked is not None
+    assert table.rows[table.marked] == ("300 s", "22.51", "3 min 30 s", "95.2%")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_shows_it_all(name: str) -> None:
+    text = render(name, RunResults(name="run", probe=None, sweep=whole_sweep()))
+    assert "train.yaml" in text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_without_a_recommendation_every_format_still_shows_the_rest(name: str) -> None:
+    sweep = msgspec.structs.replace(without_recommendation(whole_sweep()), knee=99, trade_off=[99, 3, 4])
+    assert render(name, RunResults(name="run", probe=None, sweep=sweep))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_damaged_file_crashes_no_format(name: str) -> None:
+    sweep = whole_sweep()
+    replace = msgspec.structs.replace
+    damaged = replace(
+        sweep,
+        rows=[replace(row, effective_buckets=0.0, estimated_epoch_seconds=0.0) for row in sweep.rows],
+        saturation=Saturation(num_buckets=0, points=[], fraction=0.0, max_batch_length=0.0),
+        two_dimensional=[
+            replace(sweep.two_dimensional[0], batches=0, estimated_epoch_seconds=0.0, one_dimensional_batches=0)
+        ],
+        trade_off=[-1, 10**9],
+    )
+    assert render(name, RunResults(name="run", probe=None, sweep=damaged))
