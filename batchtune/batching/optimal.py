@@ -13,8 +13,12 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 # Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
 _TIE = 1e-12
 
-# Where a vectorised pass over the hull's points drops less than this part of them, the rest goes one by one.
+# Where a vectorised pass over the hull's points drops less than this part of them, their neighbourhoods go one by one.
 _WORTHWHILE_PASS = 0.02
+_WIDENING = 8
+
+# One point of so many makes the first, rough hull.
+_SAMPLE_STEP = 64
 
 
 def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]) -> list[FloatArray]:
@@ -108,24 +112,51 @@ def _buckets(totals: list[float], previous: list[IntArray], most: int) -> IntArr
 def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
     """Indices of the lower convex hull's vertices, for strictly ascending x.
 
-    A point on or above the segment between any two others is no vertex, so all such points can be dropped at
-    once, pass by pass, until none is left.
+    A point on or above the segment between any two others is no vertex. So points may be dropped in any order,
+    and many at once, until each of those left lies below the segment between its neighbours: only the hull is
+    like that. First go the points above the hull of a sample. Then all that lie above their neighbours go, pass
+    by pass; where these are few, the ones around them go by the hull of just that neighbourhood, taken wider
+    from pass to pass, since a dent that unravels point by point would take as many passes as it has points.
     """
-    kept = np.arange(x.size)
+    kept = _below_a_sample(x, y)
+    reach = 1
     while kept.size > 2:
         dx, dy = np.diff(x[kept]), np.diff(y[kept])
-        convex = dy[:-1] * dx[1:] < dy[1:] * dx[:-1]
-        dropped = convex.size - int(np.count_nonzero(convex))
-        if dropped == 0:
+        bent = 1 + np.flatnonzero(dy[:-1] * dx[1:] >= dy[1:] * dx[:-1])
+        if bent.size == 0:
             break
-        kept = kept[np.concatenate(([True], convex, [True]))]
-        if dropped < _WORTHWHILE_PASS * kept.size:
-            return kept[_lower_hull_one_by_one(x[kept].tolist(), y[kept].tolist())]
+        if bent.size >= _WORTHWHILE_PASS * kept.size:
+            kept = np.delete(kept, bent)
+            continue
+        near = _neighbourhood(bent, reach, kept.size)
+        corners = _lower_hull_one_by_one(x[kept[near]].tolist(), y[kept[near]].tolist())
+        kept = np.delete(kept, np.delete(near, corners))
+        reach *= _WIDENING
     return kept
 
 
+def _below_a_sample(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
+    """Indices of the points below the hull of an evenly spaced sample, and of that hull's own vertices."""
+    sample = np.append(np.arange(0, x.size - 1, _SAMPLE_STEP), x.size - 1)
+    corners = sample[_lower_hull_one_by_one(x[sample].tolist(), y[sample].tolist())]
+    spans = np.diff(corners)
+    dx, dy = np.repeat(np.diff(x[corners]), spans), np.repeat(np.diff(y[corners]), spans)
+    from_x, from_y = np.repeat(x[corners[:-1]], spans), np.repeat(y[corners[:-1]], spans)
+    below = np.append((y[:-1] - from_y) * dx < dy * (x[:-1] - from_x), True)
+    below[corners] = True
+    return np.flatnonzero(below)
+
+
+def _neighbourhood(indices: npt.NDArray[np.intp], reach: int, size: int) -> npt.NDArray[np.intp]:
+    """All indices below `size` that are at most `reach` from one of those given, ascending."""
+    steps = np.zeros(size + 1, dtype=np.int64)
+    np.add.at(steps, np.maximum(indices - reach, 0), 1)
+    np.add.at(steps, np.minimum(indices + reach + 1, size), -1)
+    return np.flatnonzero(np.cumsum(steps[:-1]) > 0)
+
+
 def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.intp]:
-    """As `_lower_hull`, in time linear in the points whatever they are (Andrew's monotone chain)."""
+    """As `_lower_hull`, point by point, in time linear in them whatever they are (Andrew's monotone chain)."""
     hull: list[int] = []
     for i in range(len(x)):
         while len(hull) > 1:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.optimal import _lower_hull, _lower_hull_one_by_one, optimal_boundaries
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.batching.table import batch_sizes_for
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 
 
 def histogram_of(counts: list[int]) -> Histogram:
@@ -84,6 +86,48 @@ def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
     )
 
 
+def test_no_other_boundaries_cost_less_in_thousands_of_made_cases() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(2000):
+        distinct = int(rng.integers(1, 8))
+        histogram, costs = histogram_of(rng.integers(1, 99, distinct).tolist()), rng.gamma(1.0, 1.0, distinct)
+        if rng.random() < 0.5:
+            costs.sort()
+        found = optimal_boundaries(histogram, costs, range(1, distinct + 1))
+        for most, boundaries in enumerate(found, 1):
+            assert boundaries.size <= most
+            least, _ = by_brute_force(histogram, costs, most)
+            assert cost_of(histogram, costs, boundaries) == pytest.approx(least, rel=1e-11)
+
+
+HARD = {
+    "rising": lambda u: u,
+    "rising by a hair": lambda u: 1 + 1e-9 * u,
+    "steep": lambda u: np.exp(u / 20),
+    "whole batch sizes": lambda u: 1 / np.maximum(1, np.floor(900 / u)),
+    "noisy": lambda u: u * np.random.default_rng(8).uniform(0.5, 1.5, u.size),
+    "falling": lambda u: 1 / u,
+    "all the same": np.ones_like,
+}
+
+
+@pytest.mark.parametrize("costs_of", HARD.values(), ids=HARD)
+@pytest.mark.parametrize("tail", ["equal", "heavy", "thin"])
+def test_hard_costs_and_counts_agree_with_the_plain_programme(
+    costs_of: Callable[[FloatArray], FloatArray], tail: str
+) -> None:
+    lengths = np.arange(1.0, 301)
+    counts = {
+        "equal": np.ones(300),
+        "heavy": np.random.default_rng(9).pareto(0.7, 300) * 5 + 1,
+        "thin": 1e6 * np.exp(-lengths / 10) + 1,
+    }[tail].astype(np.int64)
+    costs = np.asarray(costs_of(lengths), dtype=float)
+    histogram = Histogram(lengths, counts)
+    (boundaries,) = optimal_boundaries(histogram, costs, [6])
+    assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
+
+
 def test_batch_sizes_of_real_shape_agree_with_the_plain_programme() -> None:
     rng = np.random.default_rng(3)
     lengths, counts = np.unique(rng.gamma(4, 2, 2000).round(1) + 0.1, return_counts=True)
@@ -110,6 +154,58 @@ def test_one_distinct_length_is_one_bucket() -> None:
     assert optimal_boundaries(histogram_of([7]), np.array([2.0]), [3])[0].tolist() == [1]
 
 
+def test_two_lengths_are_two_buckets_where_that_pays() -> None:
+    asked = [1, 2, 9]
+    rising = optimal_boundaries(histogram_of([3, 4]), np.array([1.0, 2.0]), asked)
+    falling = optimal_boundaries(histogram_of([3, 4]), np.array([2.0, 1.0]), asked)
+    assert [b.tolist() for b in rising] == [[2], [1, 2], [1, 2]]
+    assert [b.tolist() for b in falling] == [[2], [2], [2]]
+
+
+def test_more_buckets_than_lengths_may_be_asked_for() -> None:
+    (boundaries,) = optimal_boundaries(histogram_of([1, 1, 1]), np.array([1.0, 2.0, 3.0]), [50])
+    assert boundaries.tolist() == [1, 2, 3]
+
+
+# Lengths, and a max_batch_length.
+EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000))
+
+
+@given(case=EXAMPLES)
+@settings(deadline=None, max_examples=150)
+def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_more_costs_no_more(
+    case: tuple[list[int], int],
+) -> None:
+    histogram = Lengths.of(case[0]).histogram
+    costs = 1 / batch_sizes_for(histogram.lengths, case[1])
+    asked = range(1, 12)
+    found = optimal_boundaries(histogram, costs, asked)
+    for most, boundaries in zip(asked, found, strict=True):
+        assert boundaries.size <= most
+        assert np.all(np.diff(boundaries) > 0)
+        assert set(boundaries) <= set(case[0])
+        assert boundaries[-1] == max(case[0])
+    totals = np.array([cost_of(histogram, costs, b) for b in found])
+    assert np.all(np.diff(totals) <= 1e-12 * totals[:-1])
+
+
+@given(case=EXAMPLES, power=st.integers(-20, 20), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=100)
+def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_the_boundaries(
+    case: tuple[list[int], int], power: int, seed: int
+) -> None:
+    values, scale = np.array(case[0], dtype=float), 2.0**power
+
+    def boundaries(lengths: FloatArray, max_batch_length: float) -> list[list[float]]:
+        histogram = Lengths.of(lengths).histogram
+        costs = 1 / batch_sizes_for(histogram.lengths, max_batch_length)
+        return [b.tolist() for b in optimal_boundaries(histogram, costs, [1, 3, 8])]
+
+    shuffled = np.random.default_rng(seed).permutation(values)
+    scaled = boundaries(shuffled * scale, case[1] * scale)
+    assert scaled == [[b * scale for b in each] for each in boundaries(values, case[1])]
+
+
 @pytest.mark.parametrize(
     ("costs", "num_buckets", "rule"),
     [
@@ -125,15 +221,25 @@ def test_misuse_is_refused_with_the_rule(costs: list[float], num_buckets: list[i
         optimal_boundaries(histogram_of([1, 1]), np.array(costs), num_buckets)
 
 
-@given(st.lists(st.integers(-50, 50), min_size=1, max_size=80))
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))
 @settings(deadline=None)
 def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:
     x, y = np.arange(len(heights), dtype=float), np.array(heights, dtype=float)
     assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
 
 
-def test_a_hull_that_unravels_from_one_end_is_found() -> None:
+@pytest.mark.parametrize("dents", [1, 20, 400, 2000])
+def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
+    rng = np.random.default_rng(dents)
+    x = np.cumsum(rng.integers(1, 4, 5000)).astype(float)
+    y = (x - 5000) ** 2
+    y[rng.integers(0, x.size, dents)] -= rng.integers(1, 100_000, dents)
+    assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
+
+
+@pytest.mark.parametrize("deep", [0, 63, 64, 250, 498, 499])
+def test_a_hull_that_unravels_from_one_point_is_found(deep: int) -> None:
     x = np.arange(500.0)
     y = x * x
-    y[-1] = -1e9
-    assert _lower_hull(x, y).tolist() == [0, 499]
+    y[deep] = -1e9
+    assert _lower_hull(x, y).tolist() == sorted({0, deep, 499})

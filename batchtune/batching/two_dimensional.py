@@ -1,0 +1,379 @@
+"""Bucket tables by length and target length: what they are, and the ones that no others beat.
+
+NVIDIA NeMo takes such tables as `bucket_duration_bins: [[4.1, 30], [4.1, 48], [8.0, 51], …]`, ascending pairs of
+(largest duration, largest number of tokens), with one entry of `bucket_batch_size` each. How it finds an example's
+bucket is in `find_smallest_bucket` of nemo/collections/common/data/lhotse/sampling.py (NVIDIA/NeMo, commit 23d2d02):
+
+- strict (`bucketing_2d_strict_mode: true`, the default): only the pairs with the smallest duration that is not below
+  the example's count; of these the first whose number of tokens is not below the example's. An example with more
+  tokens than all of them is left out of the training.
+- otherwise: the first pair, in order, that is not below the example in either. So an example with too many tokens
+  for its own duration goes to a bucket of longer ones.
+
+Lhotse itself has buckets by one length only (`SamplingConstraint.select_bucket`, a `bisect_left`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.lengths import FloatArray, IntArray
+
+BatchSizesOf = Callable[[FloatArray, FloatArray], IntArray]
+"""(boundaries, target boundaries) → the batch size of each such bucket, element by element."""
+
+ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
+"""(boundaries, target boundaries) → what one example costs in each such bucket, element by element."""
+
+# Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
+_TIE = 1e-12
+
+# The targets are told apart this many times finer than one bin's grid: a bin has a small part of them.
+_CELLS_PER_GRID_POINT = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketTable2D:
+    """Pairs of boundaries, and one batch size per pair.
+
+    Attributes:
+        boundaries: Shape (buckets,), ascending, positive and finite: the length boundary of each bucket. The
+            buckets with the same one share a range of lengths.
+        target_boundaries: Shape (buckets,), not negative and finite; strictly ascending among the buckets with
+            the same length boundary.
+        batch_sizes: Shape (buckets,), at least 1 each.
+
+    Raises:
+        ValueError: The arrays are empty, differ in shape, or break one of these rules.
+    """
+
+    boundaries: FloatArray
+    target_boundaries: FloatArray
+    batch_sizes: IntArray
+
+    def __post_init__(self) -> None:
+        if self.boundaries.ndim != 1 or self.boundaries.size == 0:
+            raise ValueError(f"boundaries must be a non-empty one-dimensional array, got {self.boundaries.shape}")
+        if self.target_boundaries.shape != self.boundaries.shape:
+            raise ValueError(f"{self.target_boundaries.size} target boundaries for {self.boundaries.size} boundaries")
+        if self.batch_sizes.shape != self.boundaries.shape:
+            raise ValueError(f"{self.batch_sizes.size} batch sizes for {self.boundaries.size} boundaries")
+        if not (np.isfinite(self.boundaries).all() and self.boundaries[0] > 0):
+            raise ValueError("boundaries must be positive and finite")
+        if not (np.isfinite(self.target_boundaries).all() and self.target_boundaries.min() >= 0):
+            raise ValueError("target boundaries must be finite and not negative")
+        steps, target_steps = np.diff(self.boundaries), np.diff(self.target_boundaries)
+        if not ((steps > 0) | ((steps == 0) & (target_steps > 0))).all():
+            raise ValueError("pairs of boundaries must be strictly ascending, by length and then by target")
+        if self.batch_sizes.min() < 1:
+            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes.min()}")
+
+    @property
+    def num_buckets(self) -> int:
+        """Number of buckets, empty ones included."""
+        return int(self.boundaries.size)
+
+    def assign(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
+        """The bucket of each example: the first whose boundaries are both not below the example's lengths.
+
+        That is NeMo's rule without its strict mode. The strict one gives the same bucket to all examples whose
+        target is at most the last target boundary of their own length boundary, and none to the others.
+
+        Args:
+            lengths: Any shape.
+            targets: The same shape.
+
+        Returns:
+            The same shape.
+
+        Raises:
+            ValueError: The shapes differ, or an example has no bucket.
+        """
+        of, by = np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+        if of.shape != by.shape:
+            raise ValueError(f"targets of shape {by.shape} for lengths of shape {of.shape}")
+        ends, tops = np.unique(self.boundaries), np.unique(self.target_boundaries)
+        buckets = self._first_buckets(ends, tops)[np.searchsorted(ends, of), np.searchsorted(tops, by)]
+        homeless = buckets == self.num_buckets
+        if homeless.any():
+            raise ValueError(f"no bucket holds a length of {of[homeless][0]} with a target of {by[homeless][0]}")
+        return buckets
+
+    def _first_buckets(self, ends: FloatArray, tops: FloatArray) -> IntArray:
+        """Shape (ends + 1, tops + 1): the first bucket not below each pair of boundaries, or `num_buckets`.
+
+        The last row and column stand for what is beyond all boundaries.
+        """
+        first = np.full((ends.size + 1, tops.size + 1), self.num_buckets, dtype=np.int64)
+        starts = np.searchsorted(self.boundaries, ends, side="left")
+        stops = np.searchsorted(self.boundaries, ends, side="right")
+        for row in range(ends.size - 1, -1, -1):
+            own = starts[row] + np.searchsorted(self.target_boundaries[starts[row] : stops[row]], tops)
+            first[row, :-1] = np.where(own < stops[row], own, first[row + 1, :-1])
+        return first
+
+
+def optimal_table_2d(
+    lengths: FloatArray,
+    targets: FloatArray,
+    batch_sizes: BatchSizesOf,
+    costs: ExampleCostsOf,
+    num_buckets: Sequence[int],
+    *,
+    candidates: FloatArray | None = None,
+    resolution: int = 64,
+) -> list[BucketTable2D]:
+    """The tables that minimise the cost of all examples, for several bucket counts in one run.
+
+    The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin
+    of a bin ends at the largest target in it, so every example has its bucket, with and without NeMo's strict
+    mode. The table is the best of all those whose
+
+    - length boundaries are among at most `resolution` quantiles of the lengths and the `candidates`,
+    - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the
+      largest of these. (Where there are more than 16·`resolution` distinct targets, quantiles are taken of
+      targets rounded up to so many values.)
+
+    Where there are no more distinct values than `resolution`, that is every table there is, whatever the costs.
+
+    Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up
+    to its target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number
+    of targets in (v_s, v_t]); the examples up to u_j, in exactly k buckets, f_k(j) = min over i < j and m of
+    f_{k-m}(i) + g_m(largest target of the bin). With E length ends and R = `resolution`, O(K·E²·R²) steps.
+
+    Where costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table,
+    the result costs no more than that table with the same number of buckets: each of its buckets is a bin with
+    one sub-bin, which ends at the largest target in it, not at the largest of all examples up to that length.
+
+    Args:
+        lengths: Shape (examples,), positive and finite, in any order.
+        targets: Shape (examples,), not negative and finite: the target length of the same example.
+        batch_sizes: The batch size of a bucket, at least 1.
+        costs: What an example costs in a bucket, not negative and finite. Called with two-dimensional arrays.
+        num_buckets: The largest number of buckets allowed, at least 1 each.
+        candidates: Shape (any,): more length boundaries to choose from. The longest length not above each
+            takes its place: that holds the same examples.
+        resolution: The most quantiles, at least 1.
+
+    Returns:
+        For each entry of `num_buckets` a table. Its length boundaries are lengths of examples, its target
+        boundaries are targets of examples, the last length boundary is the longest length. Where fewer buckets
+        cost the same, fewer are given.
+
+    Raises:
+        ValueError: There are no examples, the shapes differ, a value is out of its range, a bucket count or the
+            resolution is below 1, or `costs` or `batch_sizes` gives what it must not.
+    """
+    _check(lengths, targets, num_buckets, resolution)
+    ends = _length_ends(lengths, candidates, resolution)
+    bins = _Bins(_Cells.of(lengths, targets, ends, resolution), costs, resolution)
+    most = max(num_buckets)
+    of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
+    least = _solve(of_bins, most)
+    return [_table(bins, of_bins, least, limit, batch_sizes) for limit in num_buckets]
+
+
+def _check(lengths: FloatArray, targets: FloatArray, num_buckets: Sequence[int], resolution: int) -> None:
+    if lengths.ndim != 1 or lengths.size == 0:
+        raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {lengths.shape}")
+    if targets.shape != lengths.shape:
+        raise ValueError(f"{targets.size} targets for {lengths.size} lengths")
+    if not (np.isfinite(lengths).all() and lengths.min() > 0):
+        raise ValueError("lengths must be positive and finite")
+    if not (np.isfinite(targets).all() and targets.min() >= 0):
+        raise ValueError("target lengths must be finite and not negative")
+    if not num_buckets or min(num_buckets) < 1:
+        raise ValueError(f"bucket counts must be at least 1, got {list(num_buckets)}")
+    if resolution < 1:
+        raise ValueError(f"the resolution must be at least 1, got {resolution}")
+
+
+def _length_ends(lengths: FloatArray, candidates: FloatArray | None, resolution: int) -> FloatArray:
+    """The lengths at which bins may end, ascending, the longest last."""
+    ends = _quantiles(lengths, resolution)
+    if candidates is None:
+        return ends
+    distinct = np.unique(lengths)
+    not_above = np.searchsorted(distinct, candidates, side="right") - 1
+    return np.union1d(ends, distinct[not_above[not_above >= 0]])
+
+
+def _quantiles(values: FloatArray, most: int) -> FloatArray:
+    """All distinct values where there are at most `most`, else that many quantiles of them or fewer; ascending."""
+    distinct = np.unique(values)
+    if distinct.size <= most:
+        return distinct
+    return np.unique(np.sort(values)[_shares(np.array([values.size]), most)[0] - 1])
+
+
+def _shares(totals: IntArray, parts: int) -> IntArray:
+    """Shape (totals, parts): 1/parts, 2/parts, … of each total, rounded up."""
+    return cast(IntArray, -(-totals[:, None] * np.arange(1, parts + 1) // parts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cells:
+    """The examples counted by length and target.
+
+    Attributes:
+        ends: Shape (ends,): the lengths at which bins may end.
+        tops: Shape (tops,): targets, ascending, the largest last.
+        counts: Shape (ends + 1, tops): number of examples up to the end before (first row: none) and up to the top.
+        largest: Shape (ends,): the largest target among the lengths from behind the end before up to this end.
+    """
+
+    ends: FloatArray
+    tops: FloatArray
+    counts: IntArray
+    largest: FloatArray
+
+    @classmethod
+    def of(cls, lengths: FloatArray, targets: FloatArray, ends: FloatArray, resolution: int) -> _Cells:
+        tops = _quantiles(targets, _CELLS_PER_GRID_POINT * resolution)
+        rows, columns = np.searchsorted(ends, lengths), np.searchsorted(tops, targets)
+        counts = np.bincount(rows * tops.size + columns, minlength=ends.size * tops.size).reshape(ends.size, -1)
+        counts = np.pad(counts.cumsum(axis=0).cumsum(axis=1), ((1, 0), (0, 0)))
+        largest = np.zeros(ends.size)
+        np.maximum.at(largest, rows, targets)
+        return cls(ends, tops, counts.astype(np.int64), largest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """Where the targets of some bins may be cut; all arrays have the shape (cuts, bins).
+
+    Attributes:
+        tops: Target boundaries, ascending in each bin; the last is the largest target in the bin.
+        counts: Number of the bin's examples up to that target.
+        costs: What an example costs in a sub-bin that ends there.
+        usable: Whether it is a boundary of its own: below the bin's largest, and not the same as the one before.
+    """
+
+    tops: FloatArray
+    counts: IntArray
+    costs: FloatArray
+    usable: npt.NDArray[np.bool_]
+
+    def least(self, most: int) -> FloatArray:
+        """Shape (cuts, min(most, cuts), bins): the least cost up to each cut, in exactly 1, 2, … sub-bins."""
+        cuts, bins = self.tops.shape
+        least = np.full((cuts, min(most, cuts), bins), np.inf)
+        for cut in range(cuts):
+            least[cut, 0] = self.costs[cut] * self.counts[cut]
+            if cut and least.shape[1] > 1:
+                sums = least[:cut, :-1] + self.last_sub_bin(cut)[:, None, :]
+                np.min(sums, axis=0, out=least[cut, 1:])
+            least[cut, :, ~self.usable[cut]] = np.inf
+        return least
+
+    def last_sub_bin(self, cut: int) -> FloatArray:
+        """Shape (cut, bins): the cost of the sub-bin from behind each earlier cut up to this one."""
+        return cast(FloatArray, self.costs[cut] * (self.counts[cut] - self.counts[:cut]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bins:
+    """Looks up the bins; ends are counted from 1, the end 0 is before the shortest length."""
+
+    cells: _Cells
+    costs: ExampleCostsOf
+    resolution: int
+
+    def ending_at(self, end: int, begin: int | None = None) -> _Columns:
+        """The bins (u_i, u_end] for i = 0, …, end - 1, or for i = `begin` alone."""
+        begins = slice(0, end) if begin is None else slice(begin, begin + 1)
+        up_to = self.cells.counts[end] - self.cells.counts[begins]
+        largest = np.maximum.accumulate(self.cells.largest[:end][::-1])[::-1][begins]
+        cuts = _quantile_cells(up_to, self.resolution)
+        below = self.cells.tops[cuts] < largest[:, None]
+        once = np.diff(cuts, axis=1, prepend=-1) > 0
+        tops = _by_cut(self.cells.tops[cuts], largest)
+        counts = _by_cut(np.take_along_axis(up_to, cuts, axis=1), up_to[:, -1])
+        return _Columns(tops, counts, self._costs(end, tops), _by_cut(below & once, np.ones_like(largest, dtype=bool)))
+
+    def _costs(self, end: int, tops: FloatArray) -> FloatArray:
+        costs = np.asarray(self.costs(np.full_like(tops, self.cells.ends[end - 1]), tops), dtype=np.float64)
+        if costs.shape != tops.shape:
+            raise ValueError(f"example costs must have the shape of the boundaries, {tops.shape}, got {costs.shape}")
+        if not (np.isfinite(costs).all() and costs.min() >= 0):
+            raise ValueError("example costs must be finite and not negative")
+        return costs
+
+
+def _by_cut(values: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Shape (cuts + 1, bins), contiguous, from shape (bins, cuts) and what the bin's last cut has, shape (bins,)."""
+    return np.ascontiguousarray(np.column_stack((values, last)).T)
+
+
+def _quantile_cells(up_to: IntArray, most: int) -> IntArray:
+    """Shape (bins, cuts): the cells at which each bin's targets may be cut, ascending, some of them twice.
+
+    Args:
+        up_to: Shape (bins, cells): number of the bin's examples in that cell and the ones before.
+        most: All cells that have examples where they are no more than this, else that many quantiles.
+    """
+    filled = np.cumsum(np.diff(up_to, axis=1, prepend=0) > 0, axis=1)
+    weights = np.where(filled[:, -1:] <= most, filled, up_to)
+    parts = min(most, int(filled[:, -1].max()))
+    # All rows in one ascending line, each beginning where the one before it ends: one search serves them all.
+    begins = np.concatenate(([0], np.cumsum(weights[:, -1])[:-1]))[:, None]
+    found = np.searchsorted((weights + begins).ravel(), _shares(weights[:, -1], parts) + begins)
+    return cast(IntArray, found - np.arange(up_to.shape[0])[:, None] * up_to.shape[1])
+
+
+def _solve(of_bins: list[FloatArray], most: int) -> FloatArray:
+    """Shape (most + 1, ends + 1): the least cost of the examples up to each end in exactly that many buckets.
+
+    Args:
+        of_bins: For each end, shape (sub-bins, begins): the least cost of the bin from each begin up to it in
+            exactly 1, 2, … sub-bins.
+        most: The most buckets.
+    """
+    least = np.full((most + 1, len(of_bins) + 1), np.inf)
+    least[0, 0] = 0.0
+    for end, of_bin in enumerate(of_bins, 1):
+        for sub_bins, costs in enumerate(of_bin, 1):
+            sums = least[:-sub_bins, :end] + costs
+            least[sub_bins:, end] = np.minimum(least[sub_bins:, end], sums.min(axis=1))
+    return least
+
+
+def _table(
+    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int, batch_sizes: BatchSizesOf
+) -> BucketTable2D:
+    """The best table of at most `most` buckets, of as few as cost the same."""
+    totals = least[1 : most + 1, -1]
+    buckets = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + _TIE))[0])
+    pairs = np.array(list(_backwards(bins, of_bins, least, buckets))[::-1])
+    boundaries, target_boundaries = pairs[:, 0].copy(), pairs[:, 1].copy()
+    sizes = np.asarray(batch_sizes(boundaries, target_boundaries))
+    return BucketTable2D(boundaries, target_boundaries, sizes.astype(np.int64))
+
+
+def _backwards(
+    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, buckets: int
+) -> Iterator[tuple[float, float]]:
+    """The pairs of boundaries, from the last to the first."""
+    end = least.shape[1] - 1
+    while end > 0:
+        of_bin = of_bins[end - 1][:buckets]
+        # The very sums that `_solve` compared, so the least of them is the one that it took.
+        sums = [least[buckets - sub_bins, :end] + costs for sub_bins, costs in enumerate(of_bin, 1)]
+        sub_bins, begin = (int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end)))
+        for top in _tops_backwards(bins.ending_at(end, begin), sub_bins + 1):
+            yield float(bins.cells.ends[end - 1]), top
+        end, buckets = begin, buckets - sub_bins - 1
+
+
+def _tops_backwards(columns: _Columns, sub_bins: int) -> Iterator[float]:
+    """The target boundaries of the one bin of `columns`, in so many sub-bins, from the last to the first."""
+    least, cut = columns.least(sub_bins), columns.tops.shape[0] - 1
+    for before in range(sub_bins - 1, -1, -1):
+        yield float(columns.tops[cut, 0])
+        if before:
+            cut = int(np.argmin(least[:cut, before - 1, 0] + columns.last_sub_bin(cut)[:, 0]))
