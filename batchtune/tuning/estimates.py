@@ -51,12 +51,17 @@ def epoch_seconds(
     expected: ExpectedBatches, table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None
 ) -> float:
     """As `estimated_epoch_seconds`, of what is worked out already."""
+    return expected.sum_of(epoch_batch_seconds(table, step_seconds, targets))
+
+
+def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
+    """The time of one step of the table's batches, by batch size and longest length."""
     below = np.concatenate(([0.0], table.boundaries[:-1]))
 
     def above(ends: FloatArray) -> FloatArray:
         return below[np.searchsorted(table.boundaries, ends)]
 
-    return expected.sum_of(batch_seconds(step_seconds, targets, above))
+    return batch_seconds(step_seconds, targets, above)
 
 
 def batch_seconds(

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+
+from batchtune.batching.expectation import ExpectedBatches, expected_batches
+from batchtune.batching.table import BucketTable, batch_sizes_for
+from batchtune.cost import StepTimes, predict
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import CostModel, Trial
+from batchtune.tuning.estimates import epoch_seconds
+from batchtune.tuning.targets import TypicalTargets
+from batchtune.tuning.uncertainty import EpochTime, epoch_time, equal_to_best, group_starts, standard_error
+
+MODEL = CostModel(floor=0.0, constant=0.02, linear=1e-3, quadratic=1e-5, target_linear=5e-4, relative_error=0.03)
+RANDOM = np.random.default_rng(3)
+VALUES = (RANDOM.gamma(4, 3, 20_000) + 0.5).round(2)
+WITH_TARGETS = Lengths.of(VALUES, RANDOM.poisson(2 * VALUES))
+TARGETS = TypicalTargets.of(WITH_TARGETS)
+
+
+@cache
+def table(buckets: int) -> BucketTable:
+    boundaries = np.append(np.quantile(VALUES, np.arange(1, buckets) / buckets), VALUES.max())
+    return BucketTable(boundaries, batch_sizes_for(boundaries, 300.0))
+
+
+def trial(batch_size: int, length: float) -> Trial:
+    target = 2 * length
+    seconds = float(predict(MODEL, batch_size, length, target)) * float(np.exp(RANDOM.normal(0, 0.05)))
+    return Trial(
+        index=0,
+        batch_size=batch_size,
+        length=length,
+        target_length=target,
+        outcome="ok",
+        steps=5,
+        step_seconds=seconds,
+        peak_bytes=None,
+        reserved_bytes=None,
+        alloc_retries=None,
+        error=None,
+        elapsed_seconds=1.0,
+        step_seconds_spread=0.05 * seconds,
+    )
+
+
+TIMES = StepTimes.of(
+    [trial(max(1, int(300 / length / part)), length) for length in (1.0, 3.0, 8.0, 20.0, 50.0) for part in (1, 3)],
+    MODEL,
+)
+
+
+@cache
+def expected(buckets: int) -> ExpectedBatches:
+    return expected_batches(WITH_TARGETS.histogram, table(buckets))
+
+
+def exact_seconds(times: StepTimes, buckets: int) -> float:
+    return epoch_seconds(expected(buckets), table(buckets), times, TARGETS)
+
+
+def timed(buckets: int) -> EpochTime:
+    return epoch_time(expected(buckets), table(buckets), TIMES, TARGETS, exact_seconds(TIMES, buckets))
+
+
+def perturbed(logs: FloatArray) -> StepTimes:
+    factor = float(np.exp(logs[-1]))
+    named = ("floor", "constant", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+    model = msgspec.structs.replace(MODEL, **{name: getattr(MODEL, name) * factor for name in named})
+    return replace(TIMES, model=model, ratios=TIMES.ratios + logs[:-1] - logs[-1])
+
+
+def test_the_standard_error_is_what_perturbed_measurements_spread_by() -> None:
+    random = np.random.default_rng(11)
+    draws = random.normal(size=(300, TIMES.sigmas.size)) * TIMES.sigmas
+    seconds = [exact_seconds(perturbed(logs), 6) for logs in draws]
+    # A standard deviation of 300 has a standard error of 4%.
+    assert standard_error(timed(6), TIMES.sigmas) == pytest.approx(np.std(seconds), rel=0.1)
+
+
+def test_the_error_of_a_difference_is_what_perturbed_measurements_spread_it_by() -> None:
+    random = np.random.default_rng(12)
+    draws = random.normal(size=(200, TIMES.sigmas.size)) * TIMES.sigmas
+    differences = [exact_seconds(perturbed(logs), 2) - exact_seconds(perturbed(logs), 12) for logs in draws]
+    few, many = timed(2), timed(12)
+    assert few.gradient is not None
+    assert many.gradient is not None
+    error = float(np.linalg.norm((few.gradient - many.gradient) * TIMES.sigmas))
+    assert error == pytest.approx(np.std(differences), rel=0.12)
+
+
+def test_a_few_lengths_stand_for_all_in_the_gradient() -> None:
+    found = timed(6).gradient
+    assert found is not None
+    for source in range(found.size):
+        logs = np.zeros(found.size)
+        logs[source] = 1e-5
+        more, less = exact_seconds(perturbed(logs), 6), exact_seconds(perturbed(-logs), 6)
+        assert found[source] == pytest.approx((more - less) / 2e-5, rel=0.02, abs=1e-3 * np.abs(found).max())
+    assert group_starts(expected(6), table(6), 256).size <= 256 + 6
+
+
+def test_groups_do_not_cross_buckets_and_are_small() -> None:
+    batches = expected(9)
+    starts = group_starts(batches, table(9), 100)
+    buckets = table(9).assign(batches.lengths)
+    ends = np.append(starts[1:], buckets.size) - 1
+    assert (buckets[starts] == buckets[ends]).all()
+    each = batches.full_batches + batches.remainder_batches
+    besides_the_first = np.add.reduceat(each, starts) - each[starts]
+    assert besides_the_first.max() <= 2 / 100 * each.sum() * (1 + 1e-9)
+    span = batches.lengths[ends] - batches.lengths[starts]
+    assert span.max() <= 2 / 100 * (VALUES.max() - VALUES.min()) * (1 + 1e-9)
+
+
+def test_few_lengths_are_each_a_group() -> None:
+    one = BucketTable(np.array([9.0]), np.array([2]))
+    assert group_starts(expected_batches(Lengths.of([1, 2, 2, 9]).histogram, one), one, 256).tolist() == [0, 1, 2]
+
+
+def test_made_step_times_have_no_error() -> None:
+    time = epoch_time(expected(3), table(3), lambda sizes, lengths, targets=None: np.ones(1), None, 5.0)
+    assert (time.seconds, time.gradient) == (5.0, None)
+    assert standard_error(time, None) is None
+    assert equal_to_best([time, time], None) == [None, None]
+
+
+def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
+    sigmas = np.array([0.1, 0.01])
+    best = EpochTime(100.0, np.array([100.0, 0.0]))
+    alike, apart = EpochTime(103.0, np.array([103.0, 0.0])), EpochTime(103.0, np.array([0.0, 103.0]))
+    assert standard_error(alike, sigmas) == pytest.approx(10.3)
+    # The difference of alike is 3 ± 0.3, that of apart 3 ± 10.
+    assert equal_to_best([alike, best, apart], sigmas) == [False, True, True]
+
+
+def test_two_standard_errors_are_still_equal() -> None:
+    sigmas = np.array([0.25])
+    times = [EpochTime(seconds, np.array([gradient])) for seconds, gradient in ((8.0, 8.0), (9.0, 10.0), (9.5, 10.0))]
+    assert equal_to_best(times, sigmas) == [True, True, False]
+
+
+def test_of_no_times_none_is_best() -> None:
+    assert equal_to_best([], np.array([0.1])) == []
