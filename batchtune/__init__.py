@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from batchtune.sampler import BucketBatchSampler
     from batchtune.shapes import BatchShape
     from batchtune.workloads import Workload
 
-__all__ = ["BatchShape", "Workload", "__version__"]
+__all__ = ["BatchShape", "BucketBatchSampler", "Workload", "__version__"]
 
-_HOMES = {"BatchShape": "batchtune.shapes", "Workload": "batchtune.workloads"}
+_HOMES = {
+    "BatchShape": "batchtune.shapes",
+    "BucketBatchSampler": "batchtune.sampler",
+    "Workload": "batchtune.workloads",
+}
 
 
 def __getattr__(name: str) -> Any:

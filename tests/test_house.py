@@ -15,7 +15,8 @@ BASE = {"errors", "shapes", "lengths", "results", "files", "survey", "trust", "u
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"manifests", "batching", "cost", "probe", "loaders"},
-    {"tuning", "reports", "exports", "sampler"},
+    {"tuning", "reports", "exports"},
+    {"sampler"},  # reads what `exports` writes
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]

@@ -66,11 +66,7 @@ def load_lengths(
         ManifestError: It can't be read as asked; the message says what is wrong and where.
         UsageError: The options name no known format, or one column twice.
     """
-    plan, tasks = planned(manifest, options)
-    parts: list[Part | None] = [None] * len(tasks)
-    for index, part in read_all(tasks, jobs, on_progress):
-        parts[index] = part
-    found = merged([part for part in parts if part is not None], label_of(tasks), options, plan.keys)
+    plan, found = read_in_order(manifest, options, jobs=jobs, on_progress=on_progress)
     return Lengths.of(
         found.lengths,
         found.targets,
@@ -79,6 +75,17 @@ def load_lengths(
         notes=(*plan.notes, *found.notes),
         owned=True,
     )
+
+
+def read_in_order(
+    manifest: Manifest, options: ReadOptions, *, jobs: int = 1, on_progress: OnProgress | None = None
+) -> tuple[Plan, Part]:
+    """How a data set is read, and all its examples in the manifest's order. Arguments and errors as `load_lengths`."""
+    plan, tasks = planned(manifest, options)
+    parts: list[Part | None] = [None] * len(tasks)
+    for index, part in read_all(tasks, jobs, on_progress):
+        parts[index] = part
+    return plan, merged([part for part in parts if part is not None], label_of(tasks), options, plan.keys)
 
 
 def planned(manifest: Manifest, options: ReadOptions, *, with_ids: bool = False) -> tuple[Plan, list[Task]]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
+from batchtune.batching import epochs
+from batchtune.batching.epochs import Ordering
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.shapes import BatchShape
 from batchtune.units import format_length
-
-Ordering = Literal["random", "ascending", "descending"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +70,6 @@ class Batches:
         target = None if self.targets is None else float(self.targets[index])
         shape = BatchShape(int(self.batch_sizes[index]), float(self.lengths[index]), target)
         return PlannedBatch(shape, int(self.buckets[index]))
-
-    def ordered(self, order: IntArray) -> Batches:
-        """The batches at these positions."""
-        targets = None if self.targets is None else self.targets[order]
-        return Batches(self.batch_sizes[order], self.lengths[order], targets, self.buckets[order])
 
 
 def check_table(lengths: Lengths, table: BucketTable) -> None:
@@ -163,43 +157,10 @@ def shuffled_batches(lengths: Lengths, candidate: Candidate, seed: int) -> Itera
 
 
 def epoch_batches(lengths: Lengths, candidate: Candidate, seed: int) -> Batches:
-    """One epoch: every example once, shuffled within its bucket, cut into batches, and the batches put in order.
-
-    A shuffle of all examples that are then sorted into buckets, as samplers work, gives each bucket's examples in a
-    uniformly random order; so does a shuffle of each bucket, which needs no more memory than the largest one.
-    """
-    random = np.random.default_rng(seed)
-    parts = [
-        _cut(lengths, part, bucket, int(candidate.table.batch_sizes[bucket]), random, drop_last=candidate.drop_last)
-        for bucket, part in _slices(lengths, candidate.table)
-    ]
-    targets = None
-    if lengths.targets is not None:
-        targets = np.concatenate([part.targets for part in parts if part.targets is not None])
-    batches = Batches(
-        np.concatenate([part.batch_sizes for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        targets,
-        np.concatenate([part.buckets for part in parts]),
-    )
-    if candidate.ordering == "random":
-        return batches.ordered(random.permutation(len(batches)))
-    order = np.argsort(batches.lengths, kind="stable")
-    return batches.ordered(order if candidate.ordering == "ascending" else order[::-1])
-
-
-def _cut(
-    lengths: Lengths, part: slice, bucket: int, batch_size: int, random: np.random.Generator, *, drop_last: bool
-) -> Batches:
-    """A bucket's examples, shuffled and cut into batches."""
-    order = random.permutation(part.stop - part.start)
-    if drop_last:
-        order = order[: order.size - order.size % batch_size]
-    firsts = np.arange(0, order.size, batch_size)
-    sizes = np.diff(np.append(firsts, order.size)).astype(np.int64)
-
-    def longest(values: FloatArray) -> FloatArray:
-        return np.maximum.reduceat(values[part][order], firsts) if firsts.size else np.empty(0)
-
-    targets = None if lengths.targets is None else longest(lengths.targets)
-    return Batches(sizes, longest(lengths.values), targets, np.full(firsts.size, bucket, dtype=np.int64))
+    """One epoch's batches, drawn as `BucketBatchSampler` draws them."""
+    dealing = epochs.Dealing(drop_last=candidate.drop_last)
+    grouped = epochs.group_descending(lengths.values, candidate.table.boundaries)
+    layout = epochs.lay_out(grouped.counts, candidate.table.batch_sizes, dealing)
+    drawing = epochs.Drawing(ordering=candidate.ordering, seed=seed)
+    made = epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)
+    return Batches(made.batch_sizes, made.lengths, made.targets, made.buckets)

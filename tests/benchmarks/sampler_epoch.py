@@ -1,0 +1,129 @@
+"""An epoch's batches, against SpeechBrain's DynamicBatchSampler: `python tests/benchmarks/sampler_epoch.py`.
+
+SpeechBrain's `set_epoch` is measured at a million examples (`--theirs`) and extrapolated in proportion to as many as
+ours has (`--ours`, ten million). Both have the same lengths, boundaries and batch sizes, run in turns, each in a new
+process, and the medians count. Prints JSON:
+
+- `their_set_epoch_seconds`: measured, at `theirs` examples;
+- `our_setup_seconds`: making the sampler, once; `our_epoch_seconds`: one epoch's batches, until the first is handed
+  out; `our_lists_seconds`: handing out all others, as lists;
+- `ratio`: theirs, extrapolated, to our setup, epoch and lists together; `ratio_of_an_epoch` without the setup;
+- `peak_bytes_per_example`: of our process beyond what it held when the lengths were there (`VmHWM`), and
+  `kept_bytes_per_example` of that what stays between epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+
+_COMMON = """
+import sys, time, types, json, logging
+import numpy as np
+count, max_batch_length, buckets = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+lengths = np.random.default_rng(1).lognormal(2.3, 0.5, count).clip(0.5, 35)
+reference = np.random.default_rng(1).lognormal(2.3, 0.5, 100_000).clip(0.5, 35)
+boundaries = np.append(np.quantile(reference, np.arange(1, buckets) / buckets), 35.0)
+"""
+_THEIRS = (
+    _COMMON
+    + """
+try:
+    import torchaudio
+except (ImportError, OSError):
+    sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+from speechbrain.dataio.sampler import DynamicBatchSampler
+sampler = DynamicBatchSampler(
+    range(count),
+    max_batch_length,
+    bucket_boundaries=boundaries.tolist(),
+    lengths_list=lengths.tolist(),
+    batch_ordering=sys.argv[4],
+)
+start = time.perf_counter()
+sampler.set_epoch(1)
+print(json.dumps({"set_epoch": time.perf_counter() - start, "batches": len(sampler)}))
+"""
+)
+_OURS = (
+    _COMMON
+    + """
+import batchtune.sampler
+from batchtune.batching.table import batch_sizes_for
+def memory(name):
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+sizes = batch_sizes_for(boundaries, max_batch_length)
+batchtune.sampler.BucketBatchSampler(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes)
+open("/proc/self/clear_refs", "w").write("5")
+before = memory("VmRSS")
+start = time.perf_counter()
+sampler = batchtune.sampler.BucketBatchSampler(
+    lengths, bucket_boundaries=boundaries, bucket_batch_sizes=sizes, batch_ordering=sys.argv[4]
+)
+made = time.perf_counter()
+batches = iter(sampler)
+next(batches)
+ready = time.perf_counter()
+rest = sum(1 for _ in batches)
+end = time.perf_counter()
+print(json.dumps({
+    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1,
+    "peak": memory("VmHWM") - before, "kept": memory("VmRSS") - before,
+}))
+"""
+)
+
+
+def measured(code: str, *arguments: object) -> dict[str, float]:
+    """What a piece of code prints in a new process."""
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--theirs", type=int, default=1_000_000)
+    parser.add_argument("--ours", type=int, default=10_000_000)
+    parser.add_argument("--max-batch-length", type=float, default=600)
+    parser.add_argument("--buckets", type=int, default=20)
+    parser.add_argument("--ordering", default="random", choices=["random", "ascending", "descending"])
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    shape = (arguments.max_batch_length, arguments.buckets, arguments.ordering)
+    theirs, ours = [], []
+    for _ in range(arguments.repeats):
+        theirs.append(measured(_THEIRS, arguments.theirs, *shape))
+        ours.append(measured(_OURS, arguments.ours, *shape))
+
+    def median(found: list[dict[str, float]], name: str) -> float:
+        return statistics.median(one[name] for one in found)
+
+    their_seconds = median(theirs, "set_epoch")
+    extrapolated = their_seconds * arguments.ours / arguments.theirs
+    setup, epoch, lists = (median(ours, name) for name in ("setup", "epoch", "lists"))
+    result = {
+        "theirs": arguments.theirs,
+        "ours": arguments.ours,
+        "ordering": arguments.ordering,
+        "their_set_epoch_seconds": round(their_seconds, 3),
+        "their_extrapolated_seconds": round(extrapolated, 2),
+        "our_setup_seconds": round(setup, 3),
+        "our_epoch_seconds": round(epoch, 3),
+        "our_lists_seconds": round(lists, 3),
+        "ratio": round(extrapolated / (setup + epoch + lists), 1),
+        "ratio_of_an_epoch": round(extrapolated / (epoch + lists), 1),
+        "ratio_of_an_epoch_without_lists": round(extrapolated / epoch, 1),
+        "peak_bytes_per_example": round(median(ours, "peak") / arguments.ours, 1),
+        "kept_bytes_per_example": round(median(ours, "kept") / arguments.ours, 1),
+        "our_batches": int(median(ours, "batches")),
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,404 @@
+"""The drop-in batch sampler: what it refuses, its epochs, ranks and resumption."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from batchtune import BucketBatchSampler
+from batchtune.errors import ManifestError, ResultError, UsageError
+from batchtune.exports.sampler import Evidence, SamplerConfig, render_sampler_yaml
+from batchtune.lengths import Lengths
+from batchtune.manifests import ReadOptions
+from batchtune.manifests.ordered import load_ordered_lengths
+
+LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
+TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+
+
+def made(lengths: Any = LENGTHS, **options: Any) -> BucketBatchSampler:
+    return BucketBatchSampler(lengths, **{**TABLE, **options})
+
+
+def examples(batches: list[list[int]]) -> list[int]:
+    return sorted(example for batch in batches for example in batch)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket_boundaries": []}, "bucket_boundaries must be one-dimensional and not empty"),
+        ({"bucket_boundaries": [[1, 2, 30]]}, "bucket_boundaries must be one-dimensional"),
+        ({"bucket_boundaries": [12, 5, 30]}, r"must ascend, but entry 1 \(5.0\) follows 12.0: sort them"),
+        ({"bucket_boundaries": [5, 5, 30]}, r"must ascend, but entry 1 \(5.0\) follows 5.0"),
+        ({"bucket_boundaries": [0, 5, 30]}, "positive and finite, but entry 0 is 0.0"),
+        ({"bucket_boundaries": [-1, 5, 30]}, "positive and finite, but entry 0 is -1.0"),
+        ({"bucket_boundaries": [5, 12, float("inf")]}, "positive and finite, but entry 2 is inf"),
+        ({"bucket_boundaries": [5, float("nan"), 30]}, "positive and finite, but entry 1 is nan"),
+        ({"bucket_boundaries": ["a", "b", "c"]}, "bucket_boundaries must be numbers"),
+        ({"bucket_batch_sizes": [9, 4]}, "2 bucket_batch_sizes for 3 bucket_boundaries: give one"),
+        ({"bucket_batch_sizes": [9, 0, 2]}, "at least 1, but entry 1 is 0"),
+        ({"bucket_batch_sizes": [9, 4, 2.5]}, "whole numbers, at least 1, but entry 2 is 2.5"),
+        ({"bucket_batch_sizes": [9, float("inf"), 2]}, "whole numbers, at least 1, but entry 1 is inf"),
+        ({"bucket_batch_sizes": [9, float("nan"), 2]}, "whole numbers, at least 1, but entry 1 is nan"),
+        ({"batch_ordering": "shuffled"}, "batch_ordering must be one of random, ascending, descending"),
+        ({"overlong": "drop"}, "overlong must be error or single"),
+        ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
+        ({"epoch": 0.5}, "epoch must be a whole number, at least 0, got 0.5"),
+        ({"rank": 1}, "rank and world_size go together"),
+        ({"rank": 2, "world_size": 2}, "below world_size, got rank 2 of 2"),
+    ],
+)
+def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(**options)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "lengths must be one-dimensional and not empty"),
+        ([3.0, float("nan")], "lengths must be positive and finite, but entry 1 is nan"),
+        ([3.0, float("inf")], "but entry 1 is inf"),
+        ([3, 4, 0], "but entry 2 is 0"),
+        ([3, -4], "but entry 1 is -4"),
+        (["3"], "lengths must be numbers"),
+        ("train.csv", r"got shape \(\); for a manifest or a data set there is from_config"),
+    ],
+)
+def test_bad_lengths_are_told(lengths: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(lengths)
+
+
+def test_overlong_examples_are_told() -> None:
+    with pytest.raises(ValueError, match=r"example 1 has the length 31.*30.0; 2 of 3 examples.*overlong=\"single\""):
+        made([3, 31, 45])
+
+
+def test_overlong_examples_may_be_batches_of_one() -> None:
+    batches = list(made([3, 31, 3, 45], overlong="single"))
+    assert sorted(map(sorted, batches)) == [[0, 2], [1], [3]]
+
+
+# Epochs.
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=60),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["random", "ascending", "descending"]),
+)
+@settings(deadline=None, max_examples=100)
+def test_len_is_what_iterating_gives_and_the_ranks_share_the_examples(
+    lengths: list[int], world_size: int, shuffle: bool, drop_last: bool, same_bucket: bool, batch_ordering: str
+) -> None:
+    ranks = [
+        made(
+            lengths,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            same_bucket=same_bucket,
+            batch_ordering=batch_ordering,
+        )
+        for rank in range(world_size)
+    ]
+    wanted = {len(rank) for rank in ranks}
+    dropped = ranks[0].dropped_examples
+    batches = [list(rank) for rank in ranks]
+    assert {len(of_rank) for of_rank in batches} == wanted
+    assert len(wanted) == 1
+    found = examples([batch for of_rank in batches for batch in of_rank])
+    assert len(found) == len(lengths) + ranks[0].repeated_examples - dropped
+    assert len(set(found)) == len(lengths) - dropped
+
+
+def test_each_iteration_is_the_next_epoch() -> None:
+    sampler = made(seed=3)
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for epoch, batches in enumerate(epochs):
+        assert list(made(seed=3, epoch=epoch)) == batches
+
+
+def test_set_epoch_says_which_epoch_is_next() -> None:
+    sampler = made()
+    first = list(sampler)
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+    assert sampler.epoch == 1
+
+
+def test_an_abandoned_iteration_was_an_epoch_and_one_that_never_began_was_none() -> None:
+    sampler = made()
+    iter(sampler)
+    assert sampler.epoch == 0
+    next(iter(sampler))
+    assert list(sampler) == list(made(epoch=1))
+
+
+def test_set_epoch_during_an_iteration_is_for_the_next() -> None:
+    sampler = made()
+    running = iter(sampler)
+    first = [next(running)]
+    sampler.set_epoch(0)
+    assert first + list(running) == list(made())
+    assert sampler.epoch == 0
+
+
+def test_the_callers_lengths_may_change_afterwards() -> None:
+    lengths = LENGTHS.copy()
+    sampler = made(lengths, batch_ordering="ascending")
+    lengths[:] = 1
+    assert list(sampler) == list(made(batch_ordering="ascending"))
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS.tolist(), LENGTHS.astype(np.int32), torch.tensor(LENGTHS)])
+def test_lengths_may_be_any_array(lengths: Any) -> None:
+    assert list(made(lengths)) == list(made())
+
+
+def test_it_can_be_pickled() -> None:
+    assert list(pickle.loads(pickle.dumps(made()))) == list(made())
+
+
+def test_drop_last_may_leave_nothing() -> None:
+    sampler = made([3.0], drop_last=True)
+    assert (len(sampler), list(sampler), sampler.dropped_examples) == (0, [], 1)
+
+
+# Resuming.
+
+
+@pytest.mark.parametrize("batch_ordering", ["random", "ascending"])
+@pytest.mark.parametrize("position", [0, 1, 7, None])
+def test_a_loaded_state_goes_on_batch_for_batch(position: int | None, batch_ordering: str) -> None:
+    sampler = made(epoch=2, batch_ordering=batch_ordering)
+    batches, taken = list(made(epoch=2, batch_ordering=batch_ordering)), len(sampler) if position is None else position
+    running = iter(sampler)
+    assert [next(running) for _ in range(taken)] == batches[:taken]
+    resumed = made(batch_ordering=batch_ordering)
+    resumed.load_state_dict(sampler.state_dict())
+    assert list(resumed) == batches[taken:]
+    assert list(resumed) == list(made(epoch=3, batch_ordering=batch_ordering))
+
+
+def test_after_an_epoch_the_state_is_the_next() -> None:
+    sampler = made()
+    list(sampler)
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
+
+
+def test_a_state_taken_before_the_first_batch_of_the_next_epoch_is_that_epochs() -> None:
+    sampler = made()
+    next(iter(sampler))
+    iter(sampler)
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
+
+
+def test_set_epoch_of_the_resumed_epoch_keeps_the_place() -> None:
+    sampler, resumed = made(), made()
+    next(iter(sampler))
+    resumed.load_state_dict(sampler.state_dict())
+    resumed.set_epoch(0)
+    assert list(resumed) == list(made())[1:]
+
+
+def test_set_epoch_of_another_epoch_leaves_the_place() -> None:
+    sampler, resumed = made(), made()
+    next(iter(sampler))
+    resumed.load_state_dict(sampler.state_dict())
+    resumed.set_epoch(4)
+    assert list(resumed) == list(made(epoch=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": LENGTHS + 1e-9, "overlong": "single"}, "other lengths"),
+        ({"lengths": LENGTHS[:-1]}, "other lengths"),
+        ({"bucket_batch_sizes": [8, 4, 2]}, "batch sizes or options"),
+        ({"batch_ordering": "ascending"}, "batch sizes or options"),
+        ({"shuffle": False}, "batch sizes or options"),
+        ({"drop_last": True}, "batch sizes or options"),
+        ({"same_bucket": True}, "batch sizes or options"),
+        ({"seed": 4}, "has seed 0, this sampler 4"),
+        ({"rank": 0, "world_size": 2}, "has world_size 1, this sampler 2"),
+    ],
+)
+def test_the_state_of_another_sampler_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(**options).load_state_dict(made().state_dict())
+
+
+def test_a_damaged_state_is_refused() -> None:
+    state = made().state_dict()
+    with pytest.raises(ValueError, match="position missing"):
+        made().load_state_dict({name: value for name, value in state.items() if name != "position"})
+    with pytest.raises(ValueError, match="at batch 999, but an epoch has"):
+        made().load_state_dict({**state, "position": 999})
+
+
+# With a plain DataLoader.
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "2 persistent"]
+)
+def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str, Any]) -> None:
+    loader = DataLoader(range(LENGTHS.size), batch_sampler=made(), collate_fn=list, **options)  # type: ignore[arg-type]
+    assert len(loader) == len(made())
+    assert [list(loader) for _ in range(3)] == [list(made(epoch=epoch)) for epoch in range(3)]
+
+
+# From sampler.yaml.
+
+
+def config_of(lengths: Lengths) -> SamplerConfig:
+    return SamplerConfig(
+        format=SamplerConfig.FORMAT,
+        version=SamplerConfig.VERSION,
+        unit="s",
+        max_batch_length=60.0,
+        max_batch_size=9,
+        num_buckets=3,
+        bucket_boundaries=[5.0, 12.0, 30.0],
+        bucket_batch_sizes=[9, 4, 2],
+        shuffle=True,
+        batch_ordering="random",
+        drop_last=False,
+        seed=11,
+        evidence=Evidence(
+            fingerprint=lengths.fingerprint, device=None, batches=30, padding_ratio=0.1, estimated_epoch_seconds=None
+        ),
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS))), encoding="utf-8")
+    return path
+
+
+def manifest(tmp_path: Path, scale: int = 1) -> Path:
+    path = tmp_path / "lengths.csv"
+    rows = "".join(f"{number},{int(length) * scale},7\n" for number, length in enumerate(LENGTHS))
+    path.write_text("id,duration,words\n" + rows, encoding="utf-8")
+    return path
+
+
+def test_a_config_makes_the_sampler_that_it_describes(config: Path) -> None:
+    assert list(BucketBatchSampler.from_config(config, LENGTHS)) == list(made(seed=11))
+
+
+def test_arguments_go_before_the_config(config: Path) -> None:
+    sampler = BucketBatchSampler.from_config(str(config), LENGTHS, seed=2, batch_ordering="descending", epoch=3)
+    assert list(sampler) == list(made(seed=2, batch_ordering="descending", epoch=3))
+
+
+def test_lengths_may_be_a_manifest_read_in_its_order(config: Path, tmp_path: Path) -> None:
+    assert list(BucketBatchSampler.from_config(config, manifest(tmp_path))) == list(made(seed=11))
+
+
+@pytest.mark.parametrize("scale", ["1/1000", 0.001, Fraction(1, 1000)])
+def test_a_manifest_is_read_as_asked(config: Path, tmp_path: Path, scale: Any) -> None:
+    path = manifest(tmp_path, scale=1000)
+    sampler = BucketBatchSampler.from_config(config, path, length_key="duration", length_scale=scale)
+    assert list(sampler) == list(made(seed=11))
+
+
+def test_lengths_may_be_those_of_a_data_set(config: Path) -> None:
+    dataset = [{"text": "x" * int(length)} for length in LENGTHS]
+    sampler = BucketBatchSampler.from_config(config, dataset, length_of=lambda example: len(example["text"]))
+    assert list(sampler) == list(made(seed=11))
+
+
+def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
+    with pytest.warns(UserWarning, match="was tuned on other lengths"):
+        BucketBatchSampler.from_config(config, LENGTHS[:-1])
+
+
+def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
+    targets = np.full(LENGTHS.size, 7.0)
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS, targets))), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BucketBatchSampler.from_config(path, LENGTHS, targets=targets)
+        BucketBatchSampler.from_config(path, manifest(tmp_path), target_key="words")
+    with pytest.warns(UserWarning, match="together with target lengths"):
+        BucketBatchSampler.from_config(path, LENGTHS)
+
+
+def test_a_manifest_in_another_unit_is_refused(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"counts lengths in ms, .* in s: say the length_scale"):
+        BucketBatchSampler.from_config(config, manifest(tmp_path), unit="ms")
+
+
+def test_options_of_a_manifest_need_one(config: Path) -> None:
+    with pytest.raises(TypeError, match="length_key: these are for the path of a manifest"):
+        BucketBatchSampler.from_config(config, LENGTHS, length_key="duration")
+
+
+def test_an_unknown_option_is_refused(config: Path) -> None:
+    with pytest.raises(TypeError, match="lenght_key"):
+        BucketBatchSampler.from_config(config, LENGTHS, lenght_key="duration")
+
+
+def test_a_missing_config_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="does not exist"):
+        BucketBatchSampler.from_config(tmp_path / "sampler.yaml", LENGTHS)
+
+
+# Lengths in the manifest's order.
+
+
+def test_several_manifests_are_read_one_after_the_other(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.csv" for number in range(3)]
+    for number, path in enumerate(paths):
+        path.write_text(f"id,duration\na,{9 - number}\nb,{number + 1}\n", encoding="utf-8")
+    found = load_ordered_lengths([str(path) for path in reversed(paths)])
+    assert found.values.tolist() == [7, 3, 8, 2, 9, 1]
+    assert found.unit == "s"
+
+
+def test_targets_stay_with_their_examples(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("id,duration,words\na,3,10\nb,1,30\nc,2,20\n", encoding="utf-8")
+    found = load_ordered_lengths(path, ReadOptions(target_key="words"))
+    assert found.targets is not None
+    assert (found.values.tolist(), found.targets.tolist()) == ([3, 1, 2], [10, 30, 20])
+
+
+@pytest.mark.parametrize(
+    "options", [ReadOptions(min_length=2), ReadOptions(max_length=2), ReadOptions(skip_invalid=True)]
+)
+def test_options_that_leave_examples_out_are_refused(tmp_path: Path, options: ReadOptions) -> None:
+    with pytest.raises(UsageError, match="entry i of the lengths would no longer be that of example i"):
+        load_ordered_lengths(manifest(tmp_path), options)
+
+
+def test_an_invalid_row_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("id,duration\na,3\nb,-1\n", encoding="utf-8")
+    with pytest.raises(ManifestError, match="line 3"):
+        load_ordered_lengths(path)

@@ -1,0 +1,340 @@
+"""The batch sampler under torchdata, Lightning, transformers, accelerate and torch.distributed."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from batchtune import BucketBatchSampler
+
+# Frameworks warn of matters of their own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
+
+
+def made(**options: Any) -> BucketBatchSampler:
+    return BucketBatchSampler(LENGTHS, bucket_boundaries=[5, 12, 30], bucket_batch_sizes=[9, 4, 2], **options)
+
+
+def epoch(number: int, **options: Any) -> list[list[int]]:
+    return list(made(epoch=number, **options))
+
+
+class Examples(Dataset[torch.Tensor]):
+    """An example is its own index."""
+
+    def __len__(self) -> int:
+        return LENGTHS.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+def indices(batch: torch.Tensor) -> list[int]:
+    return [int(index) for index in batch.flatten().tolist()]
+
+
+# torchdata
+
+
+def stateful(**options: Any) -> Any:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    return loaders.StatefulDataLoader(Examples(), batch_sampler=made(), **options)
+
+
+WORKERS = [
+    pytest.param({"num_workers": 0}, id="0 workers"),
+    pytest.param({"num_workers": 2}, id="2 workers"),
+    pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers"),
+    pytest.param({"num_workers": 2, "snapshot_every_n_steps": 4}, id="2 workers, a snapshot every 4 steps"),
+]
+
+
+@pytest.mark.parametrize("options", WORKERS)
+@pytest.mark.parametrize("taken", [0, 6, None], ids=lambda taken: f"{taken} batches")
+def test_a_stateful_loader_goes_on_in_mid_epoch(options: dict[str, Any], taken: int | None) -> None:
+    loader = stateful(**options)
+    assert [indices(batch) for batch in loader] == epoch(0)
+    running = iter(loader)
+    count = len(loader) if taken is None else taken
+    before = [indices(next(running)) for _ in range(count)]
+    state = loader.state_dict()
+    resumed = stateful(**options)
+    resumed.load_state_dict(state)
+    assert before + [indices(batch) for batch in resumed] == epoch(1)
+    assert [indices(batch) for batch in resumed] == epoch(2)
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_a_stateful_loader_goes_on_between_two_epochs(options: dict[str, Any]) -> None:
+    loader = stateful(**options)
+    assert [indices(batch) for batch in loader] == epoch(0)
+    resumed = stateful(**options)
+    resumed.load_state_dict(loader.state_dict())
+    assert [indices(batch) for batch in resumed] == epoch(1)
+    assert [indices(batch) for batch in resumed] == epoch(2)
+
+
+@pytest.mark.parametrize("options", WORKERS)
+def test_a_stateful_loader_goes_on_after_an_abandoned_epoch(options: dict[str, Any]) -> None:
+    loader = stateful(**options)
+    next(iter(loader))
+    running = iter(loader)
+    state = loader.state_dict()
+    assert [indices(batch) for batch in running] == epoch(1)
+    resumed = stateful(**options)
+    resumed.load_state_dict(state)
+    assert [indices(batch) for batch in resumed] == epoch(1)
+
+
+# Lightning
+
+
+def lightning_module() -> Any:
+    lightning = pytest.importorskip("lightning")
+
+    class Tiny(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[list[int]]] = []
+
+        def on_train_epoch_start(self) -> None:
+            self.seen.append([])
+
+        def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+            self.seen[-1].append(indices(batch))
+            return self.layer(batch / 100).mean()
+
+        def predict_step(self, batch: torch.Tensor, _: int) -> list[int]:
+            return indices(batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    return Tiny()
+
+
+def trainer(tmp_path: Path, **options: Any) -> Any:
+    from lightning import Trainer
+
+    return Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        use_distributed_sampler=False,
+        **options,
+    )
+
+
+def lambda_callback(**hooks: Any) -> Any:
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    return LambdaCallback(**hooks)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["0 workers", "1 worker"])
+def test_lightning_trains_epoch_after_epoch(tmp_path: Path, options: dict[str, Any]) -> None:
+    module = lightning_module()
+    trainer(tmp_path, max_epochs=3).fit(module, DataLoader(Examples(), batch_sampler=made(), **options))
+    assert module.seen == [epoch(0), epoch(1), epoch(2)]
+
+
+def test_lightning_resumes_at_the_epoch_of_the_checkpoint(tmp_path: Path) -> None:
+    first = trainer(tmp_path, max_epochs=1)
+    first.fit(lightning_module(), DataLoader(Examples(), batch_sampler=made()))
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    module = lightning_module()
+    trainer(tmp_path, max_epochs=2).fit(
+        module, DataLoader(Examples(), batch_sampler=made()), ckpt_path=tmp_path / "one.ckpt"
+    )
+    assert module.seen == [epoch(1)]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["0 workers", "2 workers"])
+def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path: Path, options: dict[str, Any]) -> None:
+    module, steps = lightning_module(), len(made()) + 4
+
+    def save(*_: Any) -> None:
+        if first.global_step == steps:
+            first.save_checkpoint(tmp_path / "some.ckpt")
+
+    first = trainer(tmp_path, max_epochs=2, callbacks=[lambda_callback(on_train_batch_end=save)])
+    first.fit(module, stateful(**options))
+    module = lightning_module()
+    module.seen.append([])  # the epoch that is resumed does not start anew
+    trainer(tmp_path, max_epochs=3).fit(module, stateful(**options), ckpt_path=tmp_path / "some.ckpt")
+    assert module.seen == [epoch(1)[4:], epoch(2)]
+
+
+def test_lightning_predicts(tmp_path: Path) -> None:
+    module = lightning_module()
+    loader = DataLoader(Examples(), batch_sampler=made(shuffle=False))
+    assert trainer(tmp_path).predict(module, loader) == list(made(shuffle=False))
+
+
+# accelerate
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["0 workers", "1 worker"])
+def test_accelerate_prepares_the_loader(options: dict[str, Any]) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(Examples(), batch_sampler=made(), **options))
+    assert len(loader) == len(made())
+    assert [[indices(batch) for batch in loader] for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+
+
+def test_accelerate_skips_the_first_batches() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Examples(), batch_sampler=made()))
+    loader.set_epoch(2)
+    skipped = accelerator.skip_first_batches(loader, 3)
+    assert [indices(batch) for batch in skipped] == epoch(2)[3:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("torchdata.stateful_dataloader")
+
+    def prepared() -> tuple[Any, Any]:
+        options = accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=options)
+        return accelerator, accelerator.prepare(DataLoader(Examples(), batch_sampler=made(), num_workers=workers))
+
+    accelerator, loader = prepared()
+    list(loader)
+    for count, _ in enumerate(loader, 1):
+        if count == 4:
+            accelerator.save_state(str(tmp_path))
+            break
+    accelerator, loader = prepared()
+    accelerator.load_state(str(tmp_path))
+    loader.set_epoch(1)
+    assert [[indices(batch) for batch in loader] for _ in range(2)] == [epoch(1)[4:], epoch(2)]
+
+
+def test_accelerate_gathers_every_example_once() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Examples(), batch_sampler=made()))
+    found = [index for batch in loader for index in indices(accelerator.gather_for_metrics(batch))]
+    assert sorted(found) == list(range(LENGTHS.size))
+
+
+def test_accelerate_deals_the_batches_of_one_rank_to_processes() -> None:
+    data_loader = pytest.importorskip("accelerate.data_loader")
+    ranks = [
+        data_loader.prepare_data_loader(
+            DataLoader(Examples(), batch_sampler=made(rank=0, world_size=1)), num_processes=2, process_index=rank
+        )
+        for rank in range(2)
+    ]
+    assert len(ranks[0]) == len(ranks[1])
+    found = {index for rank in ranks for batch in rank for index in indices(batch)}
+    assert found == set(range(LENGTHS.size))
+
+
+# transformers
+
+
+@pytest.fixture
+def torchaudio_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
+    try:
+        importlib.import_module("torchaudio")
+    except (ImportError, OSError):
+        empty = types.ModuleType("torchaudio")
+        empty.__spec__ = ModuleSpec("torchaudio", None)
+        monkeypatch.setitem(sys.modules, "torchaudio", empty)
+
+
+def transformers_trainer(tmp_path: Path, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+
+    class Tiny(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.seen.append(indices(x))
+            return {"loss": self.layer(x / 100).mean()}
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def get_train_dataloader(self) -> DataLoader[torch.Tensor]:
+            return DataLoader(
+                self.train_dataset, batch_sampler=made(), collate_fn=lambda examples: {"x": torch.stack(examples)}
+            )
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", **options
+    )
+    return Trainer(model=Tiny(), args=arguments, train_dataset=Examples())
+
+
+@pytest.mark.usefixtures("torchaudio_or_none")
+def test_transformers_trains_epoch_after_epoch(tmp_path: Path) -> None:
+    trainer = transformers_trainer(tmp_path, num_train_epochs=2, save_strategy="no")
+    trainer.train()
+    assert trainer.model.seen == epoch(0) + epoch(1)
+
+
+@pytest.mark.usefixtures("torchaudio_or_none")
+@pytest.mark.parametrize("steps", [len(made()), len(made()) + 4], ids=["after an epoch", "in mid-epoch"])
+def test_transformers_resumes(tmp_path: Path, steps: int) -> None:
+    first = transformers_trainer(tmp_path, num_train_epochs=3, save_strategy="steps", save_steps=steps)
+    first.train()
+    resumed = transformers_trainer(tmp_path, num_train_epochs=3, save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{steps}"))
+    assert resumed.model.seen == (epoch(0) + epoch(1) + epoch(2))[steps:]
+
+
+# torch.distributed
+
+
+def on_rank(rank: int, meeting: str, results: Any) -> None:
+    sampler = made()  # before the process group, as frameworks let users do
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    results.put((sampler.rank, len(sampler), list(sampler)))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=on_rank, args=(rank, str(tmp_path / "meeting"), results)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    found = sorted(results.get(timeout=120) for _ in processes)
+    for process in processes:
+        process.join()
+    assert [rank for rank, _, _ in found] == [0, 1]
+    assert {count for _, count, _ in found} == {len(batches) for _, _, batches in found} == {len(found[0][2])}
+    assert sorted(index for _, _, batches in found for batch in batches for index in batch) == list(range(LENGTHS.size))
+
+
+def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
+    sampler = made()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        assert (sampler.rank, sampler.world_size) == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
