@@ -17,6 +17,7 @@ import typer
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
+    from batchtune.tuning.current import Current
     from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.sweep import SweepSettings
 
@@ -277,20 +278,90 @@ class SweepOptions:
         ),
     ] = None
 
+    current: Annotated[
+        str | None,
+        option(
+            "Your config now, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or the file that "
+            "holds it: a SpeechBrain YAML, a NeMo config, a sampler.yaml.",
+            name="CURRENT",
+            metavar="WHAT",
+        ),
+    ] = None
+    multiple_of: Annotated[
+        float | None,
+        option(
+            "Round boundaries up to multiples, as your batches are padded to them: for tensor cores, strides, or few "
+            "shapes to compile.",
+            name="MULTIPLE_OF",
+            metavar="X",
+        ),
+    ] = None
+    world_size: Annotated[
+        int, option("Ranks that train together; each step lasts as long as the slowest takes.", name="WORLD_SIZE")
+    ] = 1
+    same_bucket: Annotated[
+        bool,
+        option(
+            "With --world-size: at each step all ranks take batches of the same bucket.",
+            flag="--same-bucket",
+            name="SAME_BUCKET",
+        ),
+    ] = False
+    accumulate: Annotated[
+        int,
+        option(
+            "Batches whose gradients are accumulated for a step of the optimizer; ranks wait for each other only then.",
+            name="ACCUMULATE",
+            metavar="N",
+        ),
+    ] = 1
+    throughput_fraction: Annotated[
+        float,
+        option(
+            "What part of the best throughput is enough: the smallest max_batch_length that reaches it is told.",
+            name="THROUGHPUT_FRACTION",
+            metavar="X",
+        ),
+    ] = 0.95
+    min_randomness: Annotated[
+        float | None,
+        option(
+            "Recommend only tables this random, from 0 to 1: the probability that two examples drawn at random are of "
+            "one bucket.",
+            name="MIN_RANDOMNESS",
+            metavar="X",
+        ),
+    ] = None
+
     def settings(self, *, max_batch_size: int | None, seed: int) -> SweepSettings:
         """The settings of the sweep.
 
         Raises:
             UsageError: A value has no meaning.
         """
-        from batchtune.tuning.sweep import SweepSettings, parse_num_buckets
+        from batchtune.tuning.pricing import Ranks
+        from batchtune.tuning.sweep import ALL_STRATEGIES, SweepSettings, parse_num_buckets
 
-        counts = parse_num_buckets(self.num_buckets)
-        if self.strategy:
-            return SweepSettings(
-                strategies=tuple(self.strategy), num_buckets=counts, max_batch_size=max_batch_size, seed=seed
-            )
-        return SweepSettings(num_buckets=counts, max_batch_size=max_batch_size, seed=seed)
+        return SweepSettings(
+            strategies=tuple(self.strategy or ALL_STRATEGIES),
+            num_buckets=parse_num_buckets(self.num_buckets),
+            max_batch_size=max_batch_size,
+            seed=seed,
+            multiple_of=self.multiple_of,
+            ranks=Ranks(world_size=self.world_size, accumulate=self.accumulate, same_bucket=self.same_bucket),
+            throughput_fraction=self.throughput_fraction,
+            min_randomness=self.min_randomness,
+        )
+
+    def read_current(self) -> Current | None:
+        """The user's settings now; None where they are not given.
+
+        Raises:
+            UsageError, ResultError: They can't be read.
+        """
+        from batchtune.tuning.current import read_current
+
+        return None if self.current is None else read_current(self.current)
 
 
 MaxBatchSize = Annotated[

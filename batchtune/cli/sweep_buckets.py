@@ -41,9 +41,10 @@ def sweep_buckets(
     settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
         raise UsageError(f"--max-batch-length must be a number above 0 and at most 1e15, got {max_batch_length}")
+    current = sweep.read_current()
     lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
-    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)
+    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length, current=current)
     if run.json:
         console.write_result(encode(found).decode(), None)
     else:

@@ -10,11 +10,17 @@ from batchtune.cli.options import RunOptions
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.results import Sweep
+    from batchtune.tuning.current import Current
     from batchtune.tuning.sweep import SweepSettings
 
 
 def sweep_and_write(
-    lengths: Lengths, settings: SweepSettings, run: RunOptions, *, max_batch_length: float | None = None
+    lengths: Lengths,
+    settings: SweepSettings,
+    run: RunOptions,
+    *,
+    max_batch_length: float | None = None,
+    current: Current | None = None,
 ) -> Sweep:
     """Sweeps and writes `sweep.json` and `sampler.yaml`.
 
@@ -27,7 +33,15 @@ def sweep_and_write(
     from batchtune.tuning.sweeping import run_sweep
 
     with row_counter(settings, quiet=run.quiet) as on_row:
-        found = run_sweep(lengths, settings, run.run, max_batch_length=max_batch_length, force=run.force, on_row=on_row)
+        found = run_sweep(
+            lengths,
+            settings,
+            run.run,
+            max_batch_length=max_batch_length,
+            force=run.force,
+            on_row=on_row,
+            current=current,
+        )
     config = run.run / SAMPLER_FILE
     if found.recommended is not None:
         write_whole(config, render_sampler_yaml(sampler_config(found)))

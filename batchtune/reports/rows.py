@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from batchtune.reports.summary import fixed_baseline, today_row
 from batchtune.reports.table import UNKNOWN, Column, Table
@@ -47,7 +47,7 @@ def rows_table(sweep: Sweep) -> Table:
     fixed = fixed_baseline(sweep)
     lines = [_row_line(sweep.rows[index], fixed, timed) for index in chosen]
     if sweep.current is not None:
-        lines.append(_row_line(sweep.current, fixed, timed))
+        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy="current"))
     lines += [_baseline_line(baseline, fixed, timed, sweep.lengths.count) for baseline in sweep.baselines]
     lines.append(_bound_line(sweep.lower_bound, fixed, timed))
     names = [field.name for field in fields(_Line) if timed or field.name != "epoch_time"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.trade_offs import current_name, trade_off_sentences
+from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences
 from batchtune.reports.words import format_percent, format_ratio, with_full_stop
 from batchtune.results import Baseline, Confirmation, Device, Probe, Row, Sweep
@@ -13,6 +13,8 @@ FIXED_BASELINE = "fixed-random"
 
 # What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
 _TODAY_BUCKETS = range(10, 21)
+
+_CURRENT = "your current config"
 
 
 def summary_sentences(results: RunResults) -> list[str]:
@@ -58,7 +60,7 @@ def _sweep_sentences(sweep: Sweep) -> list[str]:
     others: list[tuple[str, Row | Baseline]] = []
     today = today_row(sweep) if sweep.current is None else None
     if sweep.current is not None:
-        others.append((current_name(sweep), sweep.current))
+        others.append((_CURRENT, sweep.current))
     if today is not None and today is not row:
         others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
     if fixed is not None:
@@ -78,7 +80,9 @@ def _what_to_set(sweep: Sweep, row: Row, others: list[tuple[str, Row | Baseline]
     buckets = "1 bucket" if count == 1 else f"{format_number(count)} buckets"
     sizing = ", batch sizes from the frontier" if row.sizing == "frontier" else ""
     limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
-    needs = " and ".join(f"{name} needs {format_number(other.batches)}" for name, other in others)
+    source = (sweep.current_settings or {}).get("source")
+    named = {_CURRENT: f"{_CURRENT} ({source})"} if source and source != "--current" else {}
+    needs = " and ".join(f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others)
     return (
         f"Set {buckets} ({row.strategy}{sizing}) with max_batch_length = {limit}: an epoch needs "
         f"{_batches(row.batches)}" + (f" where {needs}." if needs else ".")

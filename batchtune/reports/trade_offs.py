@@ -13,12 +13,6 @@ _MAX_SATURATION_POINTS = 10
 _MAX_CURVE_POINTS = 12
 
 
-def current_name(sweep: Sweep) -> str:
-    """The user's own settings in a few words: `your settings now (train.yaml)`."""
-    source = (sweep.current_settings or {}).get("source")
-    return f"your settings now ({source})" if source and source != "--current" else "your settings now"
-
-
 def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     """What to know beside what to set, most important first."""
     row = sweep.recommended_row
@@ -62,9 +56,11 @@ def _knee(sweep: Sweep) -> Iterator[str]:
     if sweep.knee is None or not 0 <= sweep.knee < len(sweep.rows):
         return
     row = sweep.rows[sweep.knee]
+    times = format_times(_cost(row), min(_cost(other) for other in sweep.rows))
+    at = f", at {times} the cost of the fastest" if times else ""
     yield (
-        f"Speed against randomness bends at {row.strategy} with {counted(len(row.boundaries), 'bucket')} "
-        f"({row.effective_buckets:.1f} effective): more speed than that costs most randomness."
+        f"The curve of speed against randomness bends at {row.strategy} with {counted(len(row.boundaries), 'bucket')}: "
+        f"{row.effective_buckets:.1f} effective buckets{at}."
     )
 
 
@@ -78,7 +74,7 @@ def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
     )
     hint = sweep.learning_rate
     if hint is not None:
-        before = "your settings now" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
+        before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
         sentence += (
             f"; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or {hint.square_root:.2f} "
             "(square root), as a hint"
@@ -162,7 +158,9 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
         Column("variation"),
         Column("cost"),
     )
-    notes = [f"Cost is that of the fastest {TIMES} the number: no table is both cheaper and more random than these."]
+    notes = [
+        f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these."
+    ]
     if len(shown) < len(indices):
         notes.append(f"{len(shown)} of {len(indices)} tables on the curve shown; all are in sweep.json.")
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None

@@ -14,21 +14,18 @@ from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Baseline, LowerBound, Row
-from batchtune.tuning.estimates import StepSeconds, epoch_seconds
-from batchtune.tuning.targets import TypicalTargets
+from batchtune.tuning.estimates import StepSeconds
+from batchtune.tuning.pricing import Pricing
 
 
-def fixed_baselines(
-    lengths: Lengths, limits: Limits, step_seconds: StepSeconds | None, targets: TypicalTargets | None = None
-) -> list[Baseline]:
+def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     """Batches of a fixed size, the largest that fits the longest examples: shuffled, and sorted by length.
 
     Args:
-        lengths: The data set.
+        pricing: What an epoch costs.
         limits: The frontier decides where there is one, else max_batch_length.
-        step_seconds: The time of one step, or None.
-        targets: Of the data set, where it has any.
     """
+    lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
     table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
     shuffled = expected_batches(lengths.histogram, table)
@@ -38,43 +35,60 @@ def fixed_baselines(
     sizes[-1] = lengths.count - batch_size * (heads.size - 1)
 
     def baseline(name: str, padded_length: float, seconds: float | None) -> Baseline:
-        padded = max(padded_length, lengths.total)  # no less, whatever the rounding
         return Baseline(
             name=name,
             batch_size=batch_size,
             batches=count_batches(lengths.histogram, table),
-            padded_length=padded,
-            padding_ratio=(padded - lengths.total) / padded,
+            padded_length=padded_length,
+            padding_ratio=pricing.padding_ratio(padded_length),
             estimated_epoch_seconds=seconds,
         )
 
-    shuffled_seconds = sorted_seconds = None
-    if step_seconds is not None:
-        shuffled_seconds = epoch_seconds(shuffled, table, step_seconds, targets)
-        if lengths.targets is None:
-            sorted_seconds = float(np.sum(step_seconds(sizes, heads)))
-        else:
-            longest_targets = np.maximum.reduceat(lengths.targets, np.arange(0, lengths.count, batch_size))
-            sorted_seconds = float(np.sum(step_seconds(sizes, heads, longest_targets)))
+    times = pricing.times(shuffled, table)
     return [
-        baseline("fixed-random", shuffled.padded_length, shuffled_seconds),
-        baseline("fixed-sorted", float(np.sum(sizes * heads)), sorted_seconds),
+        baseline(
+            "fixed-random",
+            pricing.padded_length(shuffled),
+            None if times is None else times.independent_epoch_seconds,
+        ),
+        baseline(
+            "fixed-sorted",
+            max(float(np.sum(sizes * heads)), pricing.total),
+            _sorted_epoch_seconds(pricing, sizes, heads),
+        ),
     ]
 
 
-def lower_bound(lengths: Lengths, limits: Limits, step_seconds: StepSeconds | None) -> LowerBound:
+def _sorted_epoch_seconds(pricing: Pricing, sizes: FloatArray, heads: FloatArray) -> float | None:
+    """The time of an epoch whose batches come in order of length, dealt to the ranks in turn."""
+    if pricing.step_seconds is None:
+        return None
+    lengths, ranks = pricing.lengths, pricing.ranks
+    if lengths.targets is None:
+        seconds = pricing.step_seconds(sizes, heads)
+    else:
+        starts = np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int64)
+        seconds = pricing.step_seconds(sizes, heads, np.maximum.reduceat(lengths.targets, starts))
+    group = ranks.world_size * ranks.accumulate
+    steps = np.zeros(-(-sizes.size // group) * group)
+    steps[: sizes.size] = seconds
+    of_ranks = steps.reshape(-1, ranks.accumulate, ranks.world_size).sum(axis=1)
+    return float(of_ranks.max(axis=1).sum())
+
+
+def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
     """What no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length. Where
     a longer example takes a smaller share (a frontier need not be monotone), it takes that of the longer one.
+    No rank ever waits.
 
     Args:
-        lengths: The data set.
+        pricing: What an epoch costs. The time per example is taken to be least in a batch of the largest size, its
+            half, its quarter and so on.
         limits: All sizings count, whichever allows more.
-        step_seconds: The time of one step, or None. The time per example is taken to be least in a batch of the
-            largest size, its half, its quarter and so on.
     """
-    histogram = lengths.histogram
+    lengths, histogram = pricing.lengths, pricing.lengths.histogram
     whole = limits.largest_batch_sizes(histogram.lengths).astype(np.float64)
     # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
     capacity = np.maximum(whole, limits.max_batch_length / histogram.lengths)
@@ -82,14 +96,14 @@ def lower_bound(lengths: Lengths, limits: Limits, step_seconds: StepSeconds | No
         capacity = np.minimum(capacity, limits.max_batch_size)
     shares = np.sum(histogram.counts / _greatest_from_here_on(capacity))
     seconds = None
-    if step_seconds is not None:
+    if pricing.step_seconds is not None:
         each = _least_seconds_each(
-            _greatest_from_here_on(whole), histogram.lengths, _mean_targets(lengths), step_seconds
+            _greatest_from_here_on(whole), histogram.lengths, _mean_targets(lengths), pricing.step_seconds
         )
-        seconds = float(np.sum(histogram.counts * -_greatest_from_here_on(-each)))
+        seconds = float(np.sum(histogram.counts * -_greatest_from_here_on(-each))) / pricing.ranks.world_size
     return LowerBound(
         batches=max(1, math.ceil(float(shares) * (1 - 1e-12))),  # rounding must not make it one too many
-        padded_length=lengths.total,
+        padded_length=pricing.total,
         estimated_epoch_seconds=seconds,
     )
 

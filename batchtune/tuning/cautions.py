@@ -9,7 +9,10 @@ import numpy as np
 from batchtune.batching.limits import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
+from batchtune.tuning.current.records import Current, CurrentTable
 from batchtune.units import format_length, format_number
+
+_CURRENT = "your current config"
 
 
 def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> list[str]:
@@ -30,19 +33,94 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
     ]
 
 
-def _overlong(lengths: Lengths, max_batch_length: float) -> Iterator[str]:
-    overlong = int(np.count_nonzero(lengths.values > max_batch_length))
-    if not overlong:
-        return
-    examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
-    limit, longest = (format_length(length, lengths.unit) for length in (max_batch_length, lengths.longest))
-    yield (
-        f"{overlong:,} {examples} longer than max_batch_length {limit} (the longest is {longest}): "
-        f"where it sets the batch size, {each} becomes a batch of one"
+def rounding_caution(last_boundary: float, longest_measured: float, multiple_of: float, unit: str | None) -> str | None:
+    """What to know where boundaries are rounded up to a multiple: padding may go beyond what was measured.
+
+    Args:
+        last_boundary: Of the rounded table: batches of the longest examples are padded up to it.
+        longest_measured: The longest length that the probe tried.
+        multiple_of: What lengths are padded to a multiple of.
+        unit: Of the lengths.
+
+    Returns:
+        The warning; None where everything was measured.
+    """
+    if last_boundary <= longest_measured:
+        return None
+    return (
+        f"padding to a multiple of {format_number(multiple_of)} makes the longest batches "
+        f"{format_length(last_boundary, unit)} long, but no more than {format_length(longest_measured, unit)} was "
+        "measured: they can need more memory than the probe saw; leave the longest examples out with --max-length, "
+        "or probe up to there"
     )
 
 
-def _capped_by_num_buckets(lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
+def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[str]:
+    """What the user should know of the settings that are in use now, each as a sentence without a full stop.
+
+    Args:
+        current: The settings.
+        found: The batches that they make of the lengths.
+        row: That table, evaluated.
+    """
+    cautions = []
+    left_out = sum(found.left_out.values())
+    if left_out:
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+        cautions.append(
+            f"{_CURRENT} leaves out {left_out:,} of {found.lengths.count + left_out:,} examples ({reasons}): its "
+            "figures are those of the others"
+        )
+    limit = found.max_batch_length
+    if current.kind == "speechbrain" and limit is not None:
+        consequence = "SpeechBrain makes {each} a batch of one"
+        cautions += _longer_than(found.lengths, limit, f"max_batch_length of {_CURRENT},", consequence)
+        # Boundaries that are given stay where they are when max_batch_length is raised.
+        if "bucket_boundaries" not in current.settings:
+            cautions += _capped_by_num_buckets(found.lengths, limit, [row], _CURRENT)
+            cautions += _single_bucket([row], _CURRENT)
+        elif max(row.batch_sizes) == 1 < current.settings.get("max_batch_ex", limit) and row.boundaries[0] > limit / 2:
+            smallest = format_length(row.boundaries[0], found.lengths.unit)
+            cautions.append(
+                f"{_CURRENT} makes batches of one example, because its smallest boundary, {smallest}, is more than "
+                f"half of max_batch_length {format_length(limit, found.lengths.unit)}"
+            )
+    elif current.kind == "nemo" and limit is not None:
+        consequence = "batches that hold such an example exceed it"
+        cautions += _longer_than(found.lengths, limit, f"batch_duration of {_CURRENT},", consequence)
+    return cautions
+
+
+def _overlong(lengths: Lengths, max_batch_length: float) -> Iterator[str]:
+    """What the frameworks do with an example that alone exceeds the limit.
+
+    Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
+    `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
+    batch if it then exceeds); `data_utils_fast.pyx` of fairseq (asserts that none is above max_tokens);
+    `BucketingFilter` of NeMo.
+    """
+    consequence = (
+        "where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; Lhotse and "
+        "ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops only what "
+        "is longer than its last bin"
+    )
+    yield from _longer_than(lengths, max_batch_length, "max_batch_length", consequence)
+
+
+def _longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:
+    """`consequence` may say {each} for "it" or "each of them"."""
+    overlong = int(np.count_nonzero(lengths.values > limit))
+    if not overlong:
+        return
+    examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
+    shown, longest = (format_length(length, lengths.unit) for length in (limit, lengths.longest))
+    told = consequence.format(each=each)
+    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {told}"
+
+
+def _capped_by_num_buckets(
+    lengths: Lengths, max_batch_length: float, rows: Sequence[Row], who: str = "speechbrain"
+) -> Iterator[str]:
     """SpeechBrain's first boundary grows with max_batch_length, so its batch size never does.
 
     It is about exp(2·z_N), z_N the normal quantile at N / (N + 1); once everything falls into the first
@@ -61,18 +139,16 @@ def _capped_by_num_buckets(lengths: Lengths, max_batch_length: float, rows: Sequ
     first, last = capped[0], capped[-1]
     others = f"; the same holds up to num_buckets={last.num_buckets}" if last is not first else ""
     yield (
-        f"speechbrain with num_buckets={first.num_buckets} can't make a batch of more than "
+        f"{who} with num_buckets={first.num_buckets} can't make a batch of more than "
         f"{first.batch_sizes[0]} examples whatever max_batch_length is: its fullest batch here is "
         f"{format_number(first.largest_padded_length)} of {format_length(max_batch_length, lengths.unit)}; "
         f"raising max_batch_length changes nothing{others}"
     )
 
 
-def _single_bucket(rows: Sequence[Row]) -> Iterator[str]:
+def _single_bucket(rows: Sequence[Row], who: str = "speechbrain") -> Iterator[str]:
     if any(row.num_buckets == 1 for row in rows):
-        yield (
-            "speechbrain with num_buckets=1 makes batches of one example, because its only boundary is max_batch_length"
-        )
+        yield f"{who} with num_buckets=1 makes batches of one example, because its only boundary is max_batch_length"
 
 
 def _more_buckets_than_lengths(lengths: Lengths, num_buckets: Sequence[int]) -> Iterator[str]:

@@ -25,19 +25,33 @@ class Recommendation:
     reason: str
 
 
-def recommend(rows: Sequence[Row], baselines: Sequence[Baseline]) -> Recommendation:
+def recommend(
+    rows: Sequence[Row], baselines: Sequence[Baseline], *, min_randomness: float | None = None
+) -> Recommendation:
     """Recommends the row with the fewest buckets among the best.
 
-    It must need fewer batches than the fixed batch size, and lie within 1% of the lowest estimated time
-    (number of batches where any time is unknown) of all rows that do. Among rows with as many buckets the
-    lower time or number decides, then the sizing `length`, which every framework can express, then the order.
+    It must need fewer batches than the fixed batch size, be as random as asked for, and lie within 1% of the lowest
+    estimated time (number of batches where any time is unknown) of all rows that do and are. Among rows with as many
+    buckets the lower time or number decides, then the sizing `length`, which every framework can express, then the
+    order.
 
     Args:
         rows: The rows of a sweep, at least one.
         baselines: Its baselines, at least one.
+        min_randomness: The least 1 / effective buckets, or None.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     better = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
+    if better and min_randomness is not None:
+        random = [index for index in better if 1 / rows[index].effective_buckets >= min_randomness]
+        if not random:
+            most = max((rows[index] for index in better), key=lambda row: 1 / row.effective_buckets)
+            return Recommendation(
+                None,
+                f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
+                f"{min_randomness:g} asks; the most random is {_name(most)}, {1 / most.effective_buckets:.2g}",
+            )
+        better = random
     if not better:
         fewest = min(rows, key=lambda row: row.batches)
         return Recommendation(

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
 import numpy as np
 
-from batchtune.batching.expectation import expected_batches
-from batchtune.batching.limits import Limits
-from batchtune.batching.samplers import count_batches
+from batchtune.batching.limits import Frontier, Limits
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Row, Sizing, Sweep, meta_of
+from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
+from batchtune.results import Baseline, LearningRate, Row, Saturation, Sizing, Sweep, TwoDimensionalRow, meta_of
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
-from batchtune.tuning.cautions import cautions
-from batchtune.tuning.estimates import StepSeconds, batch_seconds, epoch_seconds
+from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
+from batchtune.tuning.current import Current, CurrentTable, current_table
+from batchtune.tuning.estimates import StepSeconds, batch_seconds
+from batchtune.tuning.pricing import ONE_RANK, Priced, Pricing, Ranks
+from batchtune.tuning.randomness import learning_rate_hint
 from batchtune.tuning.recommend import recommend
+from batchtune.tuning.saturation import saturation
 from batchtune.tuning.targets import TypicalTargets
+from batchtune.tuning.trade_off import knee, trade_off
+from batchtune.tuning.two_dimensions import JointSizes, two_dimensional_rows
+from batchtune.tuning.uncertainty import equal_to_best
 
+ALL_STRATEGIES = tuple(STRATEGIES)
 MOST_BUCKETS = 1000
+MOST_RANKS = 1_000_000
 
 _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -37,11 +46,14 @@ class Costs:
         step_seconds: (batch sizes, lengths, target lengths) → seconds of one training step, element by element,
             broadcasting; called without target lengths where the data set has none.
         device_name: The device that was measured.
+        joint_frontier: (lengths, target lengths) → the largest batch size that fits, at least 1; None where the
+            memory is not known to depend on the targets.
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
+    joint_frontier: JointSizes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +65,23 @@ class SweepSettings:
         num_buckets: Bucket counts, 1 to 1000 each.
         max_batch_size: The most examples in a batch, or None.
         seed: For the shuffles of the sampler that is written; the sweep itself draws nothing.
+        multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this; None: they are not.
+        ranks: On how many ranks training runs, and how they take batches.
+        throughput_fraction: What part of the best throughput is enough, above 0 and at most 1.
+        min_randomness: The least 1 / effective buckets of the recommended table, above 0 and at most 1; None: any.
 
     Raises:
         UsageError: A strategy is unknown, or a number is out of range.
     """
 
-    strategies: tuple[str, ...] = tuple(STRATEGIES)
+    strategies: tuple[str, ...] = ALL_STRATEGIES
     num_buckets: tuple[int, ...] = tuple(range(10, 21))
     max_batch_size: int | None = None
     seed: int = 0
+    multiple_of: float | None = None
+    ranks: Ranks = ONE_RANK
+    throughput_fraction: float = 0.95
+    min_randomness: float | None = None
 
     def __post_init__(self) -> None:
         if not self.strategies:
@@ -75,6 +95,32 @@ class SweepSettings:
             _check_num_buckets(number)
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
+        if self.multiple_of is not None and not 0 < self.multiple_of <= 1e15:
+            raise UsageError(f"multiple_of must be above 0 and at most 1e15, got {self.multiple_of:g}")
+        for name, number in (("world_size", self.ranks.world_size), ("accumulate", self.ranks.accumulate)):
+            if not 1 <= number <= MOST_RANKS:
+                raise UsageError(f"{name} must be from 1 to {MOST_RANKS:,}, got {number}")
+        for name, share in (
+            ("throughput_fraction", self.throughput_fraction),
+            ("min_randomness", self.min_randomness),
+        ):
+            if share is not None and not 0 < share <= 1:
+                raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
+
+    def record(self) -> dict[str, Any]:
+        """What `sweep.json` says of them."""
+        return {
+            "strategies": list(self.strategies),
+            "num_buckets": list(self.num_buckets),
+            "max_batch_size": self.max_batch_size,
+            "seed": self.seed,
+            "multiple_of": self.multiple_of,
+            "world_size": self.ranks.world_size,
+            "same_bucket": self.ranks.same_bucket,
+            "accumulate": self.ranks.accumulate,
+            "throughput_fraction": self.throughput_fraction,
+            "min_randomness": self.min_randomness,
+        }
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:
@@ -112,6 +158,8 @@ def sweep(
     settings: SweepSettings,
     costs: Costs,
     on_row: Callable[[Row], None] | None = None,
+    *,
+    current: Current | None = None,
 ) -> Sweep:
     """Works out what an epoch costs with every strategy and bucket count, and recommends one.
 
@@ -123,39 +171,54 @@ def sweep(
         settings: What to compare.
         costs: What a probe knows.
         on_row: Told each row as soon as it is known.
+        current: What the user has now.
 
     Raises:
         UsageError: `max_batch_length` is not positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
-    limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
-    rows: list[Row] = []
-    targets = TypicalTargets.of(lengths) if costs.step_seconds is not None else None
-    for row in _rows(lengths, limits, settings, costs, targets):
-        rows.append(row)
+    limits = _limits(lengths, max_batch_length, settings, costs)
+    pricing = _pricing(lengths, max_batch_length, settings, costs)
+    found: list[Priced] = []
+    for priced in _rows(pricing, limits, settings):
+        found.append(priced)
         if on_row is not None:
-            on_row(row)
-    baselines = fixed_baselines(lengths, limits, costs.step_seconds, targets)
-    bound = lower_bound(lengths, limits, costs.step_seconds)
-    choice = recommend(rows, baselines)
+            on_row(priced.row)
+    rows = _with_equals(found, pricing)
+    as_table = None if current is None else current_table(current, lengths)
+    now = None if as_table is None else _current_row(as_table, pricing)
+    baselines = fixed_baselines(pricing, limits)
+    others: list[Row | Baseline] = [*rows, *baselines, *([] if now is None else [now])]
+    choice = recommend(rows, baselines, min_randomness=settings.min_randomness)
+    recommended = None if choice.index is None else rows[choice.index]
+    curve_costs = [_cost(row, rows) for row in rows]
+    spread = [row.effective_buckets for row in rows]
+    curve = trade_off(curve_costs, spread)
     return Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
         max_batch_length=max_batch_length,
-        settings={
-            "strategies": list(settings.strategies),
-            "num_buckets": list(settings.num_buckets),
-            "max_batch_size": settings.max_batch_size,
-            "seed": settings.seed,
-        },
+        settings=settings.record(),
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=below_all(bound, [*rows, *baselines]),
+        lower_bound=below_all(lower_bound(pricing, limits), others),
         recommended=choice.index,
         reason=choice.reason,
-        warnings=cautions(lengths, limits, settings.num_buckets, rows),
+        warnings=[
+            *cautions(lengths, limits, settings.num_buckets, rows),
+            *_rounding_caution(pricing, lengths, settings, costs),
+            *_untimed_caution(pricing),
+            *([*current_cautions(current, as_table, now), *as_table.notes] if current and as_table and now else []),
+        ],
+        current=now,
+        current_settings=None if current is None else current.record(),
+        trade_off=curve,
+        knee=knee(curve_costs, spread, curve),
+        saturation=_saturation(pricing, limits, settings, recommended),
+        learning_rate=_learning_rate(recommended, now, baselines),
+        two_dimensional=_two_dimensional(pricing, limits, costs, rows),
     )
 
 
@@ -164,67 +227,140 @@ def _check_num_buckets(number: int) -> None:
         raise UsageError(f"the number of buckets must be from 1 to {MOST_BUCKETS}, got {number}")
 
 
-def _rows(
-    lengths: Lengths, limits: Limits, settings: SweepSettings, costs: Costs, targets: TypicalTargets | None
-) -> Iterator[Row]:
+def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
+    frontier = costs.frontier
+    if frontier is not None and settings.multiple_of is not None:
+        frontier = _continued(frontier, lengths.longest)
+    return Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=frontier)
+
+
+def _continued(frontier: Frontier, longest: float) -> Frontier:
+    """The frontier, and what must fit beyond the longest length, where a boundary is rounded up to.
+
+    An example needs at most (L / longest)² times the memory of the longest one: memory grows with the length or its
+    square.
+    """
+
+    def continued(lengths: FloatArray) -> IntArray:
+        beyond = np.maximum(lengths / longest, 1.0)
+        sizes: FloatArray = np.maximum(1.0, frontier(np.minimum(lengths, longest)) / beyond**2)
+        return sizes.astype(np.int64)
+
+    return continued
+
+
+def _pricing(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:
+    padded = lengths if settings.multiple_of is None else lengths.padded_to(settings.multiple_of)
+    return Pricing(
+        lengths=padded,
+        total=lengths.total,
+        max_batch_length=max_batch_length,
+        step_seconds=costs.step_seconds,
+        targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
+        ranks=settings.ranks,
+    )
+
+
+def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[Priced]:
     for strategy in settings.strategies:
         # Only `optimal` chooses its boundaries for what the frontier allows; the others do not know of sizes.
         for sizing in limits.sizings if strategy == "optimal" else limits.sizings[:1]:
-            problem = Problem(
-                histogram=lengths.histogram,
-                max_batch_length=limits.max_batch_length,
-                example_costs=_example_costs(lengths.histogram.lengths, limits, sizing, costs, targets),
-            )
-            tables = STRATEGIES[strategy](problem, settings.num_buckets)
+            tables = STRATEGIES[strategy](_problem(pricing, limits, sizing), settings.num_buckets)
             for num_buckets, boundaries in zip(settings.num_buckets, tables, strict=True):
+                if settings.multiple_of is not None:
+                    boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                yield _row(strategy, sizing, num_buckets, table, lengths, limits.max_batch_length, costs, targets)
+                yield pricing.row(strategy, sizing, num_buckets, table)
 
 
-def _example_costs(
-    ends: FloatArray, limits: Limits, sizing: Sizing, costs: Costs, targets: TypicalTargets | None
-) -> FloatArray:
-    """What an example costs in a bucket that ends at each length: its share of a full batch there."""
-    sizes = limits.batch_sizes(ends, sizing).astype(np.float64)
-    if costs.step_seconds is None:
-        return 1 / sizes
-    return np.asarray(batch_seconds(costs.step_seconds, targets)(sizes, ends), dtype=np.float64) / sizes
-
-
-def _row(
-    strategy: str,
-    sizing: Sizing,
-    num_buckets: int,
-    table: BucketTable,
-    lengths: Lengths,
-    max_batch_length: float,
-    costs: Costs,
-    targets: TypicalTargets | None,
-) -> Row:
-    histogram = lengths.histogram
-    edges, counts = table.edges(histogram), table.counts(histogram)
-    used = counts > 0
-    longest = histogram.lengths[edges[1:][used] - 1]
-    shares = counts / lengths.count
-    expected = expected_batches(histogram, table)
-    padded = max(expected.padded_length, lengths.total)  # no less, whatever the rounding
-    batches = count_batches(histogram, table)
-    seconds = None
-    if costs.step_seconds is not None:
-        seconds = epoch_seconds(expected, table, costs.step_seconds, targets)
-    return Row(
-        strategy=strategy,
-        sizing=sizing,
-        num_buckets=num_buckets,
-        used_buckets=int(np.count_nonzero(used)),
-        boundaries=table.boundaries.tolist(),
-        batch_sizes=table.batch_sizes.tolist(),
-        batches=batches,
-        padded_length=padded,
-        padding_ratio=(padded - lengths.total) / padded,
-        fill=lengths.total / (batches * max_batch_length),
-        mean_batch_size=lengths.count / batches,
-        largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
-        effective_buckets=float(1 / np.sum(shares**2)),
-        estimated_epoch_seconds=seconds,
+def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
+    ends = pricing.lengths.histogram.lengths
+    sizes = limits.batch_sizes(ends, sizing)
+    full = single = np.ones(ends.shape)
+    if pricing.step_seconds is not None:
+        seconds = batch_seconds(pricing.step_seconds, pricing.targets)
+        full = np.asarray(seconds(sizes.astype(np.float64), ends), dtype=np.float64)
+        single = np.asarray(seconds(np.ones(ends.shape), ends), dtype=np.float64)
+    return Problem(
+        histogram=pricing.lengths.histogram,
+        max_batch_length=pricing.max_batch_length,
+        batch_sizes=sizes,
+        full_costs=full,
+        single_costs=single,
     )
+
+
+def _current_row(current: CurrentTable, pricing: Pricing) -> Row:
+    """What the user has now; its batches are padded as they come."""
+    as_it_is = replace(pricing, lengths=current.lengths, total=current.lengths.total)
+    return as_it_is.row("current", current.sizing, current.table.num_buckets, current.table).row
+
+
+def _with_equals(found: Sequence[Priced], pricing: Pricing) -> list[Row]:
+    """The rows, each with whether it is as good as the fastest, as far as can be told."""
+    times = [priced.time for priced in found if priced.time is not None]
+    if len(times) < len(found):
+        return [priced.row for priced in found]
+    equal = equal_to_best(times, pricing.sigmas)
+    return [msgspec.structs.replace(priced.row, equal_to_best=same) for priced, same in zip(found, equal, strict=True)]
+
+
+def _cost(row: Row, rows: Sequence[Row]) -> float:
+    """The estimated time, or the number of batches where any row has no time."""
+    timed = all(other.estimated_epoch_seconds is not None for other in rows)
+    return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
+
+
+def _rounding_caution(pricing: Pricing, lengths: Lengths, settings: SweepSettings, costs: Costs) -> list[str]:
+    if settings.multiple_of is None or costs.frontier is None:
+        return []
+    told = rounding_caution(pricing.lengths.longest, lengths.longest, settings.multiple_of, lengths.unit)
+    return [] if told is None else [told]
+
+
+def _untimed_caution(pricing: Pricing) -> list[str]:
+    ranks = pricing.ranks
+    if pricing.step_seconds is not None or ranks.world_size == 1:
+        return []
+    return [
+        f"what it costs that {ranks.world_size} ranks wait for each other is not known without step times: "
+        "`batchtune probe-oom` measures them"
+    ]
+
+
+def _saturation(
+    pricing: Pricing, limits: Limits, settings: SweepSettings, recommended: Row | None
+) -> Saturation | None:
+    if pricing.step_seconds is None:
+        return None
+    num_buckets = len(recommended.boundaries) if recommended is not None else max(settings.num_buckets)
+    return saturation(
+        pricing.lengths,
+        limits,
+        pricing.step_seconds,
+        pricing.targets,
+        num_buckets,
+        fraction=settings.throughput_fraction,
+    )
+
+
+def _two_dimensional(pricing: Pricing, limits: Limits, costs: Costs, rows: Sequence[Row]) -> list[TwoDimensionalRow]:
+    joint = costs.joint_frontier
+    if joint is None or pricing.lengths.targets is None:
+        return []
+
+    def sizes(lengths: FloatArray, targets: FloatArray) -> IntArray:
+        fits = joint(lengths, targets)
+        return fits if limits.max_batch_size is None else np.minimum(fits, limits.max_batch_size)
+
+    return two_dimensional_rows(pricing.lengths, sizes, pricing.step_seconds, rows)
+
+
+def _learning_rate(recommended: Row | None, current: Row | None, baselines: Sequence[Baseline]) -> LearningRate | None:
+    """The hint for who goes over to the recommended row from the current settings, or from a fixed batch size."""
+    if recommended is None:
+        return None
+    if current is not None:
+        return learning_rate_hint("current", current.mean_batch_size, recommended.mean_batch_size)
+    fixed = baselines[0]
+    return learning_rate_hint(fixed.name, float(fixed.batch_size), recommended.mean_batch_size)

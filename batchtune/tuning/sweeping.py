@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.cost import Frontier, StepTimes
+from batchtune.cost import Frontier, JointFrontier, StepTimes, needs_targets
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
@@ -24,6 +24,7 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.trust import WORST_TIME_ERROR
+from batchtune.tuning.current import Current
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 from batchtune.units import format_length
@@ -37,6 +38,7 @@ def run_sweep(
     max_batch_length: float | None = None,
     force: bool = False,
     on_row: Callable[[Row], None] | None = None,
+    current: Current | None = None,
 ) -> Sweep:
     """Sweeps bucket counts and strategies with the run folder's probe, if it has one, and writes `sweep.json`.
 
@@ -47,6 +49,7 @@ def run_sweep(
         max_batch_length: The largest padded length of a batch, whatever the probe found; None: what it found.
         force: Throw away what the folder holds of other data.
         on_row: Told of each row.
+        current: What the user has now.
 
     Raises:
         ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
@@ -60,9 +63,9 @@ def run_sweep(
             "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
         )
     costs = costs_of(probe) if probe else Costs()
-    if max_batch_length is not None and costs.frontier is not None:
-        costs = replace(costs, frontier=_capped(costs.frontier, max_batch_length))
-    found = sweep(lengths, limit, settings, costs, on_row)
+    if max_batch_length is not None:
+        costs = _capped(costs, max_batch_length)
+    found = sweep(lengths, limit, settings, costs, on_row, current=current)
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, found)
@@ -77,8 +80,12 @@ def costs_of(probe: Probe) -> Costs:
     model = probe.models.step_seconds
     if model is not None and model.relative_error > WORST_TIME_ERROR:
         model = None
+    memory, limit_bytes = probe.models.peak_bytes, probe.device.limit_bytes
+    frontier = Frontier.of(probe.frontier, limit_bytes, memory)
+    knows_targets = memory is not None and needs_targets(memory)
     return Costs(
-        frontier=Frontier.of(probe.frontier, probe.device.limit_bytes, probe.models.peak_bytes),
+        frontier=frontier,
+        joint_frontier=JointFrontier(frontier, memory, limit_bytes) if memory is not None and knows_targets else None,
         step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,
     )
@@ -115,11 +122,15 @@ def _lengths_of(folder: Path) -> LengthsSummary | None:
     return None
 
 
-def _capped(frontier: Callable[[FloatArray], IntArray], max_batch_length: float) -> Callable[[FloatArray], IntArray]:
-    """The frontier, but no batch longer than the user wants."""
+def _capped(costs: Costs, max_batch_length: float) -> Costs:
+    """The same, but no batch longer than the user wants."""
+    frontier, joint = costs.frontier, costs.joint_frontier
 
-    def capped(length: FloatArray) -> IntArray:
-        wanted = np.maximum(1, (max_batch_length / length).astype(np.int64))
-        return np.minimum(frontier(length), wanted)
+    def wanted(lengths: FloatArray) -> IntArray:
+        return np.maximum(1, (max_batch_length / lengths).astype(np.int64))
 
-    return capped
+    return replace(
+        costs,
+        frontier=frontier and (lambda lengths: np.minimum(frontier(lengths), wanted(lengths))),
+        joint_frontier=joint and (lambda lengths, targets: np.minimum(joint(lengths, targets), wanted(lengths))),
+    )

@@ -19,10 +19,13 @@ NUM_BUCKETS = st.lists(st.integers(1, 25), min_size=1, max_size=4)
 
 def problem_of(values: list[float], max_batch_length: float) -> Problem:
     histogram = Lengths.of(values).histogram
+    ones = np.ones(histogram.lengths.size)
     return Problem(
         histogram=histogram,
         max_batch_length=max_batch_length,
-        example_costs=1 / batch_sizes_for(histogram.lengths, max_batch_length),
+        batch_sizes=batch_sizes_for(histogram.lengths, max_batch_length),
+        full_costs=ones,
+        single_costs=ones,
     )
 
 
@@ -81,6 +84,10 @@ def test_linear_cuts_the_span_into_equal_widths() -> None:
 
 def test_exponential_cuts_the_span_into_equal_ratios() -> None:
     assert boundaries("exponential", [1, 3, 16], 4) == pytest.approx([2, 4, 8, 16])
+
+
+def test_exponential_makes_no_bucket_of_a_rounding_error() -> None:
+    assert boundaries("exponential", [0.03125] * 3, 8) == [0.03125]
 
 
 def test_quantile_shares_out_the_total_length() -> None:

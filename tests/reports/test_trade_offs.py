@@ -24,10 +24,10 @@ def test_a_sweep_that_knows_nothing_more_says_nothing_more() -> None:
 def test_the_users_settings_now_come_before_any_other() -> None:
     first, second, *_ = summary_sentences(RunResults(name="run", probe=None, sweep=whole_sweep()))
     assert first == (
-        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch needs 634 batches where your settings now "
+        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch needs 634 batches where your current config "
         "(train.yaml) needs 1021 and a fixed batch size of 24 needs 1190."
     )
-    assert "1.34 times faster than your settings now (train.yaml) (4 min 27 s)" in second
+    assert "1.34 times faster than your current config (4 min 27 s)" in second
 
 
 def test_tables_within_the_error_are_equal() -> None:
@@ -37,16 +37,16 @@ def test_tables_within_the_error_are_equal() -> None:
 
 
 def test_the_knee_is_named() -> None:
-    assert sentence(whole_sweep(), "Speed") == (
-        "Speed against randomness bends at optimal with 11 buckets (7.7 effective): more speed than that costs most "
-        "randomness."
+    assert sentence(whole_sweep(), "The curve") == (
+        "The curve of speed against randomness bends at optimal with 11 buckets: 7.7 effective buckets, at 1.02× the "
+        "cost of the fastest."
     )
 
 
 def test_the_batch_sizes_vary_and_the_learning_rate_goes_with_them() -> None:
     assert sentence(whole_sweep(), "Batches hold") == (
         "Batches hold 3 to 425 examples, 45.01 on average (coefficient of variation 0.61); a learning rate tuned for "
-        "your settings now scales by 1.61 (linear) or 1.27 (square root), as a hint."
+        "your current config scales by 1.61 (linear) or 1.27 (square root), as a hint."
     )
 
 

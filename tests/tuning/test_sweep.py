@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.strategies import STRATEGIES
+from batchtune.cost import StepTimes, fit_step_seconds
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Row, Sweep, encode
+from batchtune.results import Row, Sweep, Trial, encode
+from batchtune.tuning.current import read_current
+from batchtune.tuning.pricing import Ranks
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 
 NONE_KNOWN = Costs()
@@ -200,6 +205,12 @@ def test_the_sweep_holds_its_settings_and_the_device() -> None:
         "num_buckets": [2],
         "max_batch_size": 4,
         "seed": 7,
+        "multiple_of": None,
+        "world_size": 1,
+        "same_bucket": False,
+        "accumulate": 1,
+        "throughput_fraction": 0.95,
+        "min_randomness": None,
     }
 
 
@@ -225,10 +236,8 @@ def test_a_cap_that_max_batch_size_sets_is_not_blamed_on_speechbrain() -> None:
 
 
 def test_examples_longer_than_max_batch_length_are_told() -> None:
-    assert swept([1, 2, 30, 40], 20, strategies=("optimal",), num_buckets=(2,)).warnings == [
-        "2 examples are longer than max_batch_length 20 s (the longest is 40 s): "
-        "where it sets the batch size, each of them becomes a batch of one"
-    ]
+    (warning,) = swept([1, 2, 30, 40], 20, strategies=("optimal",), num_buckets=(2,)).warnings
+    assert warning.startswith("2 examples are longer than max_batch_length 20 s (the longest is 40 s): ")
 
 
 def test_speechbrain_with_a_single_bucket_is_told() -> None:
@@ -240,3 +249,236 @@ def test_speechbrain_with_a_single_bucket_is_told() -> None:
 
 def test_there_is_nothing_to_tell_where_nothing_is_odd() -> None:
     assert swept(SPEECH, strategies=("optimal", "quantile")).warnings == []
+
+
+def timed_by(trial_seconds: float = 1e-3) -> StepTimes:
+    """Step times that know their errors: 30 shapes, timed to within 5%."""
+    random = np.random.default_rng(2)
+    sizes, lengths = random.integers(1, 60, 30), random.uniform(1, 40, 30).round(1)
+    trials = [
+        Trial(
+            index=index,
+            batch_size=int(size),
+            length=float(length),
+            target_length=None,
+            outcome="ok",
+            steps=5,
+            step_seconds=(0.02 + trial_seconds * float(size * length)) * float(random.lognormal(0, 0.03)),
+            step_seconds_spread=0.001,
+            peak_bytes=None,
+            reserved_bytes=None,
+            alloc_retries=None,
+            error=None,
+            elapsed_seconds=1.0,
+        )
+        for index, (size, length) in enumerate(zip(sizes, lengths, strict=True))
+    ]
+    model = fit_step_seconds(trials)
+    assert model is not None
+    return StepTimes.of(trials, model)
+
+
+def test_boundaries_are_rounded_up_to_multiples_in_every_strategy() -> None:
+    chosen = SweepSettings(num_buckets=(3, 8), multiple_of=0.5)
+    lengths = Lengths.of(SPEECH, unit="s")
+    result = sweep(lengths, 300, chosen, PROBED)
+    for row in result.rows:
+        assert all(boundary % 0.5 == 0 for boundary in row.boundaries)
+        assert row.boundaries[-1] >= lengths.longest
+        assert row.padded_length >= lengths.total
+        if row.sizing == "length":
+            assert row.batch_sizes == [max(1, int(300 / boundary)) for boundary in row.boundaries]
+
+
+def test_beyond_the_longest_length_sizes_shrink_with_the_square_of_the_rounding_and_that_is_told() -> None:
+    costs = Costs(frontier=lambda lengths: np.where(lengths <= 30, 90, 1))
+    result = sweep(Lengths.of([1.0, 2, 30]), 3000, SweepSettings(num_buckets=(1,), multiple_of=40), costs)
+    row = next(row for row in result.rows if row.sizing == "frontier")
+    assert (row.boundaries, row.batch_sizes) == ([40.0], [int(90 * (30 / 40) ** 2)])
+    assert [text for text in result.warnings if text.startswith("padding to a multiple of 40")]
+
+
+def test_several_ranks_wait_for_each_other() -> None:
+    ranks = Ranks(world_size=8)
+    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED)
+    for row in result.rows:
+        assert row.ranks is not None
+        assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
+        assert row.estimated_epoch_seconds == row.ranks.independent_epoch_seconds
+        assert row.steps == -(-row.batches // 8)
+    one = swept(SPEECH, costs=PROBED, num_buckets=(8,))
+    for baseline, alone in zip(result.baselines, one.baselines, strict=True):
+        assert baseline.estimated_epoch_seconds is not None and alone.estimated_epoch_seconds is not None
+        assert alone.estimated_epoch_seconds / 8 < baseline.estimated_epoch_seconds < alone.estimated_epoch_seconds
+
+
+def test_ranks_in_the_same_bucket_are_what_is_compared_where_they_are_asked_for() -> None:
+    ranks = Ranks(world_size=4, same_bucket=True)
+    for row in sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED).rows:
+        assert row.ranks is not None
+        assert row.estimated_epoch_seconds == row.ranks.same_bucket_epoch_seconds
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert all(row.ranks is None and row.steps == row.batches for row in swept(SPEECH, costs=PROBED).rows)
+
+
+def test_accumulated_gradients_make_fewer_steps() -> None:
+    ranks = Ranks(world_size=2, accumulate=4)
+    for row in sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED).rows:
+        assert row.steps == math.ceil(math.ceil(row.batches / 2) / 4)
+
+
+def test_a_table_less_random_than_asked_for_is_not_recommended() -> None:
+    free = swept(SPEECH, num_buckets=(2, 4, 8)).recommended_row
+    chosen = SweepSettings(num_buckets=(2, 4, 8), min_randomness=0.4)
+    held = sweep(Lengths.of(SPEECH), 300, chosen, NONE_KNOWN).recommended_row
+    assert free is not None and held is not None
+    assert 1 / free.effective_buckets < 0.4 <= 1 / held.effective_buckets
+
+
+def test_where_no_table_is_random_enough_that_is_the_reason() -> None:
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=(8,), min_randomness=1.0)
+    result = sweep(Lengths.of(SPEECH), 300, chosen, NONE_KNOWN)
+    assert result.recommended is None
+    assert "is as random as --min-randomness 1 asks" in result.reason
+
+
+def test_the_current_config_is_a_row_beside_the_others() -> None:
+    current = read_current("max_batch_length=300,num_buckets=8")
+    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED, current=current)
+    same = next(row for row in result.rows if row.strategy == "speechbrain")
+    assert result.current is not None
+    assert msgspec.structs.replace(result.current, strategy="speechbrain", equal_to_best=None) == same
+    assert result.current_settings == {
+        "kind": "speechbrain",
+        "source": "--current",
+        "max_batch_length": 300.0,
+        "num_buckets": 8,
+    }
+    assert result.learning_rate is not None and result.learning_rate.relative_to == "current"
+    assert result.learning_rate.from_batch_size == result.current.mean_batch_size
+
+
+def test_without_a_current_config_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
+    hint = swept(SPEECH).learning_rate
+    row = swept(SPEECH).recommended_row
+    assert hint is not None and row is not None
+    assert (hint.relative_to, hint.to_batch_size) == ("fixed-random", row.mean_batch_size)
+
+
+def test_rows_within_the_error_of_the_fastest_are_equal_to_it() -> None:
+    result = swept(SPEECH, costs=Costs(step_seconds=timed_by()), num_buckets=tuple(range(1, 21)))
+    fastest = min(result.rows, key=lambda row: row.estimated_epoch_seconds or 0)
+    slowest = max(result.rows, key=lambda row: row.estimated_epoch_seconds or 0)
+    assert fastest.equal_to_best is True and slowest.equal_to_best is False
+    assert all((row.estimated_epoch_error_seconds or 0) > 0 for row in result.rows)
+
+
+def test_step_times_that_do_not_know_their_errors_make_no_rows_equal() -> None:
+    assert all(
+        row.equal_to_best is row.estimated_epoch_error_seconds is None for row in swept(SPEECH, costs=PROBED).rows
+    )
+
+
+def test_the_curve_and_its_knee_are_rows_of_the_sweep() -> None:
+    result = swept(SPEECH, costs=PROBED, num_buckets=tuple(range(1, 21)))
+    seconds = [result.rows[index].estimated_epoch_seconds for index in result.trade_off]
+    spread = [result.rows[index].effective_buckets for index in result.trade_off]
+    assert seconds == sorted(seconds, key=lambda each: each or 0)
+    assert spread == sorted(spread, reverse=True)
+    assert result.knee in result.trade_off
+
+
+def test_saturation_needs_times() -> None:
+    assert swept(SPEECH).saturation is None
+    saturation = swept(SPEECH, costs=PROBED).saturation
+    assert saturation is not None
+    assert saturation.points[-1].max_batch_length == 300
+    best = max(point.throughput for point in saturation.points)
+    enough = next(point for point in saturation.points if point.throughput >= 0.95 * best)
+    assert saturation.max_batch_length == enough.max_batch_length
+
+
+def test_tables_over_both_lengths_are_compared_where_memory_depends_on_the_targets() -> None:
+    random = np.random.default_rng(8)
+    lengths = Lengths.of(SPEECH, random.exponential(20, SPEECH.size).round())
+    costs = Costs(
+        frontier=lambda long: np.maximum(1, 3000 / (long + lengths.targets.max())).astype(np.int64),  # type: ignore[union-attr]
+        joint_frontier=lambda long, target: np.maximum(1, 3000 / (long + target)).astype(np.int64),
+    )
+    result = sweep(lengths, 300, SweepSettings(num_buckets=(4, 12)), costs)
+    assert [row.num_buckets for row in result.two_dimensional] == [4, 12]
+    for row in result.two_dimensional:
+        assert row.batches < row.one_dimensional_batches
+        assert len(row.buckets) == len(row.batch_sizes) <= row.num_buckets
+
+
+def test_without_targets_there_are_no_tables_over_both_lengths() -> None:
+    assert swept(SPEECH, costs=PROBED).two_dimensional == []
+
+
+def test_on_small_data_an_optimal_table_with_more_buckets_never_needs_more_batches() -> None:
+    values = np.random.default_rng(3).gamma(3, 3, 400).round(1) + 0.1
+    counts = tuple(range(1, 41))
+    batches = [row.batches for row in swept(values, 150, strategies=("optimal",), num_buckets=counts).rows]
+    assert batches == sorted(batches, reverse=True)
+
+
+@given(
+    values=st.lists(st.integers(1, 200).map(lambda n: n / 8), min_size=1, max_size=60),
+    scale=st.sampled_from([0.25, 4.0, 1024.0]),
+    seed=st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=30)
+def test_neither_the_order_of_the_data_nor_the_unit_changes_a_table(
+    values: list[float], scale: float, seed: int
+) -> None:
+    shuffled = np.random.default_rng(seed).permutation(np.array(values))
+    exact = ("speechbrain", "quantile", "linear", "optimal")  # a geometric series is rounded
+    here = swept(values, 60, strategies=exact).rows
+    there = swept((shuffled * scale).tolist(), 60 * scale, strategies=exact).rows
+    for row, scaled in zip(here, there, strict=True):
+        assert scaled.batch_sizes == row.batch_sizes
+        assert scaled.batches == row.batches
+        assert scaled.boundaries == pytest.approx([boundary * scale for boundary in row.boundaries])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[3.0], [3.0] * 50, [3.0, 7.0], [3.0] * 20 + [7.0]],
+    ids=["one example", "all lengths equal", "two examples", "two distinct lengths"],
+)
+@pytest.mark.parametrize("costs", [NONE_KNOWN, PROBED], ids=["without times", "with times"])
+@pytest.mark.parametrize("multiple_of", [None, 5.0])
+def test_the_smallest_data_sets_are_swept(values: list[float], costs: Costs, multiple_of: float | None) -> None:
+    chosen = SweepSettings(num_buckets=(1, 2, 30), multiple_of=multiple_of, ranks=Ranks(world_size=4, accumulate=2))
+    result = sweep(Lengths.of(values), 20, chosen, costs, current=read_current("batch_size=2"))
+    assert all(row.batches >= 1 and 0 <= row.padding_ratio < 1 for row in result.rows)
+    assert result.current is not None
+
+
+def test_costs_that_fall_with_length_need_one_bucket() -> None:
+    cheaper = Costs(
+        frontier=lambda lengths: np.full(lengths.shape, 10),
+        step_seconds=lambda sizes, lengths: 1 / np.broadcast_arrays(sizes, lengths)[1],
+    )
+    rows = [row for row in swept(np.arange(1.0, 400), 4000, cheaper).rows if row.sizing == "frontier"]
+    assert all(row.used_buckets == 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"multiple_of": 0.0}, "multiple_of must be above 0"),
+        ({"multiple_of": float("nan")}, "multiple_of must be above 0"),
+        ({"ranks": Ranks(world_size=0)}, "world_size must be from 1"),
+        ({"ranks": Ranks(accumulate=0)}, "accumulate must be from 1"),
+        ({"throughput_fraction": 0.0}, "throughput_fraction must be above 0"),
+        ({"throughput_fraction": 1.5}, "throughput_fraction must be above 0"),
+        ({"min_randomness": -1.0}, "min_randomness must be above 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SweepSettings(**wrong)

@@ -8,22 +8,31 @@ from typing import Protocol
 
 import numpy as np
 
-from batchtune.lengths import FloatArray, Histogram
+from batchtune.lengths import FloatArray, Histogram, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What boundaries are chosen for.
+    """What boundaries are chosen for. The arrays have the shape (distinct lengths,), of a bucket that ends at each.
 
     Attributes:
         histogram: The distinct lengths and their counts.
         max_batch_length: The largest padded length that a batch may have.
-        example_costs: Shape (distinct lengths,): what an example costs in a bucket that ends at that length.
+        batch_sizes: Its batch size, at least 1.
+        full_costs: What a full batch costs.
+        single_costs: What a batch of one example costs.
     """
 
     histogram: Histogram
     max_batch_length: float
-    example_costs: FloatArray
+    batch_sizes: IntArray
+    full_costs: FloatArray
+    single_costs: FloatArray
+
+    @property
+    def example_costs(self) -> FloatArray:
+        """What an example costs: its share of a full batch."""
+        return self.full_costs / self.batch_sizes
 
 
 class Strategy(Protocol):
@@ -40,5 +49,9 @@ class Strategy(Protocol):
 
 
 def merged_up_to(edges: FloatArray, longest: float) -> FloatArray:
-    """Upper edges without duplicates, none beyond the longest length, the last exactly that."""
-    return np.unique(np.append(np.minimum(edges, longest), longest))
+    """Upper edges without duplicates, none beyond the longest length, the last exactly that.
+
+    An edge that lies below the longest length by rounding alone is that length.
+    """
+    inner = edges[edges < longest * (1 - 1e-12)]
+    return np.unique(np.append(inner, longest))

@@ -1,0 +1,298 @@
+"""Settings of NeMo's data loading, with Lhotse and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from batchtune.batching.table import BucketTable
+from batchtune.errors import ResultError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.tuning.current.records import Current, CurrentTable
+from batchtune.tuning.current.values import MOST_BUCKETS, Settings
+from batchtune.units import counted, format_length
+
+# What changes lengths or drops examples in ways that lengths alone don't tell.
+UNSEEN = (
+    "perturb_speed",
+    "truncate_duration",
+    "cut_into_windows_duration",
+    "pad_min_duration",
+    "concatenate_samples",
+    "min_tps",
+    "max_tps",
+)
+# Settings of loaders whose batches lengths alone don't decide.
+REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
+BUCKET_KEYS = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
+KEYS = (
+    "use_lhotse",
+    "batch_size",
+    *BUCKET_KEYS,
+    "quadratic_duration",
+    "num_buckets",
+    "min_duration",
+    "max_duration",
+    "drop_last",
+    *UNSEEN,
+    *REFUSED,
+)
+# LhotseDataLoadingConfig's.
+_DEFAULT_BUCKETS = 30
+_DEFAULT_CUTS = 10_000
+# A larger batch than anyone makes: what a mean size is worked out for.
+_LARGEST_MEAN = 100_000
+
+
+def read(settings: Settings) -> Current:
+    """Checks the settings of `train_ds`.
+
+    Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py` of NVIDIA/NeMo (2025).
+
+    Raises:
+        BatchtuneError: One is wrong or missing, or they ask for batches that no table over lengths can express.
+    """
+    for name in REFUSED:
+        if settings.values.get(name) not in (None, False):
+            raise settings.wrong(
+                name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
+            )
+    lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in BUCKET_KEYS))
+    found: dict[str, object] = {"use_lhotse": lhotse}
+    for name in ("batch_size", "num_buckets"):
+        if settings.has(name):
+            found[name] = settings.count(name, MOST_BUCKETS if name == "num_buckets" else 2**31)
+    found |= _durations(settings)
+    if lhotse:
+        found |= _bucketing(settings)
+    elif "batch_size" not in found:
+        raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
+    return Current(
+        kind="nemo",
+        settings=found,
+        source=settings.source,
+        key_path=settings.key_path,
+        notes=(*settings.notes, *_read_notes(settings)),
+    )
+
+
+def _durations(settings: Settings) -> dict[str, float]:
+    """The filter on durations; bounds that bound nothing are left out."""
+    found: dict[str, float] = {}
+    if settings.has("min_duration") and settings.number("min_duration") > 0:
+        found["min_duration"] = settings.length("min_duration")
+    if settings.has("max_duration") and settings.number("max_duration") < math.inf:
+        found["max_duration"] = settings.length("max_duration")
+    if {"min_duration", "max_duration"} <= found.keys() and found["min_duration"] > found["max_duration"]:
+        raise settings.wrong("min_duration", "is above max_duration")
+    return found
+
+
+def _bucketing(settings: Settings) -> dict[str, object]:
+    found: dict[str, object] = {"use_bucketing": settings.flag("use_bucketing", settings.source == "--current")}
+    for name in ("batch_duration", "quadratic_duration"):
+        if settings.has(name):
+            found[name] = settings.length(name)
+    if settings.has("bucket_duration_bins"):
+        found["bucket_duration_bins"] = _bins(settings)
+    if settings.has("bucket_batch_size"):
+        found["bucket_batch_size"] = _sizes(settings, found)
+    elif "batch_duration" not in found and not settings.has("batch_size"):
+        raise settings.wrong(
+            None, "needs batch_size, batch_duration, or bucket_batch_size with bucket_duration_bins", "Give one."
+        )
+    if not found["use_bucketing"] and ("batch_duration" in found or "bucket_batch_size" in found):
+        name = "bucket_batch_size" if "bucket_batch_size" in found else "batch_duration"
+        raise settings.wrong(
+            name,
+            "is used without use_bucketing: its batches are no bucket table",
+            "Set use_bucketing: true if that is what you train with.",
+        )
+    return found
+
+
+def _bins(settings: Settings) -> list[float]:
+    bins = settings.values["bucket_duration_bins"]
+    if isinstance(bins, list) and any(isinstance(entry, list) for entry in bins):
+        raise settings.wrong(
+            "bucket_duration_bins",
+            "is of two dimensions, (duration, tokens) pairs, which can't be compared with tables over lengths alone",
+            "Give one-dimensional bins, or leave --current out.",
+        )
+    return settings.lengths("bucket_duration_bins")
+
+
+def _sizes(settings: Settings, found: Mapping[str, object]) -> list[int]:
+    bins = found.get("bucket_duration_bins")
+    if not isinstance(bins, list):
+        raise settings.wrong("bucket_batch_size", "needs bucket_duration_bins beside it", "Give one bin for each size.")
+    sizes = settings.counts("bucket_batch_size")
+    if len(sizes) != len(bins):
+        raise settings.wrong(
+            "bucket_batch_size", f"has {len(sizes):,} entries for {len(bins):,} bins", "Give one size for each bin."
+        )
+    return sizes
+
+
+def _read_notes(settings: Settings) -> list[str]:
+    notes = []
+    unseen = [name for name in UNSEEN if _is_set(settings, name)]
+    if unseen:
+        verb = "changes" if len(unseen) == 1 else "change"
+        notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
+    if settings.source != "--current" and not settings.has("use_lhotse") and settings.has("use_bucketing"):
+        notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
+    if settings.flag("drop_last", False):
+        notes.append("drop_last leaves out batches that are not full; they are counted here")
+    return notes
+
+
+def _is_set(settings: Settings, name: str) -> bool:
+    value = settings.values.get(name)
+    if value is None or value is False:
+        return False
+    bound = {"min_tps": -1, "max_tps": math.inf}.get(name)
+    return bound is None or value != bound
+
+
+def table(current: Current, lengths: Lengths) -> CurrentTable:
+    """The buckets that NeMo makes of these lengths, as far as a table can express them.
+
+    An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop what is
+    longer than the last (`BucketingFilter`); bins without have one bucket more, without end. A batch under
+    `batch_duration` closes when one example more, of the longest so far, would exceed it (Lhotse's `TimeConstraint`):
+    its size is taken to be the mean size of its bucket's.
+
+    Raises:
+        ResultError: The lengths are not in seconds, or none is left.
+    """
+    if lengths.unit not in ("s", None):
+        raise ResultError(
+            f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
+            "Convert the lengths with --length-scale and --unit s.",
+        )
+    settings = current.settings
+    kept, left_out = _kept(current, lengths)
+    boundaries, notes = _boundaries(settings, kept)
+    sizes, approximate = _batch_sizes(settings, kept, boundaries)
+    notes = [*current.notes, *notes, *approximate]
+    if lengths.unit is None:
+        notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
+    return CurrentTable(
+        table=BucketTable(boundaries, sizes),
+        lengths=kept,
+        sizing="frontier",
+        max_batch_length=settings.get("batch_duration"),
+        describe=_described(settings, boundaries.size),
+        exact=not notes,
+        notes=tuple(notes),
+        left_out=left_out,
+    )
+
+
+def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
+    """The examples that NeMo keeps, and how many it leaves out for which reason."""
+    settings = current.settings
+    shortest, longest = settings.get("min_duration", 0.0), settings.get("max_duration", math.inf)
+    ascending = lengths.values[::-1]
+    first = int(np.searchsorted(ascending, shortest, side="left"))
+    last = int(np.searchsorted(ascending, longest, side="right"))
+    reasons = {
+        f"shorter than min_duration {format_length(shortest, 's')}": first,
+        f"longer than max_duration {format_length(longest, 's')}": lengths.count - last,
+    }
+    if "bucket_batch_size" in settings:
+        end = settings["bucket_duration_bins"][-1]
+        beyond = max(0, last - int(np.searchsorted(ascending, end, side="right")))
+        reasons[f"longer than the last of bucket_duration_bins {format_length(end, 's')}"] = beyond
+        last -= beyond
+    left_out = {reason: count for reason, count in reasons.items() if count}
+    if last <= first:
+        raise ResultError(
+            f"{current.source}: the settings leave out all {counted(lengths.count, 'example')}",
+            "Check that the lengths are in seconds, as NeMo counts them (--length-scale).",
+        )
+    if not left_out:
+        return lengths, {}
+    cut = slice(lengths.count - last, lengths.count - first)
+    targets = None if lengths.targets is None else lengths.targets[cut]
+    return Lengths(lengths.values[cut], targets, lengths.unit, lengths.left_out, lengths.notes), left_out
+
+
+def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray, list[str]]:
+    """The buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
+    longest = kept.longest
+    bins = settings.get("bucket_duration_bins")
+    buckets = settings.get("num_buckets", _DEFAULT_BUCKETS)
+    notes: list[str] = []
+    if not settings.get("use_bucketing"):
+        edges = np.empty(0)
+    elif bins is not None:
+        edges = np.array(bins)
+    elif "max_duration" in settings:
+        # NeMo's own guess, `determine_bucket_duration_bins`.
+        edges = np.linspace(settings.get("min_duration", 0.0), settings["max_duration"], buckets + 1)[1:-1]
+    else:
+        distinct, so_far = kept.histogram.lengths, kept.histogram.cumulative_total
+        shares = so_far[-1] * np.arange(1, buckets) / buckets
+        edges = distinct[np.minimum(np.searchsorted(so_far, shares), distinct.size - 1)]
+        notes.append(
+            f"the bins are those of equal total length over all examples; Lhotse estimates them from the first "
+            f"{_DEFAULT_CUTS:,} or so that it reads"
+        )
+    edges = np.unique(edges[edges > 0])
+    if edges.size == 0 or edges[-1] < longest:
+        edges = np.append(edges, longest)
+    return edges, notes
+
+
+def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> tuple[IntArray, list[str]]:
+    if "bucket_batch_size" in settings:
+        return np.asarray(settings["bucket_batch_size"], dtype=np.int64), []
+    most = settings.get("batch_size")
+    limit = settings.get("batch_duration")
+    if limit is None:
+        return np.full(boundaries.size, most, dtype=np.int64), []
+    note = (
+        "under batch_duration Lhotse decides batch by batch; each is taken to hold as many examples as the mean batch "
+        "of its bucket, rounded"
+    )
+    return _mean_sizes(kept, boundaries, limit, most, settings.get("quadratic_duration")), [note]
+
+
+def _mean_sizes(
+    kept: Lengths, boundaries: FloatArray, limit: float, most: int | None, quadratic: float | None
+) -> IntArray:
+    """The mean size, rounded, of the batches that Lhotse draws from each bucket.
+
+    A batch closes with its n-th example once (n + 1) × the longest so far is above the limit. The longest only grows,
+    and the bound on it only falls, so a batch holds more than n examples just where n of them are at most
+    limit / (n + 1): with F the distribution of lengths in the bucket, its mean size is 1 + Σ F(limit / (n + 1))ⁿ.
+    """
+    distinct = kept.histogram.lengths
+    costs = distinct if quadratic is None else distinct + distinct**2 / quadratic
+    cumulative = np.concatenate(([0], kept.histogram.cumulative))
+    ends = np.searchsorted(distinct, boundaries, side="right")
+    sizes = np.ones(boundaries.size, dtype=np.int64)
+    for bucket, (start, end) in enumerate(zip(np.concatenate(([0], ends[:-1])), ends, strict=True)):
+        if start == end:
+            continue
+        count = int(cumulative[end] - cumulative[start])
+        largest = int(min(count, limit / costs[start], most or _LARGEST_MEAN, _LARGEST_MEAN))
+        n = np.arange(1, largest)
+        upto = start + np.searchsorted(costs[start:end], limit / (n + 1), side="right")
+        below = cumulative[upto] - cumulative[start]
+        sizes[bucket] = round(1 + float(np.sum((below / count) ** n)))
+    return sizes
+
+
+def _described(settings: Mapping[str, Any], buckets: int) -> str:
+    if not settings.get("use_bucketing"):
+        return f"NeMo, batch_size={settings['batch_size']}"
+    if "bucket_batch_size" in settings:
+        return f"NeMo, {counted(buckets, 'bin')} with bucket_batch_size"
+    limits = [f"{name}={settings[name]:g}" for name in ("batch_duration", "batch_size") if name in settings]
+    return f"NeMo, {counted(buckets, 'bucket')}, {', '.join(limits)}"

@@ -1,0 +1,133 @@
+"""What an epoch costs with a bucket table: the row of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchtune.batching.expectation import ExpectedBatches, expected_batches
+from batchtune.batching.samplers import count_batches
+from batchtune.batching.table import BucketTable
+from batchtune.cost import StepTimes
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import RankTimes, Row, Sizing
+from batchtune.tuning.estimates import StepSeconds, epoch_batch_seconds
+from batchtune.tuning.randomness import batch_size_statistics, meeting_probability
+from batchtune.tuning.ranks import optimizer_steps, rank_times
+from batchtune.tuning.targets import TypicalTargets
+from batchtune.tuning.uncertainty import EpochTime, epoch_time, standard_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """On how many ranks training runs, and how they take batches.
+
+    Attributes:
+        world_size: Number of ranks.
+        accumulate: Batches whose gradients are accumulated before the ranks wait for each other.
+        same_bucket: Whether at each step all ranks take batches of the same bucket.
+    """
+
+    world_size: int = 1
+    accumulate: int = 1
+    same_bucket: bool = False
+
+    def epoch_seconds(self, times: RankTimes) -> float:
+        """The time of an epoch as these ranks take batches."""
+        return times.same_bucket_epoch_seconds if self.same_bucket else times.independent_epoch_seconds
+
+
+ONE_RANK = Ranks()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Priced:
+    """A row, and how its time depends on what was measured; None where that is not known."""
+
+    row: Row
+    time: EpochTime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pricing:
+    """What is needed to say what an epoch costs.
+
+    Attributes:
+        lengths: The data set, each length as batches are padded to it.
+        total: The true length of all examples.
+        max_batch_length: The largest padded length that a batch may have.
+        step_seconds: The time of one step; None: not known.
+        targets: What is typical of the data set's targets; None: it has none, or no time is known.
+        ranks: On which training runs.
+    """
+
+    lengths: Lengths
+    total: float
+    max_batch_length: float
+    step_seconds: StepSeconds | None = None
+    targets: TypicalTargets | None = None
+    ranks: Ranks = ONE_RANK
+
+    @property
+    def sigmas(self) -> FloatArray | None:
+        """How far off what was measured may be, as `StepTimes.sigmas`; None where that is not known."""
+        return self.step_seconds.sigmas if isinstance(self.step_seconds, StepTimes) else None
+
+    def padding_ratio(self, padded_length: float) -> float:
+        """Padded cells / all cells."""
+        return (padded_length - self.total) / padded_length
+
+    def padded_length(self, expected: ExpectedBatches) -> float:
+        """All cells of the epoch's batches; no less than the true length, whatever the rounding."""
+        return max(expected.padded_length, self.total)
+
+    def times(self, expected: ExpectedBatches, table: BucketTable) -> RankTimes | None:
+        """The time of an epoch; None where step times are not known."""
+        if self.step_seconds is None:
+            return None
+        cost = epoch_batch_seconds(table, self.step_seconds, self.targets)
+        return rank_times(self.lengths.histogram, expected, table, cost, self.ranks.world_size, self.ranks.accumulate)
+
+    def row(self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable) -> Priced:
+        """What an epoch costs with this table, exactly, on average over shuffles.
+
+        Raises:
+            ValueError: The longest length is beyond the table's last boundary.
+        """
+        histogram = self.lengths.histogram
+        edges, counts = table.edges(histogram), table.counts(histogram)
+        used = counts > 0
+        longest = histogram.lengths[edges[1:][used] - 1]
+        expected = expected_batches(histogram, table)
+        padded = self.padded_length(expected)
+        batches = count_batches(histogram, table)
+        sizes = batch_size_statistics(counts, table.batch_sizes)
+        times = self.times(expected, table)
+        time = None
+        if times is not None and self.step_seconds is not None:
+            seconds = self.ranks.epoch_seconds(times)
+            time = epoch_time(expected, table, self.step_seconds, self.targets, seconds)
+        row = Row(
+            strategy=strategy,
+            sizing=sizing,
+            num_buckets=num_buckets,
+            used_buckets=int(np.count_nonzero(used)),
+            boundaries=table.boundaries.tolist(),
+            batch_sizes=table.batch_sizes.tolist(),
+            batches=batches,
+            padded_length=padded,
+            padding_ratio=self.padding_ratio(padded),
+            fill=self.total / (batches * self.max_batch_length),
+            mean_batch_size=self.lengths.count / batches,
+            largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
+            effective_buckets=1 / meeting_probability(counts),
+            estimated_epoch_seconds=None if time is None else time.seconds,
+            estimated_epoch_error_seconds=None if time is None else standard_error(time, self.sigmas),
+            smallest_batch_size=sizes.smallest,
+            largest_batch_size=sizes.largest,
+            batch_size_variation=sizes.variation,
+            steps=optimizer_steps(batches, self.ranks.world_size, self.ranks.accumulate),
+            ranks=times if self.ranks.world_size > 1 else None,
+        )
+        return Priced(row, time)

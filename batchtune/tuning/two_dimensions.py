@@ -1,0 +1,111 @@
+"""Bucket tables over length and target length: what they would gain over length alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from batchtune.batching import epochs
+from batchtune.batching.table import BucketTable
+from batchtune.batching.two_dimensional import BucketTable2D, optimal_table_2d
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Row, TwoDimensionalRow
+from batchtune.tuning.estimates import StepSeconds
+
+JointSizes = Callable[[FloatArray, FloatArray], IntArray]
+"""(lengths, target lengths) → the largest batch size that fits, element by element, at least 1."""
+
+# Shuffles to average over: an epoch has many batches, so they differ little.
+_SHUFFLES = 3
+
+
+def two_dimensional_rows(
+    lengths: Lengths, sizes: JointSizes, step_seconds: StepSeconds | None, rows: Sequence[Row]
+) -> list[TwoDimensionalRow]:
+    """The best tables over both lengths, beside the best over length alone with as many buckets.
+
+    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both.
+
+    Args:
+        lengths: The data set, with targets.
+        sizes: What fits.
+        step_seconds: The time of one step; None: batches are what is minimised.
+        rows: Of the sweep; those of `optimal` with the fewest and the most buckets are compared with.
+
+    Returns:
+        In ascending order of the number of buckets; empty where no row is of `optimal`.
+
+    Raises:
+        ValueError: The data set has no targets.
+    """
+    if lengths.targets is None:
+        raise ValueError("the data set has no target lengths")
+    compared = _compared(rows)
+    if not compared:
+        return []
+
+    def costs(long: FloatArray, target: FloatArray) -> FloatArray:
+        batch = sizes(long, target).astype(np.float64)
+        return 1 / batch if step_seconds is None else step_seconds(batch, long, target) / batch
+
+    tables = optimal_table_2d(
+        lengths.values,
+        lengths.targets,
+        sizes,
+        costs,
+        [row.num_buckets for row in compared],
+        candidates=np.unique(np.concatenate([row.boundaries for row in compared])),
+    )
+    return [
+        _row(row, table, lengths, lengths.targets, step_seconds) for row, table in zip(compared, tables, strict=True)
+    ]
+
+
+def _compared(rows: Sequence[Row]) -> list[Row]:
+    """Of `optimal`, the better sizing of the fewest and of the most buckets."""
+    of_optimal = [row for row in rows if row.strategy == "optimal"]
+    counts = sorted({row.num_buckets for row in of_optimal})
+    best = {
+        count: min((row for row in of_optimal if row.num_buckets == count), key=_cost)
+        for count in {*counts[:1], *counts[-1:]}
+    }
+    return [best[count] for count in sorted(best)]
+
+
+def _cost(row: Row) -> float:
+    return float(row.batches) if row.estimated_epoch_seconds is None else row.estimated_epoch_seconds
+
+
+def _row(
+    row: Row, table: BucketTable2D, lengths: Lengths, targets: FloatArray, step_seconds: StepSeconds | None
+) -> TwoDimensionalRow:
+    one = BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64))
+    one_batches, one_seconds = _simulated(one.assign(lengths.values), one.batch_sizes, lengths, targets, step_seconds)
+    batches, seconds = _simulated(
+        table.assign(lengths.values, targets), table.batch_sizes, lengths, targets, step_seconds
+    )
+    return TwoDimensionalRow(
+        num_buckets=row.num_buckets,
+        buckets=list(zip(table.boundaries.tolist(), table.target_boundaries.tolist(), strict=True)),
+        batch_sizes=table.batch_sizes.tolist(),
+        batches=batches,
+        estimated_epoch_seconds=seconds,
+        one_dimensional_batches=one_batches,
+        one_dimensional_epoch_seconds=one_seconds,
+    )
+
+
+def _simulated(
+    buckets: IntArray, batch_sizes: IntArray, lengths: Lengths, targets: FloatArray, step_seconds: StepSeconds | None
+) -> tuple[int, float | None]:
+    """The number of batches, and the mean time of an epoch."""
+    grouped = epochs.group(buckets.astype(np.min_scalar_type(batch_sizes.size)), batch_sizes.size)
+    layout = epochs.lay_out(grouped.counts, batch_sizes, epochs.Dealing())
+    if step_seconds is None:
+        return int(layout.batch_sizes.size), None
+    total = 0.0
+    for epoch in range(_SHUFFLES):
+        made = epochs.simulate(grouped, layout, epochs.Drawing(epoch=epoch), lengths.values, targets)
+        total += float(np.sum(step_seconds(made.batch_sizes, made.lengths, made.targets)))
+    return int(layout.batch_sizes.size), total / _SHUFFLES

@@ -1,0 +1,74 @@
+"""What `sweep-buckets` takes besides a manifest and a limit, as a process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Run
+
+RECIPE = """\
+seed: 1234
+__set_seed: !apply:speechbrain.utils.seed_everything [!ref <seed>]
+data_folder: !PLACEHOLDER
+limit: 60
+dynamic_batch_sampler:
+    max_batch_length: !ref <limit>
+    num_buckets: 20
+    shuffle: True
+"""
+
+
+def sweep_of(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())
+    return found
+
+
+def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(RECIPE)
+    options = ["--max-batch-length", 60, "--num-buckets", "2:6", "--current", "train.yaml", "--multiple-of", 0.5]
+    options += ["--world-size", 4, "--same-bucket", "--accumulate", 2, "--min-randomness", 0.05]
+    ran = batchtune("sweep-buckets", manifest, *options)
+    assert ran.returncode == 0, ran.stderr
+    assert "your current config (train.yaml" in " ".join(ran.stdout.split())
+    found = sweep_of(tmp_path)
+    assert found["current"]["strategy"] == "current"
+    assert found["current_settings"]["num_buckets"] == 20
+    assert found["settings"]["world_size"] == 4
+    assert all(boundary % 0.5 == 0 for row in found["rows"] for boundary in row["boundaries"])
+
+
+def test_the_config_that_was_written_can_be_the_current_one(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
+    chosen = sweep_of(tmp_path)["rows"][sweep_of(tmp_path)["recommended"]]
+    config = tmp_path / "batchtune-run" / "sampler.yaml"
+    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60, "--current", config, "--run", "again")
+    assert ran.returncode == 0, ran.stderr
+    again = json.loads((tmp_path / "again" / "sweep.json").read_text())["current"]
+    assert {name: again[name] for name in ("boundaries", "batch_sizes", "batches", "padded_length")} == {
+        name: chosen[name] for name in ("boundaries", "batch_sizes", "batches", "padded_length")
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--current", "no-such.yaml"], (1, 2), "no-such.yaml"),
+        (["--current", "max_batch_length=600,buckets=3"], (2,), "buckets"),
+        (["--current", "max_batch_length=600,bucket_boundaries=4:2"], (2,), "ascend"),
+        (["--current", "max_batch_length=600,bucket_boundaries=0:2"], (2,), "0"),
+        (["--multiple-of", "0"], (2,), "multiple_of"),
+        (["--world-size", "0"], (2,), "world_size"),
+        (["--min-randomness", "nan"], (2,), "min_randomness"),
+    ],
+)
+def test_a_bad_value_is_one_message_and_no_file(
+    batchtune: Run, manifest: Path, tmp_path: Path, options: list[str], code: tuple[int, ...], message: str
+) -> None:
+    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60, *options)
+    assert ran.returncode in code, ran.stderr
+    assert message in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not (tmp_path / "batchtune-run" / "sweep.json").exists()

@@ -1,0 +1,140 @@
+"""The warnings about examples that are too long, and about the settings that are in use now."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from batchtune.batching.limits import Limits
+from batchtune.batching.samplers import count_batches
+from batchtune.lengths import Lengths
+from batchtune.results import Row
+from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
+from batchtune.tuning.current import CurrentTable, current_table, read_current
+
+SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
+
+
+def row_of(found: CurrentTable) -> Row:
+    """The row of a table, with what the warnings look at; the rest is made up."""
+    histogram, table = found.lengths.histogram, found.table
+    counts = table.counts(histogram)
+    used = counts > 0
+    longest = histogram.lengths[table.edges(histogram)[1:][used] - 1]
+    batches = count_batches(histogram, table)
+    return Row(
+        strategy="current",
+        sizing=found.sizing,
+        num_buckets=table.num_buckets,
+        used_buckets=int(np.count_nonzero(used)),
+        boundaries=table.boundaries.tolist(),
+        batch_sizes=table.batch_sizes.tolist(),
+        batches=batches,
+        padded_length=found.lengths.total,
+        padding_ratio=0.0,
+        fill=1.0,
+        mean_batch_size=found.lengths.count / batches,
+        largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
+        effective_buckets=1.0,
+        estimated_epoch_seconds=None,
+    )
+
+
+def told(settings: str, lengths: Lengths = SPEECH) -> list[str]:
+    current = read_current(settings)
+    found = current_table(current, lengths)
+    return current_cautions(current, found, row_of(found))
+
+
+@pytest.mark.parametrize(
+    ("values", "subject", "each"),
+    [
+        ([1, 2, 30, 40], "2 examples are longer than max_batch_length 20 s (the longest is 40 s)", "each of them"),
+        ([1, 2, 30], "1 example is longer than max_batch_length 20 s (the longest is 30 s)", "it"),
+    ],
+)
+def test_examples_beyond_max_batch_length_are_told_with_what_each_framework_does(
+    values: list[float], subject: str, each: str
+) -> None:
+    lengths = Lengths.of(values, unit="s")
+    assert cautions(lengths, Limits(max_batch_length=20), [2], []) == [
+        f"{subject}: where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; "
+        "Lhotse and ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops "
+        "only what is longer than its last bin"
+    ]
+
+
+def test_an_example_of_exactly_max_batch_length_is_not_too_long() -> None:
+    assert cautions(Lengths.of([1, 2, 20], unit="s"), Limits(max_batch_length=20), [2], []) == []
+
+
+def test_lhotse_lets_a_batch_with_an_overlong_example_exceed_its_limit() -> None:
+    sampling = pytest.importorskip("lhotse.dataset.sampling")
+    cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
+    cuts = [cut(index, duration=duration) for index, duration in enumerate([5.0, 5.0, 50.0, 5.0])]
+    first = next(iter(sampling.DynamicCutSampler(cuts, max_duration=20, world_size=1, rank=0)))
+    assert [one.duration for one in first] == [5, 5, 50]
+
+
+def test_boundaries_rounded_beyond_what_was_measured_are_told() -> None:
+    assert rounding_caution(1664, 1630, 64, "frames") == (
+        "padding to a multiple of 64 makes the longest batches 1664 frames long, but no more than 1630 frames was "
+        "measured: they can need more memory than the probe saw; leave the longest examples out with --max-length, or "
+        "probe up to there"
+    )
+
+
+@pytest.mark.parametrize("last", [1600, 1630])
+def test_boundaries_within_what_was_measured_are_not_told(last: float) -> None:
+    assert rounding_caution(last, 1630, 64, "frames") is None
+
+
+def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None:
+    lengths = Lengths.of([0.2, 1, 5, 9, 12, 30, 40], unit="s")
+    assert told("bucket_duration_bins=5:10:20,bucket_batch_size=4:2:1,min_duration=0.5,max_duration=35", lengths) == [
+        "your current config leaves out 3 of 7 examples (1 shorter than min_duration 0.5 s; 1 longer than max_duration "
+        "35 s; 1 longer than the last of bucket_duration_bins 20 s): its figures are those of the others"
+    ]
+
+
+def test_current_settings_that_num_buckets_caps_are_told() -> None:
+    assert told("max_batch_length=600,num_buckets=10") == [
+        "your current config with num_buckets=10 can't make a batch of more than 14 examples whatever max_batch_length "
+        "is: its fullest batch here is 280 of 600 s; raising max_batch_length changes nothing"
+    ]
+
+
+def test_current_settings_with_one_bucket_are_told() -> None:
+    assert told("max_batch_length=600,num_buckets=1") == [
+        "your current config with num_buckets=1 makes batches of one example, because its only boundary is "
+        "max_batch_length"
+    ]
+
+
+def test_current_boundaries_that_only_give_batches_of_one_are_told() -> None:
+    assert told("max_batch_length=600,bucket_boundaries=600") == [
+        "your current config makes batches of one example, because its smallest boundary, 600 s, is more than half of "
+        "max_batch_length 600 s"
+    ]
+
+
+def test_batches_of_one_that_max_batch_ex_asks_for_are_meant() -> None:
+    assert told("max_batch_length=600,bucket_boundaries=400,max_batch_ex=1") == []
+
+
+def test_current_settings_that_are_too_small_for_some_examples_are_told() -> None:
+    assert told("max_batch_length=19,bucket_boundaries=5:9") == [
+        "27 examples are longer than max_batch_length of your current config, 19 s (the longest is 20 s): SpeechBrain "
+        "makes each of them a batch of one"
+    ]
+    assert told("batch_duration=19,bucket_duration_bins=5:9") == [
+        "27 examples are longer than batch_duration of your current config, 19 s (the longest is 20 s): batches "
+        "that hold such an example exceed it"
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", ["batch_size=16", "max_batch_length=600,num_buckets=200", "bucket_boundaries=30,bucket_batch_sizes=8"]
+)
+def test_there_is_nothing_to_tell_of_settings_that_are_well(settings: str) -> None:
+    assert told(settings) == []

@@ -1,0 +1,576 @@
+"""The settings that a user has now: read from words and files, refused with one message, never executed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from batchtune.batching.samplers import count_batches, speechbrain_table
+from batchtune.errors import BatchtuneError, ResultError, UsageError
+from batchtune.lengths import Lengths
+from batchtune.tuning.current import Current, CurrentTable, current_table, read_current
+
+CONFIGS = Path(__file__).parent / "current_configs"
+LENGTHS = Lengths.of(np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(0.2, 60), unit="s")
+
+
+def of_file(tmp_path: Path, text: str, name: str = "train.yaml", key_path: str | None = None) -> Current:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return read_current(str(path) if key_path is None else f"{path}:{key_path}")
+
+
+def table_of(text: str, lengths: Lengths = LENGTHS) -> CurrentTable:
+    return current_table(read_current(text), lengths)
+
+
+class TestWrittenOut:
+    def test_speechbrains_settings_give_its_table(self) -> None:
+        current = read_current("max_batch_length=600, num_buckets=200,max_batch_ex=64,shuffle=true")
+        assert current == Current(
+            kind="speechbrain",
+            settings={"max_batch_length": 600.0, "num_buckets": 200, "max_batch_ex": 64, "shuffle": True},
+            source="--current",
+        )
+        found = current_table(current, LENGTHS)
+        expected = speechbrain_table(LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64)
+        assert found.table.boundaries.tolist() == expected.boundaries.tolist()
+        assert found.table.batch_sizes.tolist() == expected.batch_sizes.tolist()
+        assert (found.exact, found.note, found.left_out) == (True, None, {})
+        assert found.describe == "SpeechBrain, max_batch_length=600 s, num_buckets=200, max_batch_ex=64"
+
+    def test_a_list_is_written_with_colons(self) -> None:
+        found = table_of("max_batch_length=100,bucket_boundaries=2:4:8.5")
+        assert found.table.boundaries.tolist() == [2, 4, 8.5, LENGTHS.longest]
+        assert found.table.batch_sizes.tolist() == [50, 25, 11, 1]
+
+    def test_a_list_of_one_needs_no_colon(self) -> None:
+        found = table_of("max_batch_length=100,bucket_boundaries=10")
+        assert found.table.batch_sizes.tolist() == [10, 1]
+
+    def test_the_name_of_old_recipes_is_understood(self) -> None:
+        assert read_current("max_batch_len=600,num_buckets=20").settings["max_batch_length"] == 600
+
+    def test_boundaries_go_before_their_number_as_speechbrain_has_it(self) -> None:
+        assert table_of("max_batch_length=100,num_buckets=7,bucket_boundaries=30:90").table.num_buckets == 2
+
+    def test_a_fixed_batch_size_is_one_bucket(self) -> None:
+        found = table_of("batch_size=16")
+        assert count_batches(LENGTHS.histogram, found.table) == math.ceil(3000 / 16)
+        assert (found.describe, found.exact, found.max_batch_length) == ("fixed batches of 16", True, None)
+
+    def test_boundaries_with_sizes_are_a_table(self) -> None:
+        found = table_of("bucket_boundaries=10:60,bucket_batch_sizes=12:2")
+        assert found.table.batch_sizes.tolist() == [12, 2]
+
+    def test_nemos_bins_can_be_written_out(self) -> None:
+        found = table_of("bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8")
+        assert found.table.boundaries.tolist() == [4, 8, 16]
+        assert sum(found.left_out.values()) == np.count_nonzero(LENGTHS.values > 16)
+
+    def test_what_is_kept_in_sweep_json_is_json(self) -> None:
+        record = read_current("max_batch_length=100,bucket_boundaries=2:4:8.5").record()
+        assert json.loads(json.dumps(record)) == record
+        assert record["source"] == "--current"
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("", "neither a file nor key=value"),
+            ("gone.yaml", "'gone.yaml' is neither a file"),
+            ("gone.yaml:model.train_ds", "neither a file"),
+            ("600", "neither a file"),
+            ("max_batch_length=600", "needs num_buckets or bucket_boundaries"),
+            ("num_buckets=200", "num_buckets alone says nothing"),
+            ("max_batch_ex=200", "'max_batch_ex' is no setting that goes here"),
+            ("bucket_boundaries=1:2", "needs max_batch_length"),
+            ("max_batch_length=600,num_buckets=200,colour=3", "'colour' is no setting that goes here"),
+            ("colour=3", "'colour' is no setting that goes here"),
+            ("batch_size=16,num_buckets=3", "'num_buckets' is no setting that goes here"),
+            ("max_batch_length=600,num_buckets", "'num_buckets' is no key=value"),
+            ("max_batch_length=600,,num_buckets=3", "'' is no key=value"),
+            ("max_batch_length=,num_buckets=3", "max_batch_length has no value"),
+            ("max_batch_length=600,num_buckets=3,num_buckets=4", "num_buckets is given twice"),
+            ("max_batch_length=long,num_buckets=3", "max_batch_length must be a number, got 'long'"),
+            ("max_batch_length=true,num_buckets=3", "max_batch_length must be a number, got True"),
+            ("max_batch_length=0,num_buckets=3", "max_batch_length must be positive and finite, got 0"),
+            ("max_batch_length=-5,num_buckets=3", "must be positive and finite, got -5"),
+            ("max_batch_length=nan,num_buckets=3", "must be positive and finite, got nan"),
+            ("max_batch_length=inf,num_buckets=3", "must be positive and finite, got inf"),
+            ("max_batch_length=1e999,num_buckets=3", "must be positive and finite, got inf"),
+            ("max_batch_length=1e300,num_buckets=3", "must be from 1e-09 to 1e"),
+            ("max_batch_length=1:2,num_buckets=3", "must be a number, got [1, 2]"),
+            ("max_batch_length=600,num_buckets=0", "num_buckets must be from 1 to 100,000, got 0"),
+            ("max_batch_length=600,num_buckets=2.5", "num_buckets must be a whole number, got 2.5"),
+            ("max_batch_length=600,num_buckets=1e12", "num_buckets must be from 1 to 100,000"),
+            ("max_batch_length=600,num_buckets=inf", "num_buckets must be a whole number, got inf"),
+            ("max_batch_length=600,num_buckets=3,shuffle=maybe", "shuffle must be true or false, got 'maybe'"),
+            ("max_batch_length=600,num_buckets=3,batch_ordering=up", "must be one of random, ascending, descending"),
+            ("max_batch_length=6,bucket_boundaries=2:1", "does not ascend: entry 2 is 1, after 2"),
+            ("max_batch_length=6,bucket_boundaries=1:2:2", "bucket_boundaries repeats 2 as entry 3"),
+            ("max_batch_length=6,bucket_boundaries=0:2", "entry 1 must be positive and finite, got 0"),
+            ("max_batch_length=6,bucket_boundaries=1:-2", "entry 2 must be positive and finite, got -2"),
+            ("max_batch_length=6,bucket_boundaries=1::2", "entry 2 must be a number, got ''"),
+            ("batch_size=0", "batch_size must be from 1"),
+            ("batch_size=1e30", "batch_size must be from 1"),
+            ("bucket_boundaries=1:2,bucket_batch_sizes=3", "has 1 entry for 2 bucket_boundaries"),
+            ("bucket_duration_bins=1:2", "needs batch_size, batch_duration, or bucket_batch_size"),
+            ("bucket_batch_size=1:2", "bucket_batch_size needs bucket_duration_bins beside it"),
+            ("use_lhotse=false", "needs batch_size"),
+            ("left_bucket_length=1,max_batch_length=3", "old sampler of SpeechBrain"),
+        ],
+    )
+    def test_what_is_wrong_gives_one_message_that_names_it(self, text: str, message: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            read_current(text)
+        assert message in caught.value.message
+        assert caught.value.message.startswith("--current: ")
+
+    @pytest.mark.parametrize(("text", "whose"), [("max_tokens=4000", "fairseq"), ("batch_bins=4000000", "ESPnet")])
+    def test_sorted_greedy_batches_are_refused_and_not_approximated(self, text: str, whose: str) -> None:
+        with pytest.raises(
+            UsageError, match=f"is {whose}'s, which sorts all examples and cuts them greedily"
+        ) as caught:
+            read_current(text)
+        assert "Known are SpeechBrain's" in str(caught.value.hint)
+
+
+class TestSpeechBrainFiles:
+    def test_the_training_block_is_taken_and_its_references_resolved(self) -> None:
+        current = read_current(str(CONFIGS / "recipe.yaml"))
+        assert current.settings == {
+            "max_batch_length": 500.0,
+            "num_buckets": 200,
+            "max_batch_ex": 256,
+            "shuffle": True,
+            "batch_ordering": "random",
+        }
+        assert (current.source, current.key_path) == ("recipe.yaml", "dynamic_batch_sampler_train")
+        assert current_table(current, LENGTHS).exact
+
+    def test_no_folder_of_the_host_is_told(self) -> None:
+        assert str(CONFIGS) not in json.dumps(read_current(str(CONFIGS / "recipe.yaml")).record())
+
+    def test_another_block_can_be_named(self) -> None:
+        current = read_current(f"{CONFIGS / 'recipe.yaml'}:dynamic_batch_sampler_valid")
+        assert current.settings["max_batch_length"] == 100
+
+    def test_dynamic_batching_turned_off_leaves_the_loaders_batch_size(self, tmp_path: Path) -> None:
+        text = (CONFIGS / "recipe.yaml").read_text().replace("dynamic_batching: True", "dynamic_batching: False")
+        current = of_file(tmp_path, text)
+        assert (current.kind, current.settings) == ("fixed", {"batch_size": 16})
+        assert current.key_path == "train_dataloader_opts"
+
+    def test_frames_of_old_recipes_are_told_apart_from_seconds(self) -> None:
+        current = read_current(str(CONFIGS / "old_recipe.yaml"))
+        found = current_table(current, LENGTHS)
+        assert not found.exact
+        assert "frames of 0.01 s" in str(found.note)
+        frames = Lengths.of(LENGTHS.values * 100, unit="frames")
+        assert current_table(current, frames).exact
+
+    def test_a_sampler_that_is_gone_is_not_guessed_at(self) -> None:
+        with pytest.raises(
+            ResultError, match=r"line 4: dynamic_batch_sampler\.left_bucket_len belongs to an old sampler"
+        ):
+            read_current(str(CONFIGS / "first_recipe.yaml"))
+
+    def test_a_fixed_batch_size_with_arithmetic_and_sorted_examples(self) -> None:
+        current = read_current(str(CONFIGS / "fixed.yaml"))
+        assert current.settings == {"batch_size": 12, "sorting": "ascending"}
+        found = current_table(current, LENGTHS)
+        assert not found.exact
+        assert "sorting: ascending" in str(found.note)
+
+    def test_settings_at_the_top_level_are_found(self, tmp_path: Path) -> None:
+        current = of_file(tmp_path, "max_batch_length: 50\nnum_buckets: 10\n")
+        assert (current.kind, current.key_path) == ("speechbrain", None)
+
+    def test_several_blocks_are_listed_with_how_to_choose(self, tmp_path: Path) -> None:
+        text = "first: {max_batch_length: 5, num_buckets: 3}\nin: {second: {max_batch_length: 6, num_buckets: 3}}\n"
+        with pytest.raises(ResultError, match=r"2 blocks of batching settings: first, in\.second") as caught:
+            of_file(tmp_path, text)
+        assert caught.value.hint == "Say which one: --current train.yaml:first."
+        assert of_file(tmp_path, text, key_path="in.second").settings["max_batch_length"] == 6
+
+    def test_a_block_behind_several_aliases_is_one(self, tmp_path: Path) -> None:
+        text = "train: &it {max_batch_length: 5, num_buckets: 3}\nmore: *it\nagain: {deeper: *it}\n"
+        assert of_file(tmp_path, text).key_path == "train"
+
+    def test_merge_keys_are_followed_and_own_keys_go_before(self, tmp_path: Path) -> None:
+        text = "base: &b {num_buckets: 7, max_batch_ex: 9}\ntrain: {<<: *b, max_batch_length: 5, max_batch_ex: 3}\n"
+        assert of_file(tmp_path, text).settings == {"max_batch_length": 5.0, "num_buckets": 7, "max_batch_ex": 3}
+
+    @pytest.mark.parametrize(
+        ("formula", "value"),
+        [
+            ("!ref <a>", 6),
+            ("!ref <a> * <b>", 24),
+            ("!ref <in[x]> + 1", 3.5),
+            ("!ref (<a> - <b>) ** 2 // 3 % 5", 1),
+            ("!ref <a> / <b> + <a> % <b>", 3.5),
+            ("!ref <chain>", 24),
+            ("!copy <a>", 6),
+            ("1.e+1", 10),
+        ],
+    )
+    def test_references_and_arithmetic(self, tmp_path: Path, formula: str, value: float) -> None:
+        rest = "a: 6\nb: 4\nminus: -3\nin: {x: 2.5}\nchain: !ref <a> * <b>\n"
+        text = f"{rest}train:\n  num_buckets: 3\n  max_batch_length: {formula}\n"
+        assert of_file(tmp_path, text).settings["max_batch_length"] == value
+        resolved = pytest.importorskip("hyperpyyaml").resolve_references(text).getvalue()
+        assert YAML(typ="safe", pure=True).load(resolved)["train"]["max_batch_length"] == value
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("!PLACEHOLDER", "it is a !PLACEHOLDER"),
+            ("!apply:os.system [touch owned]", r"made by code \(!apply:os.system\)"),
+            ("!new:os.system {command: ls}", "made by code"),
+            ("!!python/object/apply:os.system [ls]", "must be a number"),
+            ("!include:other.yaml", r"made by code \(!include:other.yaml\)"),
+            ("!ref <gone>", "points to 'gone', which is not there"),
+            ("!ref <text[x]>", "points to 'x', which is not there"),
+            ("!ref <round>", "around in a circle"),
+            ("!ref <round> + 1", "around in a circle"),
+            ("!ref <object.attribute>", "reads an attribute of an object"),
+            ("!ref <text> * 2", "is no arithmetic with numbers"),
+            ("!ref <one> * __import__('os')", "is no arithmetic with numbers"),
+            ("!ref <minus> * <minus>", "'-3 [*] -3' is no arithmetic with numbers"),
+            ("!ref <later> * 2", "<later> is a formula that stands further down"),
+            ("!ref <one> / 0", "is no arithmetic with numbers"),
+            ("!ref 9**9**9**9**9 + <one>", "is no arithmetic with numbers"),
+            ("!ref <one> if <one> else 2", "is no arithmetic with numbers"),
+            ("!ref <text>", "must be a number, got 'words'"),
+            ("{a: 1}", "it is a mapping"),
+            ("[1, 2]", r"must be a number, got \[1, 2\]"),
+            ("'600'", "must be a number, got '600'"),
+            ("1:30", "must be a number, got '1:30'"),
+            ("010", "must be a number, got '010'"),
+            ("-.inf", "must be positive and finite"),
+            (".nan", "must be positive and finite"),
+        ],
+    )
+    def test_a_value_that_cant_be_read_is_told_with_its_line(self, tmp_path: Path, value: str, message: str) -> None:
+        text = "text: words\none: 1\nminus: -3\nround: !ref <round>\n"
+        text += f"train:\n  num_buckets: 3\n  max_batch_length: {value}\nlater: !ref <one> + 1\n"
+        with pytest.raises(ResultError, match=message) as caught:
+            of_file(tmp_path, text)
+        assert "train.yaml, line " in caught.value.message
+        assert not (tmp_path / "owned").exists()
+
+    def test_a_block_in_another_file_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(ResultError, match="the settings are in another file"):
+            of_file(tmp_path, "train: !include:other.yaml {max_batch_length: 3, num_buckets: 3}\n")
+
+
+class TestNeMoFiles:
+    def test_bins_with_sizes_are_exact_and_tell_what_is_dropped(self) -> None:
+        current = read_current(str(CONFIGS / "nemo_buckets.yaml"))
+        assert current.settings == {
+            "use_lhotse": True,
+            "min_duration": 0.5,
+            "max_duration": 20.0,
+            "use_bucketing": True,
+            "bucket_duration_bins": [4.0, 8.0, 16.0],
+            "bucket_batch_size": [32, 16, 8],
+        }
+        found = current_table(current, LENGTHS)
+        values = LENGTHS.values
+        assert found.exact
+        assert found.lengths.values.tolist() == values[(values >= 0.5) & (values <= 16)].tolist()
+        assert found.left_out == {
+            reason: count
+            for reason, count in {
+                "shorter than min_duration 0.5 s": int(np.count_nonzero(values < 0.5)),
+                "longer than max_duration 20 s": int(np.count_nonzero(values > 20)),
+                "longer than the last of bucket_duration_bins 16 s": int(np.sum((values > 16) & (values <= 20))),
+            }.items()
+            if count
+        }
+        assert found.lengths.unit == "s"
+        assert found.table.counts(found.lengths.histogram).sum() == found.lengths.count
+
+    def test_targets_stay_with_their_examples(self) -> None:
+        lengths = Lengths.of([1.0, 5.0, 9.0, 30.0], targets=[10.0, 50.0, 90.0, 300.0], unit="s")
+        kept = table_of("bucket_duration_bins=4:10,bucket_batch_size=3:2", lengths).lengths
+        assert kept.targets is not None
+        assert (kept.values.tolist(), kept.targets.tolist()) == ([9, 5, 1], [90, 50, 10])
+
+    def test_batch_duration_is_an_approximation_and_says_so(self) -> None:
+        current = read_current(str(CONFIGS / "nemo_duration.yaml"))
+        found = current_table(current, LENGTHS)
+        assert not found.exact
+        assert "bins are those of equal total length" in str(found.note)
+        assert "the mean batch of its bucket, rounded" in str(found.note)
+        assert found.table.batch_sizes.max() <= 64
+        totals = np.bincount(found.table.assign(LENGTHS.values), LENGTHS.values)
+        assert found.table.num_buckets == 8
+        assert totals.max() < 1.1 * LENGTHS.total / 8
+
+    def test_without_bins_but_with_max_duration_nemo_spaces_them_evenly(self) -> None:
+        found = table_of("use_bucketing=true,batch_size=4,num_buckets=4,max_duration=40")
+        assert found.table.boundaries.tolist() == [10, 20, 30, found.lengths.longest]
+        assert found.exact
+
+    def test_bins_without_sizes_drop_nothing(self) -> None:
+        found = table_of("bucket_duration_bins=4:8,batch_duration=100")
+        assert found.left_out == {}
+        assert found.table.boundaries.tolist() == [4, 8, LENGTHS.longest]
+
+    def test_without_lhotse_batches_are_fixed_and_durations_filtered(self) -> None:
+        current = read_current(str(CONFIGS / "nemo_plain.yaml"))
+        found = current_table(current, LENGTHS)
+        assert found.lengths.longest <= 10
+        assert found.table.batch_sizes.tolist() == [16]
+        assert found.describe == "NeMo, batch_size=16"
+
+    @pytest.mark.parametrize(
+        ("lines", "message"),
+        [
+            ("bucket_duration_bins: [[5.0, 10], [5.0, 20]]\nbucket_batch_size: [4, 2]", "of two dimensions"),
+            ("batch_duration: 60\nuse_bucketing: false", "used without use_bucketing"),
+            ("bucket_duration_bins: [5, 10]\nbucket_batch_size: [4]", "has 1 entries for 2 bins"),
+            ("batch_duration: ${oc.env:SIZE}", "needs oc.env"),
+            ("batch_duration: ${gone.x}", "points to 'gone'"),
+            ("batch_duration: ${....x}", "above the top of the file"),
+            ("batch_duration: ${model.train_ds.batch_duration}", "around in a circle"),
+            ("batch_duration: 1${.use_lhotse}", "put together of parts"),
+            ("batch_duration: ???", r"it is \?\?\?"),
+            ("batch_size: 4\nmulti_config: true", "multi_config makes batches that no bucket table can express"),
+            ("batch_size: 4\nbucketing_batch_size: [4, 2]", "bucketing_batch_size makes batches"),
+            ("batch_size: 4\nmin_duration: 5\nmax_duration: 4", "min_duration is above max_duration"),
+            ("batch_size: 4\nmax_duration: .nan", "max_duration must be a number, got nan"),
+            ("shuffle: true", "needs batch_size"),
+        ],
+    )
+    def test_what_cant_be_reproduced_is_refused(self, tmp_path: Path, lines: str, message: str) -> None:
+        body = "".join(f"    {line}\n" for line in f"use_lhotse: true\n{lines}".splitlines())
+        with pytest.raises(ResultError, match=message):
+            of_file(tmp_path, f"model:\n  train_ds:\n{body}")
+
+    def test_what_lengths_cant_tell_is_noted(self, tmp_path: Path) -> None:
+        text = "train_ds: {use_lhotse: true, batch_size: 4, perturb_speed: true, max_tps: .inf, min_tps: 1}\n"
+        found = current_table(of_file(tmp_path, text), LENGTHS)
+        assert found.notes == ("lengths or examples that perturb_speed and min_tps change are not reproduced",)
+        assert not found.exact
+
+    def test_lengths_in_other_units_are_refused(self) -> None:
+        frames = Lengths.of(LENGTHS.values * 100, unit="frames")
+        with pytest.raises(ResultError, match="NeMo counts seconds, but the lengths count frames"):
+            table_of("bucket_duration_bins=4:8,bucket_batch_size=4:2", frames)
+
+    def test_settings_that_leave_nothing_are_refused(self) -> None:
+        with pytest.raises(ResultError, match="leave out all 2 examples"):
+            table_of("bucket_duration_bins=4:8,bucket_batch_size=4:2", Lengths.of([900.0, 800.0], unit="s"))
+
+    @pytest.mark.parametrize("settings", [{}, {"quadratic_duration": 30.0}, {"max_cuts": 12}])
+    def test_lhotse_makes_about_as_many_batches_under_batch_duration(self, settings: dict[str, float]) -> None:
+        sampling = pytest.importorskip("lhotse.dataset.sampling.dynamic_bucketing")
+        cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
+        cuts = [cut(index, duration=float(value)) for index, value in enumerate(LENGTHS.values)]
+        sampler = sampling.DynamicBucketingSampler(
+            cuts, max_duration=300.0, duration_bins=[6.0, 12.0], shuffle=True, world_size=1, rank=0, **settings
+        )
+        written = "".join(f",{name.replace('max_cuts', 'batch_size')}={value}" for name, value in settings.items())
+        found = table_of(f"bucket_duration_bins=6:12,batch_duration=300{written}")
+        assert count_batches(found.lengths.histogram, found.table) == pytest.approx(sum(1 for _ in sampler), rel=0.06)
+
+    def test_lhotse_makes_as_many_batches_of_bins_with_sizes(self) -> None:
+        sampling = pytest.importorskip("lhotse.dataset.sampling.dynamic_bucketing")
+        cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
+        values = LENGTHS.values[LENGTHS.values <= 16][:400]
+        bins, sizes = [4.0, 8.0, 16.0], [32, 16, 8]
+        cuts = [cut(index, duration=float(value)) for index, value in enumerate(values)]
+        sampler = sampling.DynamicBucketingSampler(
+            cuts,
+            constraint=sampling.FixedBucketBatchSizeConstraint(bins, sizes),
+            duration_bins=bins,
+            shuffle=True,
+            world_size=1,
+            rank=0,
+        )
+        found = table_of("bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8", Lengths.of(values, unit="s"))
+        assert sum(1 for _ in sampler) == count_batches(found.lengths.histogram, found.table)
+
+
+class TestBatchtunesOwn:
+    def test_a_sampler_yaml_gives_its_table(self) -> None:
+        current = read_current(str(CONFIGS / "sampler.yaml"))
+        lengths = Lengths.of([1.0, 20.0, 39.0], unit="s")
+        found = current_table(current, lengths)
+        assert found.table.boundaries.tolist() == [5, 10, 40]
+        assert found.table.batch_sizes.tolist() == [20, 10, 2]
+        assert (found.exact, found.describe) == (True, "batchtune's sampler, 3 buckets")
+
+    def test_longer_examples_than_it_knows_are_refused(self) -> None:
+        with pytest.raises(ResultError, match=r"longest example \(41 s\) is beyond the last boundary 40 s"):
+            table_of(str(CONFIGS / "sampler.yaml"), Lengths.of([41.0], unit="s"))
+
+    def test_another_unit_is_refused(self) -> None:
+        with pytest.raises(ResultError, match="counts s, but the lengths count frames"):
+            table_of(str(CONFIGS / "sampler.yaml"), Lengths.of([4.0], unit="frames"))
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ("version: 1", "version: 2", "has version 2"),
+            ("batchtune/sampler", "batchtune/sweep", "has the format 'batchtune/sweep'"),
+            ("[20, 10, 2]", "[20, 10]", "has 2 entries for 3 bucket_boundaries"),
+            ("[20, 10, 2]", "[20, 0, 2]", "line 8: bucket_batch_sizes entry 2 must be from 1"),
+            ("[5.0, 10.0, 40.0]", "[5.0, 40.0, 10.0]", "entry 3 is 10, after 40"),
+            ("[5.0, 10.0, 40.0]", "[]", "bucket_boundaries is an empty list"),
+            ("unit: s", "unit: [s]", "unit must be one of s, ms"),
+            ("bucket_batch_sizes", "sizes", "bucket_batch_sizes is missing"),
+        ],
+    )
+    def test_a_damaged_one_is_refused(self, tmp_path: Path, old: str, new: str, message: str) -> None:
+        with pytest.raises(ResultError, match=message):
+            of_file(tmp_path, (CONFIGS / "sampler.yaml").read_text().replace(old, new))
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"", "is empty"),
+            (b"# nothing\n", "is empty"),
+            (b"null\n", "holds no settings by name"),
+            (b"- 1\n- 2\n", "holds no settings by name"),
+            (b"seed: 1\n", "holds no batching settings that are known"),
+            (b"a: [1, 2\n", "is no YAML that can be read"),
+            (b"a: 1\na: 2\n", "line 2: the file has the key 'a' a second time"),
+            (b"a: *gone\n", r"refers to \*gone, which is not defined before"),
+            (b"a: 1\n---\nb: 2\n", "holds a second document"),
+            (b"a: {<<: 3}\n", "merges .* something that is no mapping"),
+            (b"\xff\xfe\x00", "is no UTF-8 text"),
+            (b"a: \x00\n", "is no YAML that can be read"),
+            (b"a: " + b"[" * 500, "nests more than 64 levels deep"),
+            (b"- " * 500, "nests more than 64 levels deep"),
+            (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
+            (b"a: 1\n!" + b"!" * 200_000, "line 2 has 200,001 characters"),
+        ],
+    )
+    def test_a_file_that_is_no_configuration_is_told(self, tmp_path: Path, content: bytes, message: str) -> None:
+        path = tmp_path / "train.yaml"
+        path.write_bytes(content)
+        with pytest.raises(ResultError, match=message):
+            read_current(str(path))
+
+    def test_nothing_from_a_file_can_steer_the_terminal(self, tmp_path: Path) -> None:
+        for text in (
+            'a: {"\\e[31mred": {max_batch_length: 0, num_buckets: 3}}',
+            'a: {max_batch_length: !ref "<\\e[2J>", num_buckets: 3}',
+            "a: {max_batch_length: !%1B[2J 3, num_buckets: 3}",
+            'a: {max_batch_length: "\\e[2J", num_buckets: 3}',
+            'format: "batchtune/\\e[2J"',
+        ):
+            with pytest.raises(ResultError) as caught:
+                of_file(tmp_path, text)
+            assert f"{caught.value.message}{caught.value.hint}".isprintable()
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ResultError, match="can't be read: Is a directory"):
+            read_current(str(tmp_path))
+
+    def test_a_path_with_a_key_path_that_is_not_there(self) -> None:
+        with pytest.raises(ResultError, match=r"has no settings at 'a\.b'"):
+            read_current(f"{CONFIGS / 'recipe.yaml'}:a.b")
+        with pytest.raises(ResultError, match="holds no batching settings that are known"):
+            read_current(f"{CONFIGS / 'recipe.yaml'}:encoder")
+
+    def test_a_text_that_no_file_can_be_called_is_refused(self) -> None:
+        for text in ("x" * 100_000, "a\0b", ":" * 1000, "\ud800"):
+            with pytest.raises(UsageError):
+                read_current(text)
+
+    @pytest.mark.parametrize("opening", ["lists", "mappings", "merges", "settings", "references"])
+    def test_a_bomb_of_aliases_goes_off_in_no_time(self, tmp_path: Path, opening: str) -> None:
+        bombs = {
+            "lists": ("a0: &a0 [1, 1]\n", "a{n}: &a{n} [{all}]\n"),
+            "mappings": ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{p: *a{m}, q: *a{m}, r: *a{m}}}\n"),
+            "merges": ("a0: &a0 {x: 1}\n", "a{n}: &a{n} {{<<: [{all}], k{n}: 1}}\n"),
+            "settings": ("a0: &a0 [1, 1]\n", "a{n}: &a{n} [{all}]\n"),
+            "references": ("a0: 1\n", "a{n}: !ref <a{m}> + <a{m}> + <a{m}>\n"),
+        }
+        first, more = bombs[opening]
+        text = first + "".join(more.format(n=n, m=n - 1, all=", ".join([f"*a{n - 1}"] * 9)) for n in range(1, 25))
+        value = {"settings": "*a24", "references": "!ref <a24>"}.get(opening, "5")
+        text += f"train: {{num_buckets: 3, max_batch_length: {value}}}\n"
+        begun = time.process_time()
+        try:
+            of_file(tmp_path, text)
+        except ResultError as error:
+            assert len(error.message) < 1000
+        assert time.process_time() - begun < 5
+
+
+MUTATIONS = 150
+WORDS = (
+    b"\0",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\r",
+    b"\t",
+    b"*a",
+    b"&a ",
+    b"<<: ",
+    b"!ref <",
+    b"${",
+    b"]",
+    b"{",
+    b"- ",
+    b"? ",
+)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path) -> None:
+    draw = random.Random(path.name)
+    whole, damaged = path.read_bytes(), tmp_path / "damaged.yaml"
+    for _ in range(MUTATIONS):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            at = draw.randrange(max(1, len(content) - 1))
+            change = draw.randrange(4)
+            if change == 0:
+                content[at] ^= 1 << draw.randrange(8)
+            elif change == 1:
+                del content[at : at + draw.randrange(1, 40)]
+            elif change == 2:
+                content[at:at] = draw.choice(WORDS)
+            else:
+                del content[max(at, 10) :]
+        damaged.write_bytes(content)
+        try:
+            current_table(read_current(str(damaged)), LENGTHS)
+        except BatchtuneError as error:
+            assert isinstance(error, (ResultError, UsageError))
+            assert error.message
+            assert error.message.isprintable()
+
+
+def test_any_damage_to_written_settings_gives_settings_or_one_message() -> None:
+    draw = random.Random(0)
+    texts = [
+        "max_batch_length=600,num_buckets=20,max_batch_ex=64",
+        "max_batch_length=100,bucket_boundaries=2:4:8.5",
+        "bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8,max_duration=15",
+        "bucket_boundaries=10:60,bucket_batch_sizes=12:2",
+    ]
+    for _ in range(3000):
+        characters = list(draw.choice(texts))
+        for _ in range(draw.randrange(1, 4)):
+            at = draw.randrange(len(characters))
+            characters[at] = draw.choice([*"0123456789.:=,-+eE _infa\0", "", characters[at] * 2])
+        try:
+            current_table(read_current("".join(characters)), LENGTHS)
+        except BatchtuneError as error:
+            assert isinstance(error, (ResultError, UsageError))
