@@ -108,8 +108,9 @@ class Lengths:
     @cached_property
     def histogram(self) -> Histogram:
         """The distinct lengths in ascending order, and how often each occurs."""
-        distinct, counts = np.unique(self.values, return_counts=True)
-        return Histogram(distinct, counts.astype(np.int64))
+        ascending = self.values[::-1]
+        firsts = np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
+        return Histogram(ascending[firsts], np.diff(firsts, append=ascending.size).astype(np.int64))
 
     @cached_property
     def fingerprint(self) -> str:

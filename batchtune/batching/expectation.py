@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 import numpy as np
@@ -12,29 +12,52 @@ import numpy as np
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
+# Examples that are summed over at once, few enough to stay in the cache.
+_AT_ONCE = 1 << 14
+# A share of a batch's longest length that is lost in the rounding of the rest.
+_NEGLIGIBLE = 1e-18
+# With more examples per distinct length, going through the distinct lengths is faster than through the examples.
+_MOST_EXAMPLES_PER_LENGTH = 8
+
 BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 """(batch sizes, lengths of their longest examples) → cost of each batch, element by element."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ExpectedBatches:
     """How many batches of each size have each length as their longest, on average over shuffles.
 
-    All arrays have the shape (distinct lengths,).
+    All arrays have the shape (distinct lengths,); what takes long is worked out when it is first asked for.
 
     Attributes:
-        lengths: The distinct lengths, ascending.
-        batch_sizes: Batch size of the length's bucket.
-        full_batches: Expected number of full batches whose longest example has this length.
-        remainders: Size of the bucket's last batch where it is not full, else 0.
-        remainder_batches: Probability that the bucket's last batch, where not full, has this longest length.
+        histogram: The distinct lengths and their counts.
+        table: The buckets.
+        remainders: Size of the bucket's last batch where it is not full, else 0; the same within a bucket.
     """
 
-    lengths: FloatArray
-    batch_sizes: IntArray
-    full_batches: FloatArray
+    histogram: Histogram
+    table: BucketTable
     remainders: IntArray
-    remainder_batches: FloatArray
+
+    @property
+    def lengths(self) -> FloatArray:
+        """The distinct lengths, ascending."""
+        return self.histogram.lengths
+
+    @cached_property
+    def batch_sizes(self) -> IntArray:
+        """Batch size of the length's bucket."""
+        return np.repeat(self.table.batch_sizes, self._per_bucket)
+
+    @cached_property
+    def full_batches(self) -> FloatArray:
+        """Expected number of full batches whose longest example has this length."""
+        return (self._in_bucket // self.batch_sizes) * self._longest_probability(self.batch_sizes)
+
+    @cached_property
+    def remainder_batches(self) -> FloatArray:
+        """Probability that the bucket's last batch, where not full, has this longest length."""
+        return self._longest_probability(self.remainders) * (self.remainders > 0)
 
     def sum_of(self, cost: BatchCost) -> float:
         """The expected sum of a cost over the epoch's batches."""
@@ -46,10 +69,60 @@ class ExpectedBatches:
             total += float(np.sum(self.remainder_batches[some] * rest))
         return total
 
-    @property
+    @cached_property
     def padded_length(self) -> float:
         """The expected sum of the batches' padded lengths."""
-        return self.sum_of(np.multiply)
+        if self.histogram.count > _MOST_EXAMPLES_PER_LENGTH * self.lengths.size:
+            return self.sum_of(np.multiply)
+        return self._padded_length_by_examples()
+
+    @cached_property
+    def _edges(self) -> IntArray:
+        return self.table.edges(self.histogram)
+
+    @cached_property
+    def _counts(self) -> IntArray:
+        return self.table.counts(self.histogram)
+
+    @property
+    def _per_bucket(self) -> IntArray:
+        return np.diff(self._edges)
+
+    @cached_property
+    def _in_bucket(self) -> IntArray:
+        return np.repeat(self._counts, self._per_bucket)
+
+    @cached_property
+    def _at_most(self) -> IntArray:
+        """Number of the bucket's examples up to each length."""
+        before = np.cumsum(self._counts) - self._counts
+        return self.histogram.cumulative - np.repeat(before, self._per_bucket)
+
+    def _longest_probability(self, drawn: IntArray) -> FloatArray:
+        """Probability that each length is the longest of so many drawn out of its bucket."""
+        within = _all_within(self._at_most, self._in_bucket, drawn, _log_factorials(self.histogram.count))
+        shorter = np.concatenate(([0.0], within[:-1]))
+        shorter[self._edges[:-1][self._per_bucket > 0]] = 0.0
+        return np.maximum(within - shorter, 0.0)
+
+    def _padded_length_by_examples(self) -> float:
+        """The padded length where lengths seldom repeat, several times as fast.
+
+        With x_1 ≤ ... ≤ x_n the lengths of a bucket, the longest of s drawn is on average x_n less the sum over c < n
+        of C(c, s) / C(n, s) · (x_(c+1) - x_c).
+        """
+        steps, log_factorials = _steps(self.histogram), _log_factorials(self.histogram.count)
+        total, start = 0.0, 0
+        for bucket in np.flatnonzero(self._counts).tolist():
+            count, size = int(self._counts[bucket]), int(self.table.batch_sizes[bucket])
+            rest = int(self.remainders[self._edges[bucket]])
+            longest = float(self.lengths[self._edges[bucket + 1] - 1])
+            for drawn, batches in ((size, count // size), (rest, 1)):
+                if drawn and batches:
+                    below = _mean_below_longest(steps[start : start + count - 1], drawn, log_factorials)
+                    total += batches * drawn * (longest - below)
+            start += count
+        return total
 
 
 def expected_batches(histogram: Histogram, table: BucketTable) -> ExpectedBatches:
@@ -66,28 +139,42 @@ def expected_batches(histogram: Histogram, table: BucketTable) -> ExpectedBatche
     Raises:
         ValueError: The longest length is beyond the last boundary.
     """
-    edges, counts = table.edges(histogram), table.counts(histogram)
-    per_bucket = np.diff(edges)
-    sizes, in_bucket = np.repeat(table.batch_sizes, per_bucket), np.repeat(counts, per_bucket)
-    remainders = in_bucket % sizes
-    up_to = np.concatenate(([0], histogram.cumulative))
-    at_most = histogram.cumulative - np.repeat(up_to[edges[:-1]], per_bucket)
-    firsts = edges[:-1][per_bucket > 0]
-    log_factorials = _log_factorials(histogram.count)
+    per_bucket = np.diff(table.edges(histogram))
+    return ExpectedBatches(histogram, table, np.repeat(table.counts(histogram) % table.batch_sizes, per_bucket))
 
-    def longest_probability(drawn: IntArray) -> FloatArray:
-        within = _all_within(at_most, in_bucket, drawn, log_factorials)
-        shorter = np.concatenate(([0.0], within[:-1]))
-        shorter[firsts] = 0.0
-        return np.maximum(within - shorter, 0.0)
 
-    return ExpectedBatches(
-        lengths=histogram.lengths,
-        batch_sizes=sizes,
-        full_batches=(in_bucket // sizes) * longest_probability(sizes),
-        remainders=remainders,
-        remainder_batches=longest_probability(remainders) * (remainders > 0),
-    )
+def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:
+    """How far the longest of `drawn` examples is below the longest of all, on average.
+
+    Args:
+        steps: Shape (examples - 1,): from each example's length to the next, ascending.
+        drawn: 1 to the number of examples.
+        log_factorials: The logarithms of 0!, 1! and so on.
+    """
+    count = steps.size + 1
+    log_all = log_factorials[count] - log_factorials[count - drawn]
+    below = 0.0
+    # `drawn` examples need as many to be drawn from; from the longest down, as soon nothing is left to be added.
+    for end in range(count, drawn, -_AT_ONCE):
+        start = max(end - _AT_ONCE, drawn)
+        within = log_factorials[start:end] - log_factorials[start - drawn : end - drawn]
+        within -= log_all
+        np.exp(within, out=within)
+        some = within[0] >= _NEGLIGIBLE
+        within *= steps[start - 1 : end - 1]
+        below += float(within.sum())  # not `@`: threads for so little only wait for each other
+        if not some:
+            break
+    return below
+
+
+@lru_cache(maxsize=1)  # a sweep asks for the same data again and again
+def _steps(histogram: Histogram) -> FloatArray:
+    """Shape (examples - 1,): from each example's length to the next, ascending."""
+    lengths = histogram.lengths
+    if histogram.count > lengths.size:
+        lengths = np.repeat(lengths, histogram.counts)
+    return np.diff(lengths)
 
 
 def _all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:

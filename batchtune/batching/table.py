@@ -85,8 +85,9 @@ class BucketTable:
         Raises:
             ValueError: The longest length is beyond the last boundary.
         """
-        up_to = np.concatenate(([0], histogram.cumulative))
-        return cast(IntArray, np.diff(up_to[self.edges(histogram)]))
+        ends = self.edges(histogram)[1:]
+        up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
+        return np.diff(up_to, prepend=0)
 
 
 def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batch_size: int | None = None) -> IntArray:

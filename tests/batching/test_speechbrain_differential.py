@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+import csv
+import gzip
+import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.epochs import EpochBatches
 from batchtune.batching.samplers import count_batches, speechbrain_boundaries, speechbrain_table
-from batchtune.lengths import Lengths
+from batchtune.batching.speechbrain import BATCH_ORDERINGS, speechbrain_batches
+from batchtune.lengths import FloatArray, Lengths
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
 
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 
@@ -87,3 +98,216 @@ def test_lengths_on_the_boundaries_fall_into_the_buckets_of_speechbrain(
 def test_a_table_needs_boundaries_or_their_number() -> None:
     with pytest.raises(ValueError, match="num_buckets or bucket_boundaries"):
         speechbrain_table(Lengths.of([1]).histogram, 10)
+
+
+def permutations_of(seed: int) -> Callable[[int], npt.NDArray[np.int64]]:
+    """What `torch.randperm` gives after a generator was seeded anew."""
+
+    def permutation(size: int) -> npt.NDArray[np.int64]:
+        generator = torch.Generator()
+        generator.manual_seed(seed)
+        return torch.randperm(size, generator=generator).numpy()
+
+    return permutation
+
+
+def ours(values: npt.ArrayLike, max_batch_length: float, *, seed: int, shuffle: bool, **options: Any) -> EpochBatches:
+    """Our batches, where `seed` is SpeechBrain's seed + epoch."""
+    draw = permutations_of(seed)
+    permutation = draw(np.asarray(values).size) if shuffle else None
+    return speechbrain_batches(values, max_batch_length, permutation=permutation, batch_permutation=draw, **options)
+
+
+def random_lengths(draw: np.random.Generator) -> npt.NDArray[Any]:
+    count = int(draw.integers(0, 60))
+    match draw.integers(4):
+        case 0:
+            return draw.integers(1, 12, count)
+        case 1:
+            return draw.integers(1, 12, count) / 4
+        case 2:
+            return draw.lognormal(1, 1, count)
+        case _:
+            return draw.choice([0.1, 0.3, 1.0, 5.0, 1e9], count)
+
+
+def random_options(draw: np.random.Generator) -> dict[str, Any]:
+    """Options that SpeechBrain takes and we take too."""
+    options: dict[str, Any] = {
+        "batch_ordering": str(draw.choice(BATCH_ORDERINGS)),
+        "max_batch_ex": None if draw.integers(2) else int(draw.integers(0, 12)),
+        "drop_last": bool(draw.integers(2)),
+    }
+    kind = draw.integers(4)
+    if kind == 0:
+        options["bucket_boundaries"] = np.unique(draw.integers(1, 14, draw.integers(1, 8))).tolist()
+    elif kind == 1:
+        options["bucket_boundaries"] = np.unique(draw.lognormal(0, 1, draw.integers(1, 45))).tolist()
+    else:
+        options["num_buckets"] = int(draw.choice([1, 2, 3, 5, 10, 20, 33, 300]))
+    return options
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_every_batch_of_random_data_is_that_of_speechbrain(real_dynamic_batch_sampler: Any, case: int) -> None:
+    draw = np.random.default_rng(case)
+    for _ in range(200):
+        values, options = random_lengths(draw), random_options(draw)
+        max_batch_length = draw.choice([0.5, 3, 12, 12.5, 40, 600.0]).item()
+        seed, epoch, shuffle = int(draw.integers(99)), int(draw.integers(4)), bool(draw.integers(2))
+        real = real_dynamic_batch_sampler(
+            range(values.size),
+            max_batch_length,
+            lengths_list=values.tolist(),
+            seed=seed,
+            epoch=epoch,
+            shuffle=shuffle,
+            **options,
+        )
+        for number in (epoch, int(draw.integers(1, 9))):
+            real.set_epoch(number)
+            found = ours(values, max_batch_length, seed=seed + number, shuffle=shuffle, **options)
+            assert list(found) == real._batches, (values, max_batch_length, options)
+
+
+def test_the_buckets_are_those_the_examples_lie_in() -> None:
+    boundaries = np.array([2.0, 5.0, 9.0])
+    values = np.array([1, 2, 2.5, 9, 9.5, 4, 5, 0.5, 30])
+    found = ours(values, 10, seed=1, shuffle=True, bucket_boundaries=boundaries)
+    for batch, bucket in zip(found, found.buckets.tolist(), strict=True):
+        assert np.searchsorted(boundaries, values[batch]).tolist() == [bucket] * len(batch)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_passes_without_a_new_epoch_permute_the_batches_again(real_dynamic_batch_sampler: Any, shuffle: bool) -> None:
+    values = np.random.default_rng(2).lognormal(1, 1, 70)
+    real = real_dynamic_batch_sampler(range(70), 12, 5, lengths_list=values.tolist(), seed=3, shuffle=shuffle)
+    draw = permutations_of(3)
+
+    def applied(times: int) -> Callable[[int], npt.NDArray[np.int64]]:
+        def permutation(size: int) -> npt.NDArray[np.int64]:
+            order = np.arange(size)
+            for _ in range(times):
+                order = order[draw(size)]
+            return order
+
+        return permutation
+
+    for times in (1, 2, 2, 2) if shuffle else (1, 2, 3, 4):
+        found = speechbrain_batches(
+            values,
+            12,
+            num_buckets=5,
+            permutation=draw(70) if shuffle else None,
+            batch_permutation=applied(times),
+        )
+        assert list(found) == list(real)
+
+
+@pytest.mark.parametrize("max_batch_length", [-5, 0, 0.25, 1e-300, 1e300])
+def test_odd_limits_make_the_batches_of_speechbrain(real_dynamic_batch_sampler: Any, max_batch_length: float) -> None:
+    values = [1, 2, 3, 4, 5, 6, 7]
+    real = real_dynamic_batch_sampler(
+        range(7), max_batch_length, bucket_boundaries=[3, 6], lengths_list=values, shuffle=False, seed=5
+    )
+    found = ours(values, max_batch_length, seed=5, shuffle=False, bucket_boundaries=[3, 6])
+    assert list(found) == real._batches
+
+
+def test_a_negative_limit_makes_the_batches_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
+    values = [1.0, -2.0, 3.0, -7.0, -8.0, -0.5]
+    real = real_dynamic_batch_sampler(range(6), -5, 4, lengths_list=values, seed=5)
+    assert list(ours(values, -5, num_buckets=4, seed=5, shuffle=True)) == real._batches
+
+
+@pytest.mark.parametrize(
+    ("max_batch_length", "options"),
+    [
+        (10, {}),
+        (10, {"bucket_boundaries": []}),
+        (10, {"num_buckets": 0}),
+        (10, {"num_buckets": -1}),
+        (10, {"bucket_boundaries": [3, 2]}),
+        (10, {"bucket_boundaries": [2, 2]}),
+        (10, {"bucket_boundaries": [-1, 2]}),
+        (10, {"bucket_boundaries": [0, 2]}),
+        (0, {"bucket_boundaries": [0, 2]}),
+        (10, {"bucket_boundaries": [float("nan")]}),
+        (1e300, {"bucket_boundaries": [1e-300, 2]}),
+        (0, {"num_buckets": 3}),
+        (float("inf"), {"num_buckets": 3}),
+        (float("inf"), {"bucket_boundaries": [1]}),
+        (float("nan"), {"bucket_boundaries": [1]}),
+        (10, {"num_buckets": 3, "batch_ordering": "shuffled"}),
+    ],
+)
+def test_what_speechbrain_refuses_is_refused(
+    real_dynamic_batch_sampler: Any, max_batch_length: float, options: dict[str, Any]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(Exception):  # noqa: B017  # each is refused by another class of error
+            real_dynamic_batch_sampler(range(3), max_batch_length, lengths_list=[1.0, 2.0, 3.0], **options)
+    with pytest.raises(ValueError):
+        ours([1.0, 2.0, 3.0], max_batch_length, seed=0, shuffle=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_permutation": None}, "needs a batch_permutation"),
+        ({"permutation": [0, 1]}, "permutation of 3"),
+        ({"permutation": [0, 1, 1]}, "missing, repeated"),
+        ({"permutation": [0, 1, 3]}, "missing, repeated"),
+        ({"permutation": [0, 1, -1]}, "missing, repeated"),
+        ({"permutation": [0.0, 1.0, 2.0]}, "permutation of 3"),
+        ({"batch_permutation": lambda size: range(size + 1)}, "permutation of 3"),
+        ({"lengths": [1.0, 2.0, float("nan")]}, "NaN"),
+        ({"lengths": [[1.0, 2.0, 3.0]]}, "one-dimensional"),
+        ({"bucket_boundaries": [[1.0, 2.0]]}, "one-dimensional"),
+    ],
+)
+def test_what_is_no_permutation_or_length_is_refused(arguments: dict[str, Any], message: str) -> None:
+    sound: dict[str, Any] = {
+        "lengths": [1.0, 2.0, 3.0],
+        "max_batch_length": 1,
+        "num_buckets": 3,
+        "batch_permutation": range,
+    }
+    with pytest.raises(ValueError, match=message):
+        speechbrain_batches(**(sound | arguments))
+
+
+def librispeech() -> FloatArray:
+    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+    if not path.exists():
+        pytest.skip(f"{path.parent.name} is not here")
+    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000
+
+
+def common_voice() -> FloatArray:
+    path = DATA / "commonvoice-id" / "clip_durations.tsv.gz"
+    if not path.exists():
+        pytest.skip(f"{path.parent.name} is not here")
+    with gzip.open(path, "rt") as lines:
+        return np.array([float(row["duration[ms]"]) for row in csv.DictReader(lines, delimiter="\t")]) / 1000
+
+
+@pytest.mark.parametrize("read", [librispeech, common_voice])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_buckets": 10},
+        {"num_buckets": 20, "batch_ordering": "descending", "drop_last": True},
+        {"num_buckets": 200, "batch_ordering": "ascending", "max_batch_ex": 64},
+        {"bucket_boundaries": [3, 6, 9, 12, 15.5], "batch_ordering": "ascending"},
+    ],
+)
+def test_every_batch_of_real_data_is_that_of_speechbrain(
+    real_dynamic_batch_sampler: Any, read: Callable[[], FloatArray], options: dict[str, Any]
+) -> None:
+    values = read()
+    real = real_dynamic_batch_sampler(range(values.size), 600, lengths_list=values.tolist(), **options)
+    assert list(ours(values, 600, seed=42, shuffle=True, **options)) == real._batches
+    real.set_epoch(3)
+    assert list(ours(values, 600, seed=45, shuffle=True, **options)) == real._batches

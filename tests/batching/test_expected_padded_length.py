@@ -1,0 +1,49 @@
+"""The padded length by examples, which is taken where lengths seldom repeat, against the one by distinct lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchtune.batching.expectation import expected_batches
+from batchtune.batching.table import BucketTable
+from batchtune.lengths import Histogram, Lengths
+
+
+def histogram_of(values: list[float]) -> Histogram:
+    return Lengths.of(values).histogram
+
+
+@given(
+    values=st.lists(st.floats(0.1, 100) | st.integers(1, 9).map(float), min_size=1, max_size=120),
+    boundaries=st.sets(st.integers(1, 99), max_size=8),
+    batch_sizes=st.lists(st.integers(1, 40), min_size=9, max_size=9),
+)
+@settings(deadline=None, max_examples=200)
+def test_both_ways_give_the_same(values: list[float], boundaries: set[int], batch_sizes: list[int]) -> None:
+    ends = np.array([*sorted(boundaries), 100.0])
+    table = BucketTable(ends, np.array(batch_sizes[: ends.size], dtype=np.int64))
+    expected = expected_batches(histogram_of(values), table)
+    assert expected._padded_length_by_examples() == pytest.approx(expected.sum_of(np.multiply), rel=1e-11)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 300, 70_000])
+@pytest.mark.parametrize("distinct", [True, False])
+def test_both_ways_give_the_same_with_many_examples(batch_size: int, distinct: bool) -> None:
+    values = np.random.default_rng(1).lognormal(2, 0.6, 50_001)
+    histogram = Lengths.of(values if distinct else values.round(3)).histogram
+    table = BucketTable(np.array([5.0, 8.0, 1000.0]), np.array([batch_size, 30, batch_size]))
+    expected = expected_batches(histogram, table)
+    assert expected.padded_length == expected._padded_length_by_examples()
+    assert expected.padded_length == pytest.approx(expected.sum_of(np.multiply), rel=1e-9)
+
+
+def test_without_remainders_full_batches_alone_count() -> None:
+    expected = expected_batches(histogram_of([1.0, 2.0, 3.0]), BucketTable(np.array([3.0]), np.array([2])))
+    full_alone = replace(expected, remainders=np.zeros_like(expected.remainders))
+    assert full_alone.padded_length == pytest.approx(2 * (2 + 3 + 3) / 3)
+    assert expected.padded_length == pytest.approx(full_alone.padded_length + 2)

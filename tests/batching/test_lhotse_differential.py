@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import types
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.batching.lhotse import _Words, lhotse_batches, lhotse_boundaries
+from batchtune.lengths import FloatArray
+
+LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"
+
+Lhotse = types.SimpleNamespace
+
+
+@pytest.fixture(scope="module")
+def lhotse() -> Lhotse:
+    """The real one: its cuts, its estimate of buckets, its sampler and its constraint."""
+    if importlib.util.find_spec("lhotse") is None:
+        pytest.skip("lhotse is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
+        return Lhotse(
+            cut=importlib.import_module("lhotse").MonoCut,
+            estimate=sampling.estimate_duration_buckets,
+            sampler=sampling.DynamicBucketingSampler,
+            constraint=sampling.FixedBucketBatchSizeConstraint,
+        )
+
+
+def cuts_of(lhotse: Lhotse, values: Iterable[float]) -> list[Any]:
+    return [lhotse.cut(id=str(i), start=0, duration=value, channel=0) for i, value in enumerate(values)]
+
+
+def theirs(
+    lhotse: Lhotse,
+    values: FloatArray,
+    duration_bins: list[float],
+    max_seq_len_buckets: list[float],
+    batch_sizes: list[int],
+    *,
+    epoch: int = 0,
+    **options: Any,
+) -> list[list[int]]:
+    sampler = lhotse.sampler(
+        cuts_of(lhotse, values.tolist()),
+        constraint=lhotse.constraint(max_seq_len_buckets, batch_sizes),
+        duration_bins=duration_bins,
+        world_size=1,
+        rank=0,
+        **options,
+    )
+    sampler.set_epoch(epoch)
+    return [[int(cut.id) for cut in batch] for batch in sampler]
+
+
+def random_lengths(draw: np.random.Generator) -> FloatArray:
+    count = int(draw.integers(0, 70))
+    match draw.integers(3):
+        case 0:
+            return draw.integers(1, 12, count).astype(np.float64)
+        case 1:
+            return draw.lognormal(1, 1, count)
+        case _:
+            return draw.choice([0.1, 0.3, 1.0, 5.0, 700.0], count)
+
+
+def random_options(draw: np.random.Generator) -> dict[str, Any]:
+    return {
+        "shuffle": bool(draw.integers(2)),
+        "drop_last": bool(draw.integers(2)),
+        "sync_buckets": bool(draw.integers(2)),
+        "seed": int(draw.integers(99)),
+        "epoch": int(draw.integers(4)),
+        "buffer_size": int(draw.choice([0, 1, 5, 20, 20_000])),
+    }
+
+
+@pytest.mark.parametrize("case", range(10))
+def test_every_batch_of_random_data_is_that_of_lhotse(lhotse: Lhotse, case: int) -> None:
+    draw = np.random.default_rng(case)
+    for _ in range(150):
+        values, options = random_lengths(draw), random_options(draw)
+        bins = np.sort(draw.choice([0.5, 1.0, 2.0, 3.5, 5.0, 8.0], draw.integers(0, 7))).tolist()
+        sizes = draw.integers(1, 9, len(bins) + 1).tolist()
+        wanted = theirs(lhotse, values, bins, [*bins, 1e9], sizes, **options)
+        found = lhotse_batches(values, bins, sizes, **options)
+        assert list(found) == wanted, (values, bins, sizes, options)
+        for batch, bucket in zip(found, found.buckets.tolist(), strict=True):
+            assert np.searchsorted(bins, values[batch]).tolist() == [bucket] * len(batch)
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_a_last_bin_that_is_the_longest_allowed_is_as_in_lhotse(lhotse: Lhotse, case: int) -> None:
+    draw = np.random.default_rng(case)
+    refused = 0
+    for _ in range(100):
+        values, options = random_lengths(draw), random_options(draw)
+        bins = [1.0, 3.5, 700.0 if draw.integers(2) else 6.0]
+        sizes = draw.integers(1, 9, 3).tolist()
+        try:
+            wanted = theirs(lhotse, values, bins, bins, sizes, **options)
+        except AssertionError:
+            refused += 1
+            with pytest.raises(ValueError, match="longer than the last bucket allows"):
+                lhotse_batches(values, bins, sizes, **options)
+        else:
+            assert list(lhotse_batches(values, bins, sizes, **options)) == wanted, (values, bins, sizes, options)
+    assert refused > 10
+
+
+def test_the_words_are_drawn_as_python_draws_them() -> None:
+    for number in [*range(1, 40), 255, 256, 257, 511, 512, 513, 1000, 1025, 5000, 70_000]:
+        for wanted in (1, 3, 200, 100_000):
+            python, words = random.Random(number), _Words(random.Random(number), at_once=1 << 10)
+            places = list(range(number))
+            python.shuffle(places)
+            assert words.first_shuffled(number, wanted) == places[:wanted]
+            assert [words.below(17), words.below(1)] == [python.randrange(17), python.randrange(1)]
+            again = list(range(number))
+            python.shuffle(again)
+            assert words.first_shuffled(number, wanted) == again[:wanted]
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_the_boundaries_are_those_of_lhotse_to_the_bit(lhotse: Lhotse, case: int) -> None:
+    draw = np.random.default_rng(case)
+    for _ in range(100):
+        values = random_lengths(draw)
+        if values.size < 2:
+            continue
+        num_buckets = int(draw.integers(2, values.size + 1))
+        wanted = lhotse.estimate(cuts_of(lhotse, values.tolist()), num_buckets)
+        assert lhotse_boundaries(values, num_buckets).tobytes() == np.array(wanted, dtype=np.float64).tobytes()
+
+
+@pytest.mark.parametrize("num_buckets", [0, 1, 4])
+def test_a_number_of_buckets_that_lhotse_refuses_is_refused(lhotse: Lhotse, num_buckets: int) -> None:
+    with pytest.raises(AssertionError):
+        lhotse.estimate(cuts_of(lhotse, [1.0, 2.0, 3.0]), num_buckets)
+    with pytest.raises(ValueError, match="num_buckets must be from 2"):
+        lhotse_boundaries([1.0, 2.0, 3.0], num_buckets)
+
+
+@pytest.mark.parametrize("values", [[1.0, -1.0], [1.0, float("nan")], [[1.0, 2.0]]])
+def test_lengths_that_have_no_boundaries_are_refused(values: list[Any]) -> None:
+    with pytest.raises(ValueError, match="lengths must"):
+        lhotse_boundaries(values, 2)
+
+
+def test_without_synced_buckets_what_is_left_is_lost() -> None:
+    values = np.array([1.0] * 8 + [3.0] * 2)
+    lost = [len(lhotse_batches(values, [2.0], [4, 4], sync_buckets=False, seed=seed).order) for seed in range(20)]
+    assert set(lost) == {8, 10}
+    assert len(lhotse_batches(values, [2.0], [4, 4]).order) == 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lengths": [[1.0]]}, "one-dimensional"),
+        ({"lengths": [float("nan")]}, "NaN"),
+        ({"duration_bins": [3.0, 1.0]}, "ascending"),
+        ({"batch_sizes": [1]}, "2 duration_bins need as many"),
+        ({"batch_sizes": [1, 1, 1, 1]}, "2 duration_bins need as many"),
+        ({"batch_sizes": [1, 0]}, "at least 1"),
+        ({"batch_sizes": [1.5, 1]}, "whole numbers"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
+    sound: dict[str, Any] = {"lengths": [1.0, 2.0], "duration_bins": [1.0, 3.0], "batch_sizes": [2, 1]}
+    with pytest.raises(ValueError, match=message):
+        lhotse_batches(**(sound | wrong))
+
+
+@pytest.fixture(scope="module")
+def librispeech() -> FloatArray:
+    if not LIBRISPEECH.exists():
+        pytest.skip("the lengths of LibriSpeech are not here")
+    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000
+
+
+@pytest.mark.parametrize("num_buckets", [2, 10, 30])
+def test_the_boundaries_of_real_data_are_those_of_lhotse(
+    lhotse: Lhotse, librispeech: FloatArray, num_buckets: int
+) -> None:
+    wanted = lhotse.estimate(cuts_of(lhotse, librispeech.tolist()), num_buckets)
+    assert lhotse_boundaries(librispeech, num_buckets).tobytes() == np.array(wanted).tobytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"shuffle": True, "sync_buckets": False, "buffer_size": 3000, "seed": 7, "epoch": 2},
+        {"drop_last": True},
+    ],
+)
+def test_every_batch_of_real_data_is_that_of_lhotse(
+    lhotse: Lhotse, librispeech: FloatArray, options: dict[str, Any]
+) -> None:
+    bins = lhotse_boundaries(librispeech, 12).tolist()
+    edges = [*bins, float(librispeech.max())]
+    sizes = [int(300 / edge) for edge in edges]
+    wanted = theirs(lhotse, librispeech, bins, edges, sizes, **options)
+    assert list(lhotse_batches(librispeech, bins, sizes, **options)) == wanted
