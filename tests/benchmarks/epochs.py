@@ -71,7 +71,12 @@ def main() -> None:
 def with_speechbrain(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
     """The real one."""
     sampler = load_dynamic_batch_sampler()(
-        None, probe.max_batch_length, num_buckets=NUM_BUCKETS, lengths_list=values.tolist(), shuffle=True, seed=0
+        range(values.size),
+        probe.max_batch_length,
+        num_buckets=NUM_BUCKETS,
+        lengths_list=values.tolist(),
+        shuffle=True,
+        seed=0,
     )
     return [list(batch) for batch in sampler]
 
