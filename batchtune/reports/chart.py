@@ -232,6 +232,8 @@ def _reference_levels(sweep: Sweep, timed: bool) -> list[tuple[str, str, float]]
         (baseline.name, "baseline", baseline.estimated_epoch_seconds if timed else baseline.batches)
         for baseline in sweep.baselines
     ]
+    if sweep.current is not None:
+        costs.append(("current", "baseline", _cost(sweep.current, timed)))
     bound = sweep.lower_bound
     costs.append(("lower bound", "bound", bound.estimated_epoch_seconds if timed else bound.batches))
     return [(name, role, cost) for name, role, cost in costs if cost is not None and 0 <= cost <= _LARGEST]

@@ -45,7 +45,7 @@ def _equals(sweep: Sweep, row: Row) -> Iterator[str]:
     error, seconds = row.estimated_epoch_error_seconds, row.estimated_epoch_seconds
     if error is None or not seconds:
         return
-    sentence = f"The estimated time is right to within {format_percent(2 * error / seconds)}"
+    sentence = f"The measured steps tell the time to within {format_percent(2 * error / seconds)} (two standard errors)"
     equal = sum(other.equal_to_best is True for other in sweep.rows)
     if equal > 1:
         sentence += f"; {equal} of {len(sweep.rows)} tables are equal to the fastest within that error"
@@ -108,7 +108,7 @@ def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
     yield (
         f"max_batch_length = {format_length(saturation.max_batch_length, unit)} already reaches "
         f"{format_percent(saturation.fraction)} of the best throughput, with {format_number(enough.mean_batch_size)} "
-        "examples a batch on average: as fast, and often the better choice for training."
+        "examples a batch on average: nearly as fast, and often the better choice for training."
     )
 
 

@@ -31,8 +31,9 @@ def test_the_users_settings_now_come_before_any_other() -> None:
 
 
 def test_tables_within_the_error_are_equal() -> None:
-    assert sentence(whole_sweep(), "The estimated time") == (
-        "The estimated time is right to within 2.5%; 22 of 66 tables are equal to the fastest within that error."
+    assert sentence(whole_sweep(), "The measured steps") == (
+        "The measured steps tell the time to within 2.5% (two standard errors); 22 of 66 tables are equal to the fastest "
+        "within that error."
     )
 
 
@@ -60,7 +61,7 @@ def test_what_waiting_costs_is_told() -> None:
 def test_a_smaller_limit_that_is_as_fast_is_told() -> None:
     assert sentence(whole_sweep(), "max_batch_length = 300 s") == (
         "max_batch_length = 300 s already reaches 95.0% of the best throughput, with 22.51 examples a batch on "
-        "average: as fast, and often the better choice for training."
+        "average: nearly as fast, and often the better choice for training."
     )
 
 
