@@ -27,9 +27,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
-from batchtune.batching.fixed import fixed_batches
 
 from batchtune import BucketBatchSampler
+from batchtune.batching.fixed import fixed_batches
 from batchtune.batching.lhotse import lhotse_batches, lhotse_boundaries
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths

@@ -32,8 +32,8 @@ def test_the_users_settings_now_come_before_any_other() -> None:
 
 def test_tables_within_the_error_are_equal() -> None:
     assert sentence(whole_sweep(), "The measured steps") == (
-        "The measured steps tell the time to within 2.5% (two standard errors); 22 of 66 tables are equal to the fastest "
-        "within that error."
+        "The measured steps tell the time to within 2.5% (two standard errors); 22 of 66 tables are equal to the "
+        "fastest within that error."
     )
 
 
