@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.epochs import Ordering
+from batchtune.batching.epochs import EpochShapes, Ordering
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import IntArray, Lengths
 from batchtune.shapes import BatchShape
 from batchtune.units import format_length
 
@@ -46,25 +46,8 @@ class PlannedBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batches:
-    """An epoch's batches, in their order.
-
-    All arrays have the shape (batches,).
-
-    Attributes:
-        batch_sizes: Number of examples.
-        lengths: Length of the longest.
-        targets: The longest target length, or None where there are none.
-        buckets: Index of the bucket.
-    """
-
-    batch_sizes: IntArray
-    lengths: FloatArray
-    targets: FloatArray | None
-    buckets: IntArray
-
-    def __len__(self) -> int:
-        return int(self.batch_sizes.size)
+class Batches(EpochShapes):
+    """An epoch's batches, in their order, to run one by one."""
 
     def __getitem__(self, index: int) -> PlannedBatch:
         target = None if self.targets is None else float(self.targets[index])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timed_trials import timed_trial
 
 from batchtune.cost import StepTimes, predict
 from batchtune.lengths import FloatArray
@@ -22,21 +23,7 @@ def trial(batch_size: int, length: float, ratio: float, *, target: float | None 
     """A trial that took so many times as long as the model says; 5 steps, of which 4 count."""
     model = MODEL if target is None else WITH_TARGETS
     seconds = float(predict(model, batch_size, length, target)) * ratio
-    return Trial(
-        index=0,
-        batch_size=batch_size,
-        length=length,
-        target_length=target,
-        outcome="ok",
-        steps=5,
-        step_seconds=seconds,
-        peak_bytes=None,
-        reserved_bytes=None,
-        alloc_retries=None,
-        error=None,
-        elapsed_seconds=1.0,
-        step_seconds_spread=spread * seconds,
-    )
+    return timed_trial(batch_size, length, seconds, target=target, spread=spread * seconds)
 
 
 SIX = [trial(40 * 3**n // 30, 300 / 3**n, 1 + 0.05 * (-1) ** n, spread=0.02) for n in range(6)]

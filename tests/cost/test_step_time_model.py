@@ -6,38 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from timed_trials import timed_trial
 
 from batchtune.cost import StepTimes, fit_step_seconds, predict
-from batchtune.results import CostModel, Outcome, Trial
+from batchtune.results import CostModel, Trial
 
 LINEAR = CostModel(floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, relative_error=0.05)
 WITH_TARGETS = CostModel(floor=0.0, constant=0.01, linear=1e-3, quadratic=0.0, target_linear=2e-3, relative_error=0.05)
-
-
-def trial(
-    batch_size: int,
-    length: float,
-    seconds: float | None,
-    *,
-    target: float | None = None,
-    spread: float | None = 0.0,
-    outcome: Outcome = "ok",
-) -> Trial:
-    return Trial(
-        index=0,
-        batch_size=batch_size,
-        length=length,
-        target_length=target,
-        outcome=outcome,
-        steps=5,
-        step_seconds=seconds,
-        peak_bytes=None,
-        reserved_bytes=None,
-        alloc_retries=None,
-        error=None,
-        elapsed_seconds=1.0,
-        step_seconds_spread=spread,
-    )
 
 
 TRIALS = st.lists(
@@ -50,7 +25,7 @@ TRIALS = st.lists(
 
 def off_by(rows: list[tuple[int, float, float]]) -> list[Trial]:
     """Trials that took so many times as long as the model says."""
-    return [trial(size, length, float(predict(LINEAR, size, length)) * ratio) for size, length, ratio in rows]
+    return [timed_trial(size, length, float(predict(LINEAR, size, length)) * ratio) for size, length, ratio in rows]
 
 
 @given(TRIALS)
@@ -90,7 +65,7 @@ def test_a_factor_of_e_away_model_and_measurement_count_alike() -> None:
 @settings(deadline=None, max_examples=40)
 def test_the_unit_of_the_lengths_does_not_matter(rows: list[tuple[int, float, float]], unit: float) -> None:
     trials = off_by(rows)
-    scaled = [trial(one.batch_size, one.length * unit, one.step_seconds) for one in trials]
+    scaled = [timed_trial(one.batch_size, one.length * unit, one.step_seconds) for one in trials]
     model = CostModel(floor=0.0, constant=0.01, linear=1e-3 / unit, quadratic=0.0, relative_error=0.05)
     sizes, lengths = np.array([1, 7, 90]), np.array([3.0, 40, 11])
     theirs = StepTimes.of(scaled, model)(sizes, lengths * unit)
@@ -98,24 +73,28 @@ def test_the_unit_of_the_lengths_does_not_matter(rows: list[tuple[int, float, fl
 
 
 def test_of_several_trials_of_a_shape_it_is_the_median() -> None:
-    trials = [trial(4, 10, seconds) for seconds in (0.5, 0.1, 0.06)]
+    trials = [timed_trial(4, 10, seconds) for seconds in (0.5, 0.1, 0.06)]
     assert float(StepTimes.of(trials, LINEAR)(4, 10)) == pytest.approx(0.1)
 
 
 def test_trials_that_failed_or_were_not_timed_say_nothing() -> None:
-    trials = [trial(4, 10, None, outcome="oom"), trial(4, 10, 9.0, outcome="timeout"), trial(4, 10, None)]
+    trials = [
+        timed_trial(4, 10, None, outcome="oom"),
+        timed_trial(4, 10, 9.0, outcome="timeout"),
+        timed_trial(4, 10, None),
+    ]
     assert float(StepTimes.of(trials, LINEAR)(4, 10)) == pytest.approx(0.05)
 
 
 def test_the_more_certain_of_two_neighbours_counts_more() -> None:
-    sure, unsure = trial(10, 10, 0.11 * 2), trial(10, 20, 0.21 * 0.5, spread=0.1)
+    sure, unsure = timed_trial(10, 10, 0.11 * 2), timed_trial(10, 20, 0.21 * 0.5, spread=0.1)
     between = (10, 200**0.5)
     correction = float(StepTimes.of([sure, unsure], LINEAR)(*between) / predict(LINEAR, *between))
     assert correction > 1.2
 
 
 def test_targets_count_where_the_time_depends_on_them() -> None:
-    trials = [trial(10, 20, 0.5, target=5), trial(10, 20, 2.5, target=50)]
+    trials = [timed_trial(10, 20, 0.5, target=5), timed_trial(10, 20, 2.5, target=50)]
     times = StepTimes.of(trials, WITH_TARGETS)
     assert times(10, 20, np.array([5, 50])) == pytest.approx([0.5, 2.5])
     with pytest.raises(ValueError, match="needs them to predict"):
@@ -123,7 +102,7 @@ def test_targets_count_where_the_time_depends_on_them() -> None:
 
 
 def test_targets_do_not_count_where_the_time_does_not_depend_on_them() -> None:
-    times = StepTimes.of([trial(10, 20, 0.5, target=5)], LINEAR)
+    times = StepTimes.of([timed_trial(10, 20, 0.5, target=5)], LINEAR)
     assert times(10, 20, np.array([5, 500])) == pytest.approx([0.5, 0.5])
 
 
@@ -146,8 +125,8 @@ def test_arguments_are_broadcast() -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 0.3], ids=["certain", "uncertain"])
 def test_a_time_counts_the_less_the_more_its_steps_differ(spread: float) -> None:
-    trials = [trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
-    off = trial(20, 10.0, 0.21 * 2, spread=spread * 0.42)
+    trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
+    off = timed_trial(20, 10.0, 0.21 * 2, spread=spread * 0.42)
     model = fit_step_seconds([*trials, off])
     assert model is not None
     error = float(predict(model, 32, 10) / 0.33 - 1)
@@ -155,15 +134,15 @@ def test_a_time_counts_the_less_the_more_its_steps_differ(spread: float) -> None
 
 
 def test_repeated_trials_of_a_shape_count_once() -> None:
-    trials = [trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
-    repeated = [trial(2, 10.0, 0.03 * factor) for factor in (0.5, 1, 1, 1, 9)]
+    trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
+    repeated = [timed_trial(2, 10.0, 0.03 * factor) for factor in (0.5, 1, 1, 1, 9)]
     model = fit_step_seconds([*trials, *repeated])
     assert model is not None
     assert model.relative_error < 1e-6
 
 
 def test_without_a_timed_trial_there_is_no_model() -> None:
-    assert fit_step_seconds([trial(4, 10, None, outcome="oom")]) is None
+    assert fit_step_seconds([timed_trial(4, 10, None, outcome="oom")]) is None
 
 
 @given(st.permutations(off_by([(3, 50.0, 0.7), (40, 4.0, 1.6), (9, 17.0, 1.1), (1, 9.0, 1.2), (80, 2.0, 1.0)])))

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timed_trials import timed_trial
 
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.cost import StepTimes, fit_step_seconds
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Row, Sweep, Trial, encode
+from batchtune.results import Row, Sweep, encode
 from batchtune.tuning.current import read_current
 from batchtune.tuning.pricing import Ranks
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
@@ -256,22 +257,8 @@ def timed_by(trial_seconds: float = 1e-3) -> StepTimes:
     random = np.random.default_rng(2)
     sizes, lengths = random.integers(1, 60, 30), random.uniform(1, 40, 30).round(1)
     trials = [
-        Trial(
-            index=index,
-            batch_size=int(size),
-            length=float(length),
-            target_length=None,
-            outcome="ok",
-            steps=5,
-            step_seconds=(0.02 + trial_seconds * float(size * length)) * float(random.lognormal(0, 0.03)),
-            step_seconds_spread=0.001,
-            peak_bytes=None,
-            reserved_bytes=None,
-            alloc_retries=None,
-            error=None,
-            elapsed_seconds=1.0,
-        )
-        for index, (size, length) in enumerate(zip(sizes, lengths, strict=True))
+        timed_trial(size, length, (0.02 + trial_seconds * size * length) * random.lognormal(0, 0.03), spread=0.001)
+        for size, length in zip(sizes.tolist(), lengths.tolist(), strict=True)
     ]
     model = fit_step_seconds(trials)
     assert model is not None

@@ -6,6 +6,7 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
+from timed_trials import timed_trial
 
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
@@ -32,21 +33,7 @@ def table(buckets: int) -> BucketTable:
 def trial(batch_size: int, length: float) -> Trial:
     target = 2 * length
     seconds = float(predict(MODEL, batch_size, length, target)) * float(np.exp(RANDOM.normal(0, 0.05)))
-    return Trial(
-        index=0,
-        batch_size=batch_size,
-        length=length,
-        target_length=target,
-        outcome="ok",
-        steps=5,
-        step_seconds=seconds,
-        peak_bytes=None,
-        reserved_bytes=None,
-        alloc_retries=None,
-        error=None,
-        elapsed_seconds=1.0,
-        step_seconds_spread=0.05 * seconds,
-    )
+    return timed_trial(batch_size, length, seconds, target=target, spread=0.05 * seconds)
 
 
 TIMES = StepTimes.of(

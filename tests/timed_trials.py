@@ -1,0 +1,32 @@
+"""Made trials for the tests of step times."""
+
+from __future__ import annotations
+
+from batchtune.results import Outcome, Trial
+
+
+def timed_trial(
+    batch_size: int,
+    length: float,
+    seconds: float | None,
+    *,
+    target: float | None = None,
+    spread: float | None = 0.0,
+    outcome: Outcome = "ok",
+) -> Trial:
+    """5 steps, of which 4 count; `spread` is their interquartile range in seconds."""
+    return Trial(
+        index=0,
+        batch_size=batch_size,
+        length=length,
+        target_length=target,
+        outcome=outcome,
+        steps=5,
+        step_seconds=seconds,
+        peak_bytes=None,
+        reserved_bytes=None,
+        alloc_retries=None,
+        error=None,
+        elapsed_seconds=1.0,
+        step_seconds_spread=spread,
+    )
