@@ -52,3 +52,18 @@ class Limits:
         """The largest batch size that any sizing gives a bucket that ends at each length."""
         sizes = [self.batch_sizes(lengths, sizing) for sizing in self.sizings]
         return sizes[0] if len(sizes) == 1 else np.maximum(*sizes)
+
+
+def continued(frontier: Frontier, longest: float) -> Frontier:
+    """The frontier, and what must fit beyond the longest length, where batches are padded further.
+
+    An example needs at most (L / longest)² times the memory of the longest one: memory grows with the length or its
+    square.
+    """
+
+    def beyond(lengths: FloatArray) -> IntArray:
+        stretched = np.maximum(lengths / longest, 1.0)
+        sizes: FloatArray = np.maximum(1.0, frontier(np.minimum(lengths, longest)) / stretched**2)
+        return sizes.astype(np.int64)
+
+    return beyond

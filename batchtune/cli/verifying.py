@@ -66,7 +66,7 @@ def verify_with_progress(
 
             return run_verify(
                 lengths,
-                candidate_of(config),
+                candidate_of(config, _multiple_of(folder)),
                 replace(settings, seed=config.seed if seed is None else seed),
                 subject.settings,
                 folder,
@@ -79,8 +79,8 @@ def verify_with_progress(
         raise
 
 
-def candidate_of(config: SamplerConfig) -> Candidate:
-    """What `sampler.yaml` describes, for the verification."""
+def candidate_of(config: SamplerConfig, multiple_of: float | None = None) -> Candidate:
+    """What `sampler.yaml` describes, for the verification; padded to multiples where the sweep was asked to."""
     import numpy as np
 
     from batchtune.batching.table import BucketTable
@@ -93,7 +93,20 @@ def candidate_of(config: SamplerConfig) -> Candidate:
         max_batch_length=config.max_batch_length,
         ordering=config.batch_ordering,
         drop_last=config.drop_last,
+        multiple_of=multiple_of,
     )
+
+
+def _multiple_of(folder: Path) -> float | None:
+    """What the sweep was told that batches are padded to a multiple of."""
+    from batchtune.results import SWEEP_FILE, Sweep, read_result
+
+    if not (folder / SWEEP_FILE).exists():
+        return None
+    multiple = read_result(folder / SWEEP_FILE, Sweep).settings.get("multiple_of")
+    if isinstance(multiple, (int, float)) and not isinstance(multiple, bool) and 0 < multiple < float("inf"):
+        return float(multiple)
+    return None
 
 
 def _unlike_sampler(config: SamplerConfig) -> list[str]:

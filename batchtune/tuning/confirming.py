@@ -39,6 +39,7 @@ def shapes_to_confirm(lengths: Lengths, probe: Probe, settings: SweepSettings) -
 
     least = 0.0 if model is None else _TELLING_SHARE * probe.device.limit_bytes
     table = BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes))
-    batches = worst_batches(lengths, table, needs)
+    padded = lengths if settings.multiple_of is None else lengths.padded_to(settings.multiple_of)
+    batches = worst_batches(padded, table, needs)
     telling = [planned for planned in batches if needs(planned.shape) >= least]
     return list(dict.fromkeys(planned.shape for planned in alternating(telling)))

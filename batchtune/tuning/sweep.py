@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from batchtune.batching.limits import Frontier, Limits
+from batchtune.batching.limits import Limits, continued
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
@@ -230,23 +230,8 @@ def _check_num_buckets(number: int) -> None:
 def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
     frontier = costs.frontier
     if frontier is not None and settings.multiple_of is not None:
-        frontier = _continued(frontier, lengths.longest)
+        frontier = continued(frontier, lengths.longest)
     return Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=frontier)
-
-
-def _continued(frontier: Frontier, longest: float) -> Frontier:
-    """The frontier, and what must fit beyond the longest length, where a boundary is rounded up to.
-
-    An example needs at most (L / longest)² times the memory of the longest one: memory grows with the length or its
-    square.
-    """
-
-    def continued(lengths: FloatArray) -> IntArray:
-        beyond = np.maximum(lengths / longest, 1.0)
-        sizes: FloatArray = np.maximum(1.0, frontier(np.minimum(lengths, longest)) / beyond**2)
-        return sizes.astype(np.int64)
-
-    return continued
 
 
 def _pricing(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:

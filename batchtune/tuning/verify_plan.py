@@ -25,12 +25,18 @@ class Candidate:
         max_batch_length: The largest padded length that the sweep allowed.
         ordering: In which order the epoch's batches come.
         drop_last: Whether batches that are not full are left out.
+        multiple_of: What batches are padded to a multiple of; None: to their longest example.
     """
 
     table: BucketTable
     max_batch_length: float
     ordering: Ordering = "random"
     drop_last: bool = False
+    multiple_of: float | None = None
+
+    def padded(self, lengths: Lengths) -> Lengths:
+        """The lengths as batches are padded to them."""
+        return lengths if self.multiple_of is None else lengths.padded_to(self.multiple_of)
 
     def with_sizes(self, batch_sizes: IntArray) -> Candidate:
         """The same with other batch sizes."""

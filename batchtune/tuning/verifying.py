@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from batchtune.batching.limits import continued
 from batchtune.batching.samplers import count_batches
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
@@ -126,7 +127,10 @@ def verify(
             f"the run was measured on {probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
+    summary, longest, lengths = lengths.summary(), lengths.longest, candidate.padded(lengths)
     costs = costs_of(probe) if probe else Costs()
+    if costs.frontier is not None:
+        costs = replace(costs, frontier=continued(costs.frontier, longest))
     runner = Runner(stepper, workload.spec, device, on_progress, clock)
     runner.run_worst(worst_batches(lengths, candidate.table, _memory_model(probe)))
     runner.run_shuffled(shuffled_batches(lengths, candidate, settings.seed), settings)
@@ -143,10 +147,10 @@ def verify(
             judged.reasons.extend([rules.SINGLE_FAILS] if proposal is None else [])
     return Verification(
         meta=meta_of(Verification),
-        lengths=lengths.summary(),
+        lengths=summary,
         workload=workload,
         device=device,
-        settings=settings.recorded(),
+        settings={**settings.recorded(), "multiple_of": candidate.multiple_of},
         bucket_boundaries=candidate.table.boundaries.tolist(),
         bucket_batch_sizes=candidate.table.batch_sizes.tolist(),
         max_batch_length=candidate.max_batch_length,

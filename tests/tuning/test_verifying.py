@@ -20,6 +20,7 @@ from tuning.made_stepper import (
     made_probe,
 )
 
+from batchtune.batching.table import BucketTable
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
@@ -372,3 +373,12 @@ def test_the_peak_is_the_highest_of_all_steps() -> None:
 def test_settings_without_meaning_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         VerifySettings(**settings)  # type: ignore[arg-type]
+
+
+def test_batches_that_are_padded_to_multiples_are_run_so() -> None:
+    stepper = MadeStepper()
+    table = BucketTable(np.array([8.0, 16.0, 32.0]), np.array([100, 50, 25]))
+    found = verified(stepper, Candidate(table=table, max_batch_length=800.0, multiple_of=8.0))
+    assert {shape.length for shape in stepper.shapes} == {8.0, 16.0, 32.0}
+    assert found.lengths == LENGTHS.summary()
+    assert found.settings["multiple_of"] == 8.0
