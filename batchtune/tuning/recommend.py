@@ -41,24 +41,11 @@ def recommend(
         min_randomness: The least 1 / effective buckets, or None.
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
-    better = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
-    if better and min_randomness is not None:
-        random = [index for index in better if 1 / rows[index].effective_buckets >= min_randomness]
-        if not random:
-            most = max((rows[index] for index in better), key=lambda row: 1 / row.effective_buckets)
-            return Recommendation(
-                None,
-                f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
-                f"{min_randomness:g} asks; the most random is {_name(most)}, {1 / most.effective_buckets:.2g}",
-            )
-        better = random
+    fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
+    # A billionth less is as random: a single bucket's 1 may come with rounding errors.
+    better = [index for index in fewer if 1 / rows[index].effective_buckets >= (min_randomness or 0.0) * (1 - 1e-9)]
     if not better:
-        fewest = min(rows, key=lambda row: row.batches)
-        return Recommendation(
-            None,
-            f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
-            f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}",
-        )
+        return Recommendation(None, _why_none(rows, [rows[index] for index in fewer], fixed, min_randomness))
     timed = all(row.estimated_epoch_seconds is not None for row in rows)
     costs = {index: _cost(rows[index], timed) for index in better}
     # Among equals the one with fewer buckets is the best: nothing is then left to trade.
@@ -66,6 +53,20 @@ def recommend(
     near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
     chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
     return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed))
+
+
+def _why_none(rows: Sequence[Row], fewer: Sequence[Row], fixed: Baseline, min_randomness: float | None) -> str:
+    if fewer:
+        most = max(fewer, key=lambda row: 1 / row.effective_buckets)
+        return (
+            f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
+            f"{min_randomness:g} asks; the most random is {_name(most)}, {1 / most.effective_buckets:.2g}"
+        )
+    fewest = min(rows, key=lambda row: row.batches)
+    return (
+        f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
+        f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}"
+    )
 
 
 def _buckets(row: Row) -> int:
