@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching import epochs
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram
 
@@ -76,4 +77,4 @@ def count_batches(histogram: Histogram, table: BucketTable) -> int:
     Raises:
         ValueError: The longest length is beyond the last boundary.
     """
-    return int(np.sum(-(-table.counts(histogram) // table.batch_sizes)))
+    return epochs.count(table.counts(histogram), table.batch_sizes, epochs.Dealing())

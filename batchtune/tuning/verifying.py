@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from batchtune.batching import epochs
 from batchtune.batching.limits import continued
-from batchtune.batching.samplers import count_batches
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
@@ -293,9 +293,8 @@ def _estimated_epoch_seconds(lengths: Lengths, candidate: Candidate, costs: Cost
 
 
 def _epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
-    if candidate.drop_last:
-        return int(np.sum(candidate.table.counts(lengths.histogram) // candidate.table.batch_sizes))
-    return count_batches(lengths.histogram, candidate.table)
+    counts = candidate.table.counts(lengths.histogram)
+    return epochs.count(counts, candidate.table.batch_sizes, epochs.Dealing(drop_last=candidate.drop_last))
 
 
 def _memory_model(probe: Probe | None) -> Callable[[BatchShape], float] | None:
