@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,13 @@ def temporary_folder_of_this_process(tmp_path_factory: pytest.TempPathFactory) -
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", str(folder))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_reach_what_is_started() -> None:
+    """A shell starts background jobs with SIGINT ignored, and all that they start would ignore it too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
