@@ -396,7 +396,7 @@ class LearningRate(Record, frozen=True, kw_only=True):
 
 
 class TwoDimensionalRow(Record, frozen=True, kw_only=True):
-    """A bucket table over length and target length, and what it gains over one dimension.
+    """A bucket table over length and target length, and what it gains over one dimension, on one rank.
 
     Attributes:
         num_buckets: The most buckets allowed.
@@ -404,8 +404,8 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
             to the first bucket whose length boundary and whose target boundary are both not below its own.
         batch_sizes: One for each bucket.
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
-        one_dimensional_batches, one_dimensional_epoch_seconds: Of the best table over length alone with as many
-            buckets, from the same shuffles.
+        one_dimensional_batches, one_dimensional_epoch_seconds: Of the optimal table over length alone, sized by the
+            frontier, with as many buckets, from the same shuffles.
     """
 
     num_buckets: int
@@ -422,6 +422,8 @@ class Sweep(Result, frozen=True, kw_only=True):
 
     Attributes:
         current: The user's own settings, as a row; None where they are not known.
+        current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length where there
+            is no probe; None without one.
         current_settings: Those settings, and `source`, where they were read.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
         knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
@@ -443,6 +445,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     reason: str
     warnings: list[str]
     current: Row | None = None
+    current_fits: bool | None = None
     current_settings: dict[str, Any] | None = None
     trade_off: list[int] = []
     knee: int | None = None

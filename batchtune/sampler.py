@@ -25,6 +25,7 @@ from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.ordered import load_ordered_lengths
 
 _AT_ONCE = 1 << 18
+_MOST_RANKS = 1_000_000
 _READING = {field.name for field in fields(ReadOptions)}
 
 
@@ -272,6 +273,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: The state is of another sampler: other lengths, another table, seed or number of ranks.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"no state of a BucketBatchSampler: {type(state_dict).__name__} instead of a dict")
         if missing := {"epoch", "position", "seed", "world_size", "digest"} - state_dict.keys():
             raise ValueError(f"no state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
         for name, ours in (("seed", self.seed), ("world_size", self.world_size)):
@@ -354,11 +357,15 @@ def _check_choices(ordering: str, overlong: str, rank: int | None, world_size: i
         raise ValueError(f"overlong must be error or single, got {overlong!r}")
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if rank is not None and world_size is not None and not 0 <= rank < world_size:
+    if rank is None or world_size is None:
+        return
+    if _whole("world_size", world_size) > _MOST_RANKS:
+        raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
+    if not _whole("rank", rank) < world_size:
         raise ValueError(f"rank must be at least 0 and below world_size, got rank {rank} of {world_size}")
 
 
 def _whole(name: str, value: int) -> int:
-    if isinstance(value, (bool, float)) or int(value) != value or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}")
     return int(value)

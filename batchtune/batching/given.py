@@ -58,9 +58,9 @@ def checked_table(boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> Buck
             )
         before = edge
     for index, size in enumerate(sizes.tolist()):
-        if not (size >= 1 and size == int(min(size, 2**53))):
+        if not (1 <= size <= 2**53 and size == int(size)):
             raise ValueError(
-                f"bucket_batch_sizes must be whole numbers, at least 1, but entry {index} is {size}: mend it"
+                f"bucket_batch_sizes must be whole numbers from 1 to 2**53, but entry {index} is {size}: mend it"
             )
     return BucketTable(edges, sizes.astype(np.int64))
 

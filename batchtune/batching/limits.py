@@ -22,11 +22,13 @@ class Limits:
         max_batch_length: The largest padded length that a batch may have.
         max_batch_size: The most examples in a batch, or None.
         frontier: Lengths → the largest batch size that fits on the device, at least 1; None without a probe.
+        measured_up_to: Beyond this length max_batch_length was not measured: there the frontier limits every size.
     """
 
     max_batch_length: float
     max_batch_size: int | None = None
     frontier: Frontier | None = None
+    measured_up_to: float | None = None
 
     @property
     def sizings(self) -> tuple[Sizing, ...]:
@@ -40,7 +42,10 @@ class Limits:
             ValueError: `frontier` is asked for where there is none, or it gave a size below 1.
         """
         if sizing == "length":
-            return batch_sizes_for(lengths, self.max_batch_length, self.max_batch_size)
+            sizes = batch_sizes_for(lengths, self.max_batch_length, self.max_batch_size)
+            if self.measured_up_to is None or self.frontier is None:
+                return sizes
+            return np.where(lengths > self.measured_up_to, np.minimum(sizes, self.frontier(lengths)), sizes)
         if self.frontier is None:
             raise ValueError("sizing by the frontier needs a frontier")
         sizes = np.asarray(self.frontier(lengths), dtype=np.int64)
@@ -52,18 +57,3 @@ class Limits:
         """The largest batch size that any sizing gives a bucket that ends at each length."""
         sizes = [self.batch_sizes(lengths, sizing) for sizing in self.sizings]
         return sizes[0] if len(sizes) == 1 else np.maximum(*sizes)
-
-
-def continued(frontier: Frontier, longest: float) -> Frontier:
-    """The frontier, and what must fit beyond the longest length, where batches are padded further.
-
-    An example needs at most (L / longest)² times the memory of the longest one: memory grows with the length or its
-    square.
-    """
-
-    def beyond(lengths: FloatArray) -> IntArray:
-        stretched = np.maximum(lengths / longest, 1.0)
-        sizes: FloatArray = np.maximum(1.0, frontier(np.minimum(lengths, longest)) / stretched**2)
-        return sizes.astype(np.int64)
-
-    return beyond

@@ -94,6 +94,23 @@ class Frontier:
         sizes = np.where(inside & self.dips[right], self.batch_sizes[left], sizes)
         return np.where(index < self.lengths.size, sizes, 1).astype(np.int64)
 
+    def continued(self, length: npt.ArrayLike) -> IntArray:
+        """The same, and what must fit a little beyond the longest measured length, where batches are padded further.
+
+        An example there needs at most (L / longest)² times the memory of the longest: memory grows with the length or
+        its square.
+
+        Args:
+            length: Any shape, in the manifest's unit.
+
+        Returns:
+            Batch sizes of the same shape, at least 1.
+        """
+        wanted = np.asarray(length, dtype=np.float64)
+        stretched = np.maximum(wanted / self.lengths[-1], 1.0)
+        beyond = np.maximum(1.0, np.floor(self.fractional_sizes[-1] / stretched**2))
+        return np.where(stretched > 1, beyond, self(wanted)).astype(np.int64)
+
 
 def _fraction(point: FrontierPoint, limit_bytes: int | None, model: CostModel | None) -> float:
     """The part of one more example that fits, from 0 to just below 1; 0 where it is not known."""

@@ -180,7 +180,8 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
     document = _load(path)
     found = document.get("format") if isinstance(document, dict) else None
     if found != SamplerConfig.FORMAT:
-        what = "has no format" if found is None else f"has the format {found!r}"
+        named = f"has the format {found[:60]!r}" if isinstance(found, str) else "has a format that is no name"
+        what = "has no format" if found is None else named
         raise ResultError(
             f"{path} {what}; a file of the format {SamplerConfig.FORMAT!r} is needed here",
             "Give the sampler.yaml that `batchtune sweep-buckets` wrote.",
@@ -201,24 +202,12 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
 
 
 def _load(path: Path) -> Any:
-    """The YAML document, read with the safe loader: a file can make nothing but plain values."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    """The YAML document as plain values: a file can make nothing else, and can't grow beyond its size."""
+    from batchtune.plain_yaml import parse_yaml, plain_value, read_text
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ResultError(f"{path} does not exist", "`batchtune sweep-buckets` writes it.") from None
-    except OSError as error:
-        raise ResultError(f"{path} can't be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ResultError(f"{path} is no UTF-8 text: {error}", _AGAIN) from error
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    # A damaged number or time stamp raises ValueError, deep nesting RecursionError.
-    except (YAMLError, ValueError, RecursionError) as error:
-        place = " ".join(str(error).split())
-        raise ResultError(f"{path} is no YAML that can be read: {place}", _AGAIN) from error
+    if not path.exists():
+        raise ResultError(f"{path} does not exist", "`batchtune sweep-buckets` writes it.")
+    return plain_value(parse_yaml(read_text(path, str(path), _AGAIN), str(path)))
 
 
 def _check(config: SamplerConfig, what: str, hint: str) -> None:
@@ -249,6 +238,8 @@ def _check(config: SamplerConfig, what: str, hint: str) -> None:
     for index, size in enumerate(sizes):
         if size < 1:
             raise ResultError(f"{what}: entry {index} of bucket_batch_sizes is {size}; 1 is the least", hint)
+    if config.seed < 0:
+        raise ResultError(f"{what}: seed is {config.seed}; 0 is the least", hint)
     if config.max_batch_size != max(sizes):
         raise ResultError(
             f"{what}: max_batch_size is {config.max_batch_size}, but the largest of bucket_batch_sizes is {max(sizes)}",

@@ -159,7 +159,18 @@ def _facts(results: RunResults) -> list[tuple[str, str]]:
         facts.append(("Device", sweep.device_name))
     limit = format_length(results.max_batch_length, results.lengths.unit)
     facts.append(("Limit", f"max_batch_length = {limit}"))
+    facts += _current_fact(sweep)
     return facts + (verification_facts(results.verification) if results.verification is not None else [])
+
+
+def _current_fact(sweep: Sweep | None) -> list[tuple[str, str]]:
+    """What was read as the user's own config, and where."""
+    settings = (sweep.current_settings or {}) if sweep is not None else {}
+    described = settings.get("describe")
+    if not isinstance(described, str):
+        return []
+    place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
+    return [("Current", f"{described} ({', '.join(place)})" if place else described)]
 
 
 def _models(probe: Probe) -> tuple[tuple[str, CostModel | None], ...]:

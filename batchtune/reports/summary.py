@@ -58,8 +58,8 @@ def _sweep_sentences(sweep: Sweep) -> list[str]:
             )
         return sentences
     others: list[tuple[str, Row | Baseline]] = []
-    today = today_row(sweep) if sweep.current is None else None
-    if sweep.current is not None:
+    today = today_row(sweep) if sweep.current is None or sweep.current_fits is False else None
+    if sweep.current is not None and sweep.current_fits is not False:
         others.append((_CURRENT, sweep.current))
     if today is not None and today is not row:
         others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
@@ -68,6 +68,7 @@ def _sweep_sentences(sweep: Sweep) -> list[str]:
     return [
         _what_to_set(sweep, row, others),
         _what_it_saves(row, others),
+        *_about_current(sweep, row),
         _bound(sweep, row),
         _padding(row, others),
         *([f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []),
@@ -102,6 +103,25 @@ def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     ]
     estimate = f"One epoch is estimated at {format_seconds(seconds)}"
     return f"{estimate}: {' and '.join(faster)}." if faster else f"{estimate}."
+
+
+def _about_current(sweep: Sweep, row: Row) -> list[str]:
+    """What the comparison with the user's own config comes down to, where that is not plain."""
+    now = sweep.current
+    if now is None:
+        return []
+    if sweep.current_fits is False:
+        return [
+            f"Your current config ({format_number(now.batches)} batches) is not compared: its batches are larger than "
+            "what was found to fit."
+        ]
+    ours, theirs = row.estimated_epoch_seconds, now.estimated_epoch_seconds
+    timed = ours is not None and theirs is not None
+    if timed and row.equal_to_best and now.equal_to_best:
+        return ["By the error of the estimates, it and your current config are equally fast."]
+    if (theirs < ours) if timed and ours is not None and theirs is not None else now.batches < row.batches:
+        return ["Your current config is better than any table that can be recommended here: keep it."]
+    return []
 
 
 def _bound(sweep: Sweep, row: Row) -> str:

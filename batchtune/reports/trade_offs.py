@@ -92,11 +92,12 @@ def _waiting(sweep: Sweep, row: Row) -> Iterator[str]:
         format_percent(max(0.0, seconds / least - 1))
         for seconds in (ranks.independent_epoch_seconds, ranks.same_bucket_epoch_seconds)
     ]
+    which = "all in the same bucket" if sweep.settings.get("same_bucket") else "each with whatever batch comes"
     yield (
-        f"On {world_size} ranks an epoch of {counted(row.steps or 0, 'step')} takes "
-        f"{format_seconds(ranks.independent_epoch_seconds)} where each takes whatever batch comes ({more[0]} more than "
-        f"if none waited), {format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) where all take the same "
-        "bucket's."
+        f"On {world_size} ranks an epoch takes {format_seconds(ranks.independent_epoch_seconds)} where each takes "
+        f"whatever batch comes ({more[0]} more than if none waited), "
+        f"{format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) where all take the same bucket's; "
+        f"{counted(row.steps or 0, 'step')}, {which}."
     )
 
 
@@ -105,10 +106,11 @@ def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
     if full is None or saturation.max_batch_length >= full.max_batch_length:
         return
     enough = next(point for point in saturation.points if point.max_batch_length >= saturation.max_batch_length)
+    how_fast = "as fast" if saturation.fraction > 0.9995 else "nearly as fast"
     yield (
         f"max_batch_length = {format_length(saturation.max_batch_length, unit)} already reaches "
         f"{format_percent(saturation.fraction)} of the best throughput, with {format_number(enough.mean_batch_size)} "
-        "examples a batch on average: nearly as fast, and often the better choice for training."
+        f"examples a batch on average: {how_fast}, and often the better choice for training."
     )
 
 
@@ -120,7 +122,7 @@ def _two_dimensions(sweep: Sweep) -> Iterator[str]:
     if _gain(best) > 1.005:
         yield (
             f"Buckets over both lengths, as NeMo takes them, would be {_gain(best):.2f} times as fast as over the "
-            f"first alone, with {best.num_buckets} buckets (sweep.json has the table)."
+            f"first alone, with {best.num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
         )
     else:
         yield "Buckets over both lengths would gain nothing over the first alone."
@@ -144,7 +146,7 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
             (
                 f"{name} (knee)" if index == sweep.knee else name,
                 f"{row.effective_buckets:.1f}",
-                f"{1 / row.effective_buckets:.2f}" if row.effective_buckets else UNKNOWN,
+                f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else UNKNOWN,
                 format_number(row.mean_batch_size),
                 UNKNOWN if row.batch_size_variation is None else f"{row.batch_size_variation:.2f}",
                 format_times(_cost(row), fastest) or UNKNOWN,
@@ -225,7 +227,7 @@ def _two_dimensional_table(sweep: Sweep) -> Table:
         title="Buckets over both lengths",
         columns=tuple(columns),
         rows=rows,
-        notes=("Gain is by time where it is known, else by batches; from the same simulated shuffles.",),
+        notes=("Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank.",),
     )
 
 

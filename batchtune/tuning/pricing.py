@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchtune.batching import epochs
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing
 from batchtune.tuning.estimates import StepSeconds, epoch_batch_seconds
 from batchtune.tuning.randomness import batch_size_statistics, meeting_probability
-from batchtune.tuning.ranks import optimizer_steps, rank_times
+from batchtune.tuning.ranks import rank_times
 from batchtune.tuning.targets import TypicalTargets
 from batchtune.tuning.uncertainty import EpochTime, epoch_time, standard_error
 
@@ -36,6 +37,11 @@ class Ranks:
     def epoch_seconds(self, times: RankTimes) -> float:
         """The time of an epoch as these ranks take batches."""
         return times.same_bucket_epoch_seconds if self.same_bucket else times.independent_epoch_seconds
+
+    def steps(self, counts: IntArray, table: BucketTable) -> int:
+        """Optimizer steps of an epoch with so many examples in each of the table's buckets."""
+        dealing = epochs.Dealing(world_size=self.world_size, same_bucket=self.same_bucket)
+        return -(-epochs.count(counts, table.batch_sizes, dealing) // self.accumulate)
 
 
 ONE_RANK = Ranks()
@@ -87,7 +93,18 @@ class Pricing:
         if self.step_seconds is None:
             return None
         cost = epoch_batch_seconds(table, self.step_seconds, self.targets)
-        return rank_times(self.lengths.histogram, expected, table, cost, self.ranks.world_size, self.ranks.accumulate)
+        return rank_times(expected.histogram, expected, table, cost, self.ranks.world_size, self.ranks.accumulate)
+
+    def epoch_seconds(self, expected: ExpectedBatches, table: BucketTable) -> float:
+        """The time of an epoch as the ranks take batches.
+
+        Raises:
+            ValueError: Step times are not known.
+        """
+        times = self.times(expected, table)
+        if times is None:
+            raise ValueError("step times are not known")
+        return self.ranks.epoch_seconds(times)
 
     def row(self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable) -> Priced:
         """What an epoch costs with this table, exactly, on average over shuffles.
@@ -127,7 +144,7 @@ class Pricing:
             smallest_batch_size=sizes.smallest,
             largest_batch_size=sizes.largest,
             batch_size_variation=sizes.variation,
-            steps=optimizer_steps(batches, self.ranks.world_size, self.ranks.accumulate),
+            steps=self.ranks.steps(counts, table),
             ranks=times if self.ranks.world_size > 1 else None,
         )
         return Priced(row, time)

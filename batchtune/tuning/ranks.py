@@ -27,24 +27,6 @@ _LEAST_GRID_EACH = 16
 _TINY = 1e-300
 
 
-def optimizer_steps(batches: int, world_size: int, accumulate: int) -> int:
-    """Optimizer steps of one epoch: each rank has ceil(batches / world_size) batches, and steps every `accumulate`.
-
-    Args:
-        batches: Of one epoch, all ranks together.
-        world_size: Number of ranks.
-        accumulate: Batches whose gradients are added up before a step; the last step may have fewer.
-
-    Raises:
-        ValueError: A number is below 1.
-    """
-    _check(world_size, accumulate)
-    if batches < 1:
-        raise ValueError(f"batches must be at least 1, got {batches}")
-    on_each_rank = -(-batches // world_size)
-    return -(-on_each_rank // accumulate)
-
-
 def rank_times(
     histogram: Histogram,
     expected: ExpectedBatches,
@@ -62,8 +44,10 @@ def rank_times(
     - Without waiting: all batches' time / the number of ranks; what no dealing beats.
     - Independent: batches in random order, one to each rank at a time. A step lasts as long as the longest of
       `world_size` batches drawn without replacement from the epoch's M; there are ceil(M / world_size) steps, as
-      samplers fill up the last one. Exact up to 16 ranks (and beyond, with few buckets); with more, each batch is
-      taken to be drawn by itself with the probability world_size / M, which moves the result by less than 0.1%.
+      samplers fill up the last one. (BucketBatchSampler splits the largest batches for that, which shortens a few
+      steps: with few steps an epoch, this is a per cent or two more than it takes.) Exact up to 16 ranks (and
+      beyond, with few buckets); with more, each batch is taken to be drawn by itself with the probability
+      world_size / M, which moves the result by less than 0.1%.
     - Same bucket: at each step all ranks have batches of one bucket: world_size · B of its examples as long as they
       last, so that the step lasts as long as the longest of them all takes. What is left of a bucket is dealt evenly:
       one step more, with ceil(rest / world_size) examples on the fullest rank, which is taken to have the longest.

@@ -52,7 +52,8 @@ def recommend(
     best = min(better, key=lambda index: (costs[index], _preference(rows[index]), index))
     near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
     chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
-    return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed))
+    barred = [row for index, row in enumerate(rows) if index not in costs and _cost(row, timed) < costs[best]]
+    return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed, _why_barred(barred, fixed, timed)))
 
 
 def _why_none(rows: Sequence[Row], fewer: Sequence[Row], fixed: Baseline, min_randomness: float | None) -> str:
@@ -88,7 +89,17 @@ def _name(row: Row) -> str:
     return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
 
 
-def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool) -> str:
+def _why_barred(barred: Sequence[Row], fixed: Baseline, timed: bool) -> str:
+    """What beats the recommended row, but may not be recommended; empty where nothing does."""
+    if not barred:
+        return ""
+    least = min(barred, key=lambda row: _cost(row, timed))
+    cost = format_seconds(_cost(least, timed)) if timed else f"{format_number(least.batches)} batches"
+    what = "needs more batches than that" if least.batches >= fixed.batches else "is less random than asked for"
+    return f"; {_name(least)} would take {cost}, but {what}"
+
+
+def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool, barred: str) -> str:
     if timed and chosen.estimated_epoch_seconds is not None:
         seconds = format_seconds(chosen.estimated_epoch_seconds)
         needs = f"takes an estimated {seconds} an epoch ({format_number(chosen.batches)} batches)"
@@ -96,10 +107,13 @@ def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool) -> str:
     else:
         needs, least = f"needs {format_number(chosen.batches)} batches", f"{format_number(best.batches)}"
     start = f"{_name(chosen)} {needs}"
-    against = f"a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
+    against = f"a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}{barred}"
     if chosen is best:
-        return f"{start}, and no table {'takes less time' if timed else 'needs fewer'}; {against}"
+        which = "no other that may be recommended" if barred else "no table"
+        return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}; {against}"
     above = _cost(chosen, timed) / _cost(best, timed) - 1
-    how_far = f"{above:.1%} above the best" if above else "as good as the best"
+    how_far = (
+        f"{above:.1%} above the best{' that may be recommended' if barred else ''}" if above else "as good as the best"
+    )
     keep = ", and fewer buckets keep more randomness" if _buckets(chosen) < _buckets(best) else ""
     return f"{start}, {how_far} ({least}, {_name(best)}){keep}; {against}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
-from batchtune.batching.expectation import expected_batches
+from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.limits import Limits
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.batching.samplers import count_batches
@@ -17,6 +18,9 @@ from batchtune.lengths import Histogram, IntArray, Lengths
 from batchtune.results import Saturation, SaturationPoint
 from batchtune.tuning.estimates import StepSeconds, batch_seconds, epoch_seconds
 from batchtune.tuning.targets import TypicalTargets
+
+EpochSeconds = Callable[[ExpectedBatches, BucketTable], float]
+"""The batches of a table, and the table → the time of an epoch."""
 
 # Different lengths that are told apart; of more, the longest of each group of neighbours stands for it.
 _MOST_LENGTHS = 4096
@@ -31,6 +35,7 @@ def saturation(
     *,
     fraction: float = 0.95,
     points: int = 24,
+    epoch: EpochSeconds | None = None,
 ) -> Saturation | None:
     """The throughput of the optimal table (over full batches) at values of max_batch_length up to the largest allowed.
 
@@ -49,6 +54,7 @@ def saturation(
         targets: Of the data set, where it has any.
         num_buckets: The most buckets that the optimal table may have, at least 1.
         fraction: Of the best throughput among the points that the smallest max_batch_length must reach.
+        epoch: The time of an epoch, on several ranks for instance; None: the sum over its batches.
         points: How many values to compare, at least 2; fewer where rounding makes some equal.
 
     Returns:
@@ -69,7 +75,12 @@ def saturation(
         return None
     histogram = _at_most(lengths.histogram, _MOST_LENGTHS)
     fits = None if limits.frontier is None else limits.batch_sizes(histogram.lengths, "frontier")
-    data = _Data(histogram, lengths.total, step_seconds, targets, fits)
+    known = step_seconds
+
+    def summed(expected: ExpectedBatches, table: BucketTable) -> float:
+        return epoch_seconds(expected, table, known, targets)
+
+    data = _Data(histogram, lengths.total, step_seconds, targets, fits, epoch or summed)
     found = [
         _point(data, replace(limits, max_batch_length=value), num_buckets)
         for value in _values(lengths, limits.max_batch_length, points)
@@ -97,6 +108,7 @@ class _Data:
     step_seconds: StepSeconds
     targets: TypicalTargets | None
     fits: IntArray | None
+    epoch: EpochSeconds
 
 
 def _point(data: _Data, limits: Limits, num_buckets: int) -> SaturationPoint:
@@ -109,7 +121,7 @@ def _point(data: _Data, limits: Limits, num_buckets: int) -> SaturationPoint:
     (boundaries,) = optimal_boundaries(data.histogram, each, [num_buckets])
     table = BucketTable(boundaries, sizes[np.searchsorted(ends, boundaries)])
     batches = count_batches(data.histogram, table)
-    seconds = epoch_seconds(expected_batches(data.histogram, table), table, data.step_seconds, data.targets)
+    seconds = data.epoch(expected_batches(data.histogram, table), table)
     return SaturationPoint(
         max_batch_length=limits.max_batch_length,
         batches=batches,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from batchtune.batching.limits import Limits, continued
+from batchtune.batching.limits import Limits
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
@@ -20,7 +20,7 @@ from batchtune.results import Baseline, LearningRate, Row, Saturation, Sizing, S
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
 from batchtune.tuning.current import Current, CurrentTable, current_table
-from batchtune.tuning.estimates import StepSeconds, batch_seconds
+from batchtune.tuning.estimates import StepSeconds, batch_seconds, interpolated
 from batchtune.tuning.pricing import ONE_RANK, Priced, Pricing, Ranks
 from batchtune.tuning.randomness import learning_rate_hint
 from batchtune.tuning.recommend import recommend
@@ -32,7 +32,7 @@ from batchtune.tuning.uncertainty import equal_to_best
 
 ALL_STRATEGIES = tuple(STRATEGIES)
 MOST_BUCKETS = 1000
-MOST_RANKS = 1_000_000
+MOST_RANKS = 16_384
 
 _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -43,6 +43,7 @@ class Costs:
 
     Attributes:
         frontier: Lengths → the largest batch size that fits, at least 1.
+        continued_frontier: The same, and beyond the longest length, where batches are padded further.
         step_seconds: (batch sizes, lengths, target lengths) → seconds of one training step, element by element,
             broadcasting; called without target lengths where the data set has none.
         device_name: The device that was measured.
@@ -51,6 +52,7 @@ class Costs:
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
+    continued_frontier: Callable[[FloatArray], IntArray] | None = None
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
     joint_frontier: JointSizes | None = None
@@ -95,14 +97,16 @@ class SweepSettings:
             _check_num_buckets(number)
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
+        if self.seed < 0:
+            raise UsageError(f"--seed must be at least 0, got {self.seed}")
         if self.multiple_of is not None and not 0 < self.multiple_of <= 1e15:
-            raise UsageError(f"multiple_of must be above 0 and at most 1e15, got {self.multiple_of:g}")
-        for name, number in (("world_size", self.ranks.world_size), ("accumulate", self.ranks.accumulate)):
+            raise UsageError(f"--multiple-of must be above 0 and at most 1e15, got {self.multiple_of:g}")
+        for name, number in (("--world-size", self.ranks.world_size), ("--accumulate", self.ranks.accumulate)):
             if not 1 <= number <= MOST_RANKS:
-                raise UsageError(f"{name} must be from 1 to {MOST_RANKS:,}, got {number}")
+                raise UsageError(f"{name} must be from 1 to {MOST_RANKS:,}, got {number:,}")
         for name, share in (
-            ("throughput_fraction", self.throughput_fraction),
-            ("min_randomness", self.min_randomness),
+            ("--throughput-fraction", self.throughput_fraction),
+            ("--min-randomness", self.min_randomness),
         ):
             if share is not None and not 0 < share <= 1:
                 raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
@@ -187,7 +191,8 @@ def sweep(
             on_row(priced.row)
     rows = _with_equals(found, pricing)
     as_table = None if current is None else current_table(current, lengths)
-    now = None if as_table is None else _current_row(as_table, pricing)
+    now = None if as_table is None else _current_row(as_table, pricing, found)
+    fits = None if as_table is None else _fits(as_table, limits)
     baselines = fixed_baselines(pricing, limits)
     others: list[Row | Baseline] = [*rows, *baselines, *([] if now is None else [now])]
     choice = recommend(rows, baselines, min_randomness=settings.min_randomness)
@@ -209,11 +214,12 @@ def sweep(
         warnings=[
             *cautions(lengths, limits, settings.num_buckets, rows),
             *_rounding_caution(pricing, lengths, settings, costs),
-            *_untimed_caution(pricing),
-            *([*current_cautions(current, as_table, now), *as_table.notes] if current and as_table and now else []),
+            *_ranks_cautions(pricing),
+            *_current_warnings(current, as_table, now, fits, settings),
         ],
         current=now,
-        current_settings=None if current is None else current.record(),
+        current_fits=fits,
+        current_settings=None if current is None or as_table is None else current.record(as_table),
         trade_off=curve,
         knee=knee(curve_costs, spread, curve),
         saturation=_saturation(pricing, limits, settings, recommended),
@@ -228,10 +234,13 @@ def _check_num_buckets(number: int) -> None:
 
 
 def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
-    frontier = costs.frontier
-    if frontier is not None and settings.multiple_of is not None:
-        frontier = continued(frontier, lengths.longest)
-    return Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=frontier)
+    further = settings.multiple_of is not None
+    return Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=(costs.continued_frontier or costs.frontier) if further else costs.frontier,
+        measured_up_to=lengths.longest if further else None,
+    )
 
 
 def _pricing(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:
@@ -247,10 +256,11 @@ def _pricing(lengths: Lengths, max_batch_length: float, settings: SweepSettings,
 
 
 def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[Priced]:
+    problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
     for strategy in settings.strategies:
         # Only `optimal` chooses its boundaries for what the frontier allows; the others do not know of sizes.
         for sizing in limits.sizings if strategy == "optimal" else limits.sizings[:1]:
-            tables = STRATEGIES[strategy](_problem(pricing, limits, sizing), settings.num_buckets)
+            tables = STRATEGIES[strategy](problems[sizing], settings.num_buckets)
             for num_buckets, boundaries in zip(settings.num_buckets, tables, strict=True):
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
@@ -263,9 +273,8 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
     sizes = limits.batch_sizes(ends, sizing)
     full = single = np.ones(ends.shape)
     if pricing.step_seconds is not None:
-        seconds = batch_seconds(pricing.step_seconds, pricing.targets)
-        full = np.asarray(seconds(sizes.astype(np.float64), ends), dtype=np.float64)
-        single = np.asarray(seconds(np.ones(ends.shape), ends), dtype=np.float64)
+        seconds = interpolated(batch_seconds(pricing.step_seconds, pricing.targets))
+        full, single = seconds(sizes.astype(np.float64), ends), seconds(np.ones(ends.shape), ends)
     return Problem(
         histogram=pricing.lengths.histogram,
         max_batch_length=pricing.max_batch_length,
@@ -275,10 +284,27 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
     )
 
 
-def _current_row(current: CurrentTable, pricing: Pricing) -> Row:
+def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced]) -> Row:
     """What the user has now; its batches are padded as they come."""
     as_it_is = replace(pricing, lengths=current.lengths, total=current.lengths.total)
-    return as_it_is.row("current", current.sizing, current.table.num_buckets, current.table).row
+    now = as_it_is.row("current", current.sizing, current.table.num_buckets, current.table)
+    times = [priced.time for priced in (*found, now) if priced.time is not None]
+    if len(times) <= len(found):
+        return now.row
+    return msgspec.structs.replace(now.row, equal_to_best=equal_to_best(times, pricing.sigmas)[-1])
+
+
+def _fits(current: CurrentTable, limits: Limits) -> bool:
+    """Whether all its batches stay within what was measured, or within max_batch_length where nothing was.
+
+    A batch of one always does.
+    """
+    table, histogram = current.table, current.lengths.histogram
+    counts = table.counts(histogram)
+    used = counts > 0
+    longest = histogram.lengths[table.edges(histogram)[1:][used] - 1]
+    sizes = np.minimum(table.batch_sizes, counts)[used]
+    return bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
 
 
 def _with_equals(found: Sequence[Priced], pricing: Pricing) -> list[Row]:
@@ -303,14 +329,35 @@ def _rounding_caution(pricing: Pricing, lengths: Lengths, settings: SweepSetting
     return [] if told is None else [told]
 
 
-def _untimed_caution(pricing: Pricing) -> list[str]:
+def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
     ranks = pricing.ranks
-    if pricing.step_seconds is not None or ranks.world_size == 1:
-        return []
-    return [
-        f"what it costs that {ranks.world_size} ranks wait for each other is not known without step times: "
-        "`batchtune probe-oom` measures them"
-    ]
+    if ranks.same_bucket and ranks.world_size == 1:
+        yield "--same-bucket says nothing about one rank: give their number with --world-size"
+    if pricing.step_seconds is None and ranks.world_size > 1:
+        yield (
+            f"what it costs that {ranks.world_size:,} ranks wait for each other is not known without step times: "
+            "`batchtune probe-oom` measures them"
+        )
+
+
+def _current_warnings(
+    current: Current | None,
+    found: CurrentTable | None,
+    row: Row | None,
+    fits: bool | None,
+    settings: SweepSettings,
+) -> Iterator[str]:
+    if current is None or found is None or row is None:
+        return
+    if not fits:
+        yield (
+            "your current config makes batches that are larger than what was found to fit (or than the "
+            "max_batch_length that was given): its times are extrapolated, and it may run out of memory"
+        )
+    if settings.multiple_of is not None:
+        yield "your current config is counted as its batches come, not padded to multiples as the others are"
+    yield from current_cautions(current, found, row)
+    yield from found.notes
 
 
 def _saturation(
@@ -326,6 +373,7 @@ def _saturation(
         pricing.targets,
         num_buckets,
         fraction=settings.throughput_fraction,
+        epoch=pricing.epoch_seconds,
     )
 
 

@@ -85,6 +85,7 @@ def costs_of(probe: Probe) -> Costs:
     knows_targets = memory is not None and needs_targets(memory)
     return Costs(
         frontier=frontier,
+        continued_frontier=frontier.continued,
         joint_frontier=JointFrontier(frontier, memory, limit_bytes) if memory is not None and knows_targets else None,
         step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,
@@ -124,7 +125,7 @@ def _lengths_of(folder: Path) -> LengthsSummary | None:
 
 def _capped(costs: Costs, max_batch_length: float) -> Costs:
     """The same, but no batch longer than the user wants."""
-    frontier, joint = costs.frontier, costs.joint_frontier
+    frontier, joint, further = costs.frontier, costs.joint_frontier, costs.continued_frontier
 
     def wanted(lengths: FloatArray) -> IntArray:
         return np.maximum(1, (max_batch_length / lengths).astype(np.int64))
@@ -132,5 +133,6 @@ def _capped(costs: Costs, max_batch_length: float) -> Costs:
     return replace(
         costs,
         frontier=frontier and (lambda lengths: np.minimum(frontier(lengths), wanted(lengths))),
+        continued_frontier=further and (lambda lengths: np.minimum(further(lengths), wanted(lengths))),
         joint_frontier=joint and (lambda lengths, targets: np.minimum(joint(lengths, targets), wanted(lengths))),
     )

@@ -31,10 +31,11 @@ def two_dimensional_rows(
         lengths: The data set, with targets.
         sizes: What fits.
         step_seconds: The time of one step; None: batches are what is minimised.
-        rows: Of the sweep; those of `optimal` with the fewest and the most buckets are compared with.
+        rows: Of the sweep; those of `optimal` that are sized by the frontier, with the fewest and the most buckets, are
+            compared with.
 
     Returns:
-        In ascending order of the number of buckets; empty where no row is of `optimal`.
+        In ascending order of the number of buckets; empty where there is no such row.
 
     Raises:
         ValueError: The data set has no targets.
@@ -63,18 +64,10 @@ def two_dimensional_rows(
 
 
 def _compared(rows: Sequence[Row]) -> list[Row]:
-    """Of `optimal`, the better sizing of the fewest and of the most buckets."""
-    of_optimal = [row for row in rows if row.strategy == "optimal"]
-    counts = sorted({row.num_buckets for row in of_optimal})
-    best = {
-        count: min((row for row in of_optimal if row.num_buckets == count), key=_cost)
-        for count in {*counts[:1], *counts[-1:]}
-    }
-    return [best[count] for count in sorted(best)]
-
-
-def _cost(row: Row) -> float:
-    return float(row.batches) if row.estimated_epoch_seconds is None else row.estimated_epoch_seconds
+    """Of `optimal`, those with the fewest and the most buckets; sized by the frontier, as the others here are."""
+    of_optimal = [row for row in rows if row.strategy == "optimal" and row.sizing == "frontier"]
+    by_count = {row.num_buckets: row for row in of_optimal}
+    return [by_count[count] for count in sorted({min(by_count), max(by_count)})] if by_count else []
 
 
 def _row(

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.limits import continued
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
@@ -127,10 +126,10 @@ def verify(
             f"the run was measured on {probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    summary, longest, lengths = lengths.summary(), lengths.longest, candidate.padded(lengths)
+    summary, lengths = lengths.summary(), candidate.padded(lengths)
     costs = costs_of(probe) if probe else Costs()
-    if costs.frontier is not None:
-        costs = replace(costs, frontier=continued(costs.frontier, longest))
+    if candidate.multiple_of is not None:
+        costs = replace(costs, frontier=costs.continued_frontier)
     runner = Runner(stepper, workload.spec, device, on_progress, clock)
     runner.run_worst(worst_batches(lengths, candidate.table, _memory_model(probe)))
     runner.run_shuffled(shuffled_batches(lengths, candidate, settings.seed), settings)

@@ -32,7 +32,7 @@ def test_everything_at_once(batchtune: Run, manifest: Path, tmp_path: Path) -> N
     options += ["--world-size", 4, "--same-bucket", "--accumulate", 2, "--min-randomness", 0.05]
     ran = batchtune("sweep-buckets", manifest, *options)
     assert ran.returncode == 0, ran.stderr
-    assert "your current config (train.yaml" in " ".join(ran.stdout.split())
+    assert "SpeechBrain, max_batch_length=60 s, num_buckets=20 (train.yaml" in " ".join(ran.stdout.split())
     found = sweep_of(tmp_path)
     assert found["current"]["strategy"] == "current"
     assert found["current_settings"]["num_buckets"] == 20
@@ -59,9 +59,9 @@ def test_the_config_that_was_written_can_be_the_current_one(batchtune: Run, mani
         (["--current", "max_batch_length=600,buckets=3"], (2,), "buckets"),
         (["--current", "max_batch_length=600,bucket_boundaries=4:2"], (2,), "ascend"),
         (["--current", "max_batch_length=600,bucket_boundaries=0:2"], (2,), "0"),
-        (["--multiple-of", "0"], (2,), "multiple_of"),
-        (["--world-size", "0"], (2,), "world_size"),
-        (["--min-randomness", "nan"], (2,), "min_randomness"),
+        (["--multiple-of", "0"], (2,), "--multiple-of"),
+        (["--world-size", "0"], (2,), "--world-size"),
+        (["--min-randomness", "nan"], (2,), "--min-randomness"),
     ],
 )
 def test_a_bad_value_is_one_message_and_no_file(

@@ -121,7 +121,7 @@ def configs(draw: st.DrawFn) -> SamplerConfig:
         num_buckets=len(boundaries),
         bucket_boundaries=boundaries,
         bucket_batch_sizes=sizes,
-        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        seed=draw(st.integers(0, 2**63 - 1)),
         evidence=Evidence(
             fingerprint=draw(texts),
             device=draw(st.none() | texts),
@@ -261,5 +261,22 @@ def test_a_missing_file_is_named_with_the_command_that_writes_it(tmp_path: Path)
 
 
 def test_a_folder_in_the_files_place_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match="can't be read"):
+    with pytest.raises(ResultError, match="is a folder"):
         read_sampler_yaml(tmp_path)
+
+
+def test_what_never_ends_is_refused_and_a_bomb_is_no_work(tmp_path: Path) -> None:
+    pipe, path = tmp_path / "pipe.yaml", tmp_path / "sampler.yaml"
+    os.mkfifo(pipe)
+    for endless in (pipe, Path("/dev/zero")):
+        with pytest.raises(ResultError, match="no ordinary file"):
+            read_sampler_yaml(endless)
+    merges = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n}\n  <<: [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 24)
+    )
+    lists = "b0: &b0 [lol]\n" + "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]\n" for n in range(1, 24))
+    for bomb in (merges, lists + "format: *b23\n"):
+        path.write_text(bomb)
+        with pytest.raises(ResultError) as caught:
+            read_sampler_yaml(path)
+        assert len(str(caught.value)) < 1000

@@ -53,8 +53,8 @@ def test_the_batch_sizes_vary_and_the_learning_rate_goes_with_them() -> None:
 
 def test_what_waiting_costs_is_told() -> None:
     assert sentence(whole_sweep(), "On 8 ranks") == (
-        "On 8 ranks an epoch of 80 steps takes 27.5 s where each takes whatever batch comes (10.0% more than if none "
-        "waited), 25.5 s (2.0% more) where all take the same bucket's."
+        "On 8 ranks an epoch takes 27.5 s where each takes whatever batch comes (10.0% more than if none waited), "
+        "25.5 s (2.0% more) where all take the same bucket's; 80 steps, each with whatever batch comes."
     )
 
 
@@ -76,7 +76,7 @@ def test_where_only_the_largest_limit_is_fast_enough_nothing_is_said() -> None:
 def test_what_two_dimensions_gain_is_told() -> None:
     assert sentence(whole_sweep(), "Buckets over both") == (
         "Buckets over both lengths, as NeMo takes them, would be 1.10 times as fast as over the first alone, with 20 "
-        "buckets (sweep.json has the table)."
+        "buckets by the frontier, on one rank (sweep.json has the table)."
     )
 
 

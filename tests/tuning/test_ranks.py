@@ -13,7 +13,7 @@ from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes
 from batchtune.tuning import ranks
-from batchtune.tuning.ranks import optimizer_steps, rank_times
+from batchtune.tuning.ranks import rank_times
 
 SPEECH = np.random.default_rng(2).gamma(5, 2, 3000).round(2) + 1
 
@@ -221,22 +221,8 @@ def test_batch_sizes_that_no_data_can_fill_do_no_harm() -> None:
     assert found.same_bucket_epoch_seconds == pytest.approx(float(cost(np.float64(1), np.float64(3))))
 
 
-@given(st.integers(1, 1000), st.integers(1, 20), st.integers(1, 20))
-@settings(deadline=None)
-def test_optimizer_steps_are_those_of_batches_dealt_in_turns(batches: int, world_size: int, accumulate: int) -> None:
-    of_first_rank = len(range(0, batches, world_size))
-    assert optimizer_steps(batches, world_size, accumulate) == len(range(0, of_first_rank, accumulate))
-
-
 @pytest.mark.parametrize("wrong", [(0, 1, "world_size"), (-2, 1, "world_size"), (2, 0, "accumulate")])
 def test_numbers_below_one_are_refused(wrong: tuple[int, int, str]) -> None:
     world_size, accumulate, name = wrong
     with pytest.raises(ValueError, match=f"{name} must be at least 1"):
         times([1.0], table_of([1], [1]), world_size, accumulate)
-    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
-        optimizer_steps(3, world_size, accumulate)
-
-
-def test_no_batches_take_no_steps() -> None:
-    with pytest.raises(ValueError, match="batches must be at least 1"):
-        optimizer_steps(0, 1, 1)

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timed_trials import timed_trial
 
+from batchtune import BucketBatchSampler
 from batchtune.batching.strategies import STRATEGIES
-from batchtune.cost import StepTimes, fit_step_seconds
+from batchtune.cost import Frontier, StepTimes, fit_step_seconds
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Row, Sweep, encode
+from batchtune.results import FrontierPoint, Row, Sweep, encode
 from batchtune.tuning.current import read_current
 from batchtune.tuning.pricing import Ranks
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
@@ -278,11 +279,76 @@ def test_boundaries_are_rounded_up_to_multiples_in_every_strategy() -> None:
 
 
 def test_beyond_the_longest_length_sizes_shrink_with_the_square_of_the_rounding_and_that_is_told() -> None:
-    costs = Costs(frontier=lambda lengths: np.where(lengths <= 30, 90, 1))
+    frontier = Frontier.of(
+        [
+            FrontierPoint(
+                length=length,
+                target_length=None,
+                batch_size=size,
+                closed_by="oom",
+                oom_batch_size=size + 1,
+                step_seconds=None,
+                peak_bytes=None,
+            )
+            for length, size in ((1.0, 2700), (30.0, 90))
+        ]
+    )
+    costs = Costs(frontier=frontier, continued_frontier=frontier.continued)
     result = sweep(Lengths.of([1.0, 2, 30]), 3000, SweepSettings(num_buckets=(1,), multiple_of=40), costs)
-    row = next(row for row in result.rows if row.sizing == "frontier")
-    assert (row.boundaries, row.batch_sizes) == ([40.0], [int(90 * (30 / 40) ** 2)])
+    shrunk = int(90 * (30 / 40) ** 2)
+    for row in result.rows:
+        if row.boundaries[-1] == 40.0 and len(row.boundaries) == 1:
+            assert row.batch_sizes == [shrunk]
+    assert [row.sizing for row in result.rows if row.strategy == "optimal"] == ["length", "frontier"]
+    assert result.baselines[0].batch_size == shrunk
     assert [text for text in result.warnings if text.startswith("padding to a multiple of 40")]
+
+
+def test_with_ranks_in_the_same_bucket_the_steps_are_those_of_the_sampler() -> None:
+    ranks = Ranks(world_size=8, same_bucket=True)
+    for row in sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED).rows:
+        sampler = BucketBatchSampler(
+            SPEECH,
+            bucket_boundaries=row.boundaries,
+            bucket_batch_sizes=row.batch_sizes,
+            rank=0,
+            world_size=8,
+            same_bucket=True,
+        )
+        assert row.steps == len(sampler)
+
+
+def test_throughput_is_that_of_all_ranks() -> None:
+    one = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED).saturation
+    ranks = Ranks(world_size=8)
+    eight = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED).saturation
+    assert one is not None and eight is not None
+    for alone, together in zip(one.points, eight.points, strict=True):
+        assert alone.estimated_epoch_seconds / 8 < together.estimated_epoch_seconds < alone.estimated_epoch_seconds
+
+
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        ("batch_size=1", True),
+        ("batch_size=3", True),
+        ("batch_size=4", False),
+        ("max_batch_length=90,num_buckets=20", True),
+    ],
+)
+def test_a_current_config_beyond_what_fits_is_told(config: str, fits: bool) -> None:
+    costs = Costs(frontier=lambda lengths: np.maximum(1, 100 / lengths).astype(np.int64))
+    result = sweep(
+        Lengths.of([5.0, 10, 30] * 50), 100, SweepSettings(num_buckets=(3,)), costs, current=read_current(config)
+    )
+    assert result.current_fits is fits
+    assert any("larger than what was found to fit" in text for text in result.warnings) is not fits
+
+
+def test_without_a_probe_a_current_config_is_held_against_max_batch_length() -> None:
+    for size, fits in ((3, True), (4, False)):
+        current = read_current(f"batch_size={size}")
+        assert sweep(Lengths.of([5.0, 30] * 9), 100, SweepSettings(), NONE_KNOWN, current=current).current_fits is fits
 
 
 def test_several_ranks_wait_for_each_other() -> None:
@@ -340,6 +406,7 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
     assert result.current_settings == {
         "kind": "speechbrain",
         "source": "--current",
+        "describe": "SpeechBrain, max_batch_length=300, num_buckets=8",
         "max_batch_length": 300.0,
         "num_buckets": 8,
     }
@@ -457,13 +524,13 @@ def test_costs_that_fall_with_length_need_one_bucket() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"multiple_of": 0.0}, "multiple_of must be above 0"),
-        ({"multiple_of": float("nan")}, "multiple_of must be above 0"),
-        ({"ranks": Ranks(world_size=0)}, "world_size must be from 1"),
-        ({"ranks": Ranks(accumulate=0)}, "accumulate must be from 1"),
-        ({"throughput_fraction": 0.0}, "throughput_fraction must be above 0"),
-        ({"throughput_fraction": 1.5}, "throughput_fraction must be above 0"),
-        ({"min_randomness": -1.0}, "min_randomness must be above 0"),
+        ({"multiple_of": 0.0}, "--multiple-of must be above 0"),
+        ({"multiple_of": float("nan")}, "--multiple-of must be above 0"),
+        ({"ranks": Ranks(world_size=0)}, "--world-size must be from 1"),
+        ({"ranks": Ranks(accumulate=0)}, "--accumulate must be from 1"),
+        ({"throughput_fraction": 0.0}, "--throughput-fraction must be above 0"),
+        ({"throughput_fraction": 1.5}, "--throughput-fraction must be above 0"),
+        ({"min_randomness": -1.0}, "--min-randomness must be above 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:

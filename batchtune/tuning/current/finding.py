@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterator
 
 from batchtune.errors import ResultError
+from batchtune.plain_yaml import Node
 from batchtune.tuning.current import buckets
 from batchtune.tuning.current.kinds import KINDS, KNOWN, kind_of
-from batchtune.tuning.current.plain_yaml import Node
 from batchtune.tuning.current.records import Current, Kind
 from batchtune.tuning.current.references import References
 from batchtune.tuning.current.values import Settings
@@ -122,9 +122,9 @@ def _fixed(root: Node, name: str) -> Current:
             return _read(place, name, "fixed", root)
     if root.get("batch_size") is not None:
         return _read(((root,), ()), name, "fixed", root)
-    raise ResultError(
-        f"{name} holds no batching settings that are known", f"{KNOWN} Or say where: --current {name}:KEY.PATH."
-    )
+    limit = next((key for key in _LIMITS if root.get(key) is not None), None)
+    what = f"has {limit}, but neither num_buckets nor bucket_boundaries" if limit else "holds no batching settings"
+    raise ResultError(f"{name} {what} that are known", f"{KNOWN} Or say where: --current {name}:KEY.PATH.")
 
 
 def _read(place: _Place, name: str, kind: Kind, beside: Node | None = None) -> Current:

@@ -9,15 +9,15 @@ from typing import Any
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
+from batchtune.plain_yaml import parse_yaml, read_text
 from batchtune.tuning.current.finding import find_settings
 from batchtune.tuning.current.kinds import KINDS, KNOWN, kind_of
-from batchtune.tuning.current.plain_yaml import LARGEST_BYTES, parse_yaml
 from batchtune.tuning.current.records import Current, CurrentTable
 from batchtune.tuning.current.values import Settings
-from batchtune.units import format_size
 
 OPTION = "--current"
 _HOW = "Write --current max_batch_length=600,num_buckets=200, --current batch_size=16, or the path of a YAML file."
+_FILES = "Give a SpeechBrain training YAML, a NeMo config or a sampler.yaml."
 _PAIRS = re.compile(r"\s*[A-Za-z_]\w*\s*=", re.ASCII)
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(inf|nan)")
 _LONGEST_TEXT = 1_000_000
@@ -42,7 +42,7 @@ def read_current(text: str) -> Current:
     found = _file(text)
     if found is not None:
         path, key_path = found
-        return find_settings(parse_yaml(_content(path), path.name), path.name, key_path)
+        return find_settings(parse_yaml(read_text(path, path.name, _FILES), path.name), path.name, key_path)
     if not _PAIRS.match(text):
         raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", _HOW)
     return _pairs(text)
@@ -80,21 +80,6 @@ def _is_file(text: str) -> bool:
         return bool(text) and Path(text).exists()
     except (OSError, ValueError):  # a name too long, or with a NUL
         return False
-
-
-def _content(path: Path) -> str:
-    hint = "Give a SpeechBrain training YAML, a NeMo config or a sampler.yaml."
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise ResultError(f"{path.name} can't be read: {error.strerror or error}", hint) from error
-    if len(content) > LARGEST_BYTES:
-        raise ResultError(f"{path.name} is larger than {format_size(LARGEST_BYTES)}: no configuration", hint)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ResultError(f"{path.name} is no UTF-8 text: byte {error.start} is {error.reason}", hint) from error
 
 
 def _pairs(text: str) -> Current:

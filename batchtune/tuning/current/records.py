@@ -31,10 +31,10 @@ class Current:
     key_path: str | None = None
     notes: tuple[str, ...] = ()
 
-    def record(self) -> dict[str, Any]:
-        """What `sweep.json` keeps as `current_settings`."""
+    def record(self, found: CurrentTable) -> dict[str, Any]:
+        """What `sweep.json` keeps as `current_settings`, with what they come down to."""
         place = {} if self.key_path is None else {"key_path": self.key_path}
-        return {"source": self.source, **place, "kind": self.kind, **self.settings}
+        return {"source": self.source, **place, "kind": self.kind, "describe": found.describe, **self.settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchtune.errors import ResultError
-from batchtune.tuning.current.plain_yaml import Node, printable
+from batchtune.plain_yaml import Node, printable
 
 _DEEPEST = 32
 _LONGEST_FORMULA = 200

@@ -7,10 +7,13 @@ neither the depth nor the number of aliases can make the work grow beyond the si
 from __future__ import annotations
 
 import re
+import stat
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from batchtune.errors import ResultError
+from batchtune.units import format_size
 
 LARGEST_BYTES = 2 << 20
 # The scanner takes time with the square of a line's length.
@@ -44,6 +47,34 @@ class Node:
     def get(self, key: str) -> Node | None:
         """The value of a key; None where this is no mapping or has no such key."""
         return self.value.get(key) if isinstance(self.value, dict) else None
+
+
+def read_text(path: Path, name: str, hint: str | None = None) -> str:
+    """The text of a small file.
+
+    Args:
+        path: Of the file.
+        name: What to call it in messages.
+        hint: What to give instead.
+
+    Raises:
+        ResultError: It can't be read, is no ordinary file, is larger than 2 MiB, or no UTF-8 text.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a pipe or a device might never end
+            what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+            raise ResultError(f"{name} is {what}", hint)
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
+    if len(content) > LARGEST_BYTES:
+        raise ResultError(f"{name} is larger than {format_size(LARGEST_BYTES)}: no configuration", hint)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ResultError(f"{name} is no UTF-8 text: byte {error.start} is {error.reason}", hint) from error
 
 
 def parse_yaml(text: str, name: str) -> Node:
@@ -93,6 +124,24 @@ def scalar_of(text: str) -> str | int | float | bool | None:
     if _FLOAT.fullmatch(text) and not text.lstrip("+-").isdigit():
         return float(text)
     return float(text.replace(".", "")) if _SPECIAL.fullmatch(text) else text
+
+
+def plain_value(node: Node) -> Any:
+    """A node as Python's own dicts, lists and scalars; what aliases share stays shared."""
+    made: dict[int, Any] = {}
+
+    def plain(node: Node) -> Any:
+        if not isinstance(node.value, (dict, list)):
+            return node.value
+        if id(node) not in made:
+            made[id(node)] = None  # an anchor within itself
+            if isinstance(node.value, dict):
+                made[id(node)] = {key: plain(value) for key, value in node.value.items()}
+            else:
+                made[id(node)] = [plain(value) for value in node.value]
+        return made[id(node)]
+
+    return plain(node)
 
 
 @dataclass(slots=True)
