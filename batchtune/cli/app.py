@@ -14,12 +14,16 @@ from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.doctor import EXAMPLE as DOCTOR_EXAMPLE
 from batchtune.cli.doctor import doctor
+from batchtune.cli.export import EXAMPLE as EXPORT_EXAMPLE
+from batchtune.cli.export import export
 from batchtune.cli.probe_oom import EXAMPLE as PROBE_OOM_EXAMPLE
 from batchtune.cli.probe_oom import probe_oom
 from batchtune.cli.report import EXAMPLE as REPORT_EXAMPLE
 from batchtune.cli.report import report
 from batchtune.cli.scan import EXAMPLE as SCAN_EXAMPLE
 from batchtune.cli.scan import scan
+from batchtune.cli.schema import EXAMPLE as SCHEMA_EXAMPLE
+from batchtune.cli.schema import schema
 from batchtune.cli.sweep_buckets import EXAMPLE as SWEEP_BUCKETS_EXAMPLE
 from batchtune.cli.sweep_buckets import sweep_buckets
 from batchtune.cli.tune import EXAMPLE as TUNE_EXAMPLE
@@ -107,5 +111,7 @@ app.command("probe-oom", epilog=PROBE_OOM_EXAMPLE)(probe_oom)
 app.command("sweep-buckets", epilog=SWEEP_BUCKETS_EXAMPLE)(sweep_buckets)
 app.command("scan", epilog=SCAN_EXAMPLE)(scan)
 app.command("report", epilog=REPORT_EXAMPLE)(report)
+app.command("export", epilog=EXPORT_EXAMPLE)(export)
 app.command("verify", epilog=VERIFY_EXAMPLE)(verify)
 app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
+app.command("schema", epilog=SCHEMA_EXAMPLE)(schema)
