@@ -37,7 +37,7 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
     ranks = np.ceil(np.arange(QUANTILES + 1) / QUANTILES * lengths.count).astype(np.int64)
     quantiles: FloatArray = lengths.values[::-1][np.maximum(ranks, 1) - 1]
-    return quantiles.tolist()
+    return list(map(float, quantiles))
 
 
 def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[BucketUse]:

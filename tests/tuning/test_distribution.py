@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ def test_every_length_is_in_one_bin_and_every_quantile_is_a_length(values: list[
     lengths = Lengths.of(values)
     bins, quantiles = histogram_of(lengths), quantiles_of(lengths)
     assert sum(one.count for one in bins) == len(values)
-    assert all(before.to == after.from_ for before, after in zip(bins[:-1], bins[1:], strict=True))
+    assert all(before.to == after.from_ for before, after in itertools.pairwise(bins))
     assert len(quantiles) == 1001 and quantiles == sorted(quantiles)
     assert (quantiles[0], quantiles[-1]) == (lengths.shortest, lengths.longest)
     assert set(quantiles) <= set(lengths.values.tolist())
