@@ -348,6 +348,59 @@ class LowerBound(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: float | None
 
 
+class HistogramBin(Record, frozen=True, kw_only=True):
+    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
+
+    from_: float = msgspec.field(name="from")
+    to: float
+    count: int
+
+
+class BucketUse(Record, frozen=True, kw_only=True):
+    """What one bucket of the recommended table holds.
+
+    Attributes:
+        boundary: Its inclusive upper edge.
+        examples: Number of examples in it.
+        batches: Batches of one epoch, the last, which may not be full, included.
+        length: True length of its examples.
+        padded_length: Cells of its batches, expected over shuffles.
+    """
+
+    boundary: float
+    batch_size: int
+    examples: int
+    batches: int
+    length: float
+    padded_length: float
+
+
+class Drift(Record, frozen=True, kw_only=True):
+    """How far other lengths are from those that a run was tuned for.
+
+    Attributes:
+        lengths: The others.
+        changed: Whether the fingerprint differs.
+        distance: Kolmogorov-Smirnov: the largest difference between the two distribution functions, 0 to 1.
+        beyond: How many of the others are longer than the last boundary of the recommended table.
+        batches: What the tuned table needs for the others; those beyond it are batches of one.
+        retuned_batches: What a table tuned for the others, with the same strategy, sizing and number of buckets, needs.
+        epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
+        stale: How much the tuned table costs above one tuned anew, in time where it is known, else in batches: 0.02 is
+            2% more; 0 where it costs no more.
+    """
+
+    lengths: LengthsSummary
+    changed: bool
+    distance: float
+    beyond: int
+    batches: int
+    retuned_batches: int
+    epoch_seconds: float | None
+    retuned_epoch_seconds: float | None
+    stale: float
+
+
 class SaturationPoint(Record, frozen=True, kw_only=True):
     """What one max_batch_length brings.
 
@@ -430,6 +483,9 @@ class Sweep(Result, frozen=True, kw_only=True):
         saturation: None without step times.
         learning_rate: None where no row is recommended.
         two_dimensional: Empty without target lengths, or where memory does not depend on them.
+        histogram: Of the lengths, ascending bins that cover them all; empty in files of older versions.
+        quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty likewise.
+        buckets: Of the recommended table; empty without one.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -452,6 +508,9 @@ class Sweep(Result, frozen=True, kw_only=True):
     saturation: Saturation | None = None
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = []
+    histogram: list[HistogramBin] = []
+    quantiles: list[float] = []
+    buckets: list[BucketUse] = []
 
     @property
     def recommended_row(self) -> Row | None:
@@ -560,14 +619,6 @@ class Percentiles(Record, frozen=True, kw_only=True):
     p99: float
     p999: float
     max: float
-
-
-class HistogramBin(Record, frozen=True, kw_only=True):
-    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
-
-    from_: float = msgspec.field(name="from")
-    to: float
-    count: int
 
 
 class Scan(Result, frozen=True, kw_only=True):

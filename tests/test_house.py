@@ -1,11 +1,13 @@
 """The house rules: who may import whom, what starting up may cost, what the top level holds."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from without_torch import UNINSTALLED, blocking
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
@@ -16,7 +18,7 @@ LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"manifests", "batching", "cost", "probe", "loaders"},
     {"tuning", "reports", "exports"},
-    {"sampler"},  # reads what `exports` writes
+    {"sampler", "schemas"},  # the one reads what `exports` writes, the others describe it
     {"cli"},
     {"__main__", "__init__"},  # the entry point; the public names, imported lazily
 ]
@@ -96,6 +98,9 @@ def test_torch_and_rich_are_imported_only_where_they_belong(path: Path) -> None:
         ["scan", "--help"],
         ["doctor", "--help"],
         ["verify", "--help"],
+        ["report", "--help"],
+        ["schema", "--help"],
+        ["export", "--help"],
     ],
     ids=" ".join,
 )
@@ -111,6 +116,31 @@ def test_a_sweep_and_a_report_run_without_torch(tmp_path: Path) -> None:
     assert "torch" not in loaded_after(["sweep-buckets", str(manifest), "--max-batch-length", "60", "--run", run])
     for report_format in ("terminal", "markdown", "html", "json"):
         assert "torch" not in loaded_after(["report", run, "--format", report_format])
+
+
+def test_all_but_measuring_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
+    manifest, run = tmp_path / "lengths.csv", tmp_path / "run"
+    manifest.write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))
+    paths = [str(blocking(UNINSTALLED, tmp_path)), str(ROOT)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "batchtune", *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    blocked = subprocess.run([sys.executable, "-c", "import torch"], env=env, capture_output=True, check=False)
+    assert blocked.returncode == 1
+    for arguments in (
+        ("sweep-buckets", manifest, "--max-batch-length", 60, "--run", run),
+        *(("report", run, "--format", name) for name in ("terminal", "markdown", "html", "json")),
+        ("scan", manifest),
+        ("doctor",),
+    ):
+        assert (found := ran(*arguments)).returncode == 0, found.stderr
+    assert "PyTorch" in ran("doctor").stdout
+    needs = ran("probe-oom", manifest, "--run", tmp_path / "other")
+    assert needs.returncode == 1
+    assert "torch" in needs.stderr and "Traceback" not in needs.stderr.splitlines()[0]
 
 
 def loaded_after(arguments: list[str]) -> set[str]:

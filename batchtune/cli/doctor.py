@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-EXAMPLE = "Example:  batchtune doctor"
+from batchtune.cli.options import Json
+
+EXAMPLE = """Examples:
+batchtune doctor
+batchtune doctor --json > doctor.json
+"""
 
 
 def doctor(
@@ -21,12 +26,13 @@ def doctor(
             help="Longest that PyTorch and the driver may take to answer.",
         ),
     ] = 120.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what this machine offers.
 
     Devices with their memory, driver and clocks, who else uses them, how memory can be limited here, the settings
-    that a probe would run with, what is installed, and what stands in the way. Uses no memory of a GPU.
+    that a probe would run with, what is installed, and what stands in the way. Uses no memory of a GPU, and reads and
+    writes no file. It is what to look at first, and what to send along with a bug report.
     """
     import shutil
 

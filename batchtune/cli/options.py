@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
@@ -24,15 +24,95 @@ if TYPE_CHECKING:
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 
 
-def option(help: str, *, flag: str | None = None, metavar: str | None = None, name: str) -> Any:
-    """An option that `BATCHTUNE_name` in the environment sets too."""
-    declared = (flag,) if flag else ()
-    return typer.Option(*declared, envvar=f"BATCHTUNE_{name}", show_envvar=False, help=help, metavar=metavar)
+def option(
+    help: str,
+    *,
+    flag: str | None = None,
+    metavar: str | None = None,
+    name: str,
+    values: Callable[[], Sequence[str]] | None = None,
+    panel: str | None = None,
+) -> Any:
+    """An option that `BATCHTUNE_name` in the environment sets too.
+
+    Args:
+        help: What it does.
+        flag: As it is written; by the parameter's name unless given.
+        metavar: What stands for its value in the help.
+        name: Of the environment variable, without `BATCHTUNE_`.
+        values: What the shell's completion offers.
+        panel: The section of the help it belongs to; that of its dataclass, or `Options`, unless given.
+    """
+    return typer.Option(
+        *((flag,) if flag else ()),
+        envvar=f"BATCHTUNE_{name}",
+        show_envvar=False,
+        help=help,
+        metavar=metavar,
+        autocompletion=complete_from(values) if values is not None else None,
+        rich_help_panel=panel,
+    )
+
+
+def complete_from(values: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
+    """A completion that offers what `values` gives; nothing is imported before it is asked for."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values() if value.startswith(incomplete)]
+
+    return complete
+
+
+def manifest_formats() -> Sequence[str]:
+    """What `--format` takes."""
+    from batchtune.manifests import FORMATS
+
+    return list(FORMATS)
+
+
+def units() -> Sequence[str]:
+    """What `--unit` takes."""
+    from batchtune.lengths import UNITS
+
+    return list(UNITS)
+
+
+def strategies() -> Sequence[str]:
+    """What `--strategy` takes."""
+    from batchtune.batching.strategies import STRATEGIES
+
+    return list(STRATEGIES)
+
+
+def devices() -> Sequence[str]:
+    """What `--device` takes; which GPUs there are would take too long to find out."""
+    return ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
+
+
+def workloads() -> Sequence[str]:
+    """The built-in workloads."""
+    from batchtune.workloads.registry import BUILTINS
+
+    return [f"builtin:{name}" for name in BUILTINS]
+
+
+COMMON = "Common"
+BUCKETS = "Bucket tables"
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Say nothing but the result and errors.", rich_help_panel=COMMON),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as JSON, alone on stdout.", rich_help_panel=COMMON),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
     """Where the lengths are and how to read them."""
+
+    PANEL: ClassVar = "Reading the manifest"
 
     manifest: Annotated[
         list[str],
@@ -44,7 +124,13 @@ class ManifestOptions:
         ),
     ]
     format: Annotated[
-        str | None, option("Format of the manifest; told from its content unless given.", name="FORMAT")
+        str | None,
+        option(
+            "Format of the manifest; told from its content unless given.",
+            name="FORMAT",
+            metavar="FORMAT",
+            values=manifest_formats,
+        ),
     ] = None
     length_key: Annotated[
         str | None,
@@ -60,6 +146,7 @@ class ManifestOptions:
             "What the lengths count: s, ms, samples, frames, tokens, words, characters or bytes.",
             name="UNIT",
             metavar="UNIT",
+            values=units,
         ),
     ] = None
     length_scale: Annotated[
@@ -84,6 +171,7 @@ class ManifestOptions:
             "What of a text is its length: characters, words or bytes; characters unless given.",
             name="MEASURE",
             metavar="WHAT",
+            values=lambda: ("characters", "words", "bytes"),
         ),
     ] = None
     tokenizer: Annotated[
@@ -92,7 +180,12 @@ class ManifestOptions:
     ] = None
     reduce: Annotated[
         str | None,
-        option("What becomes of a list: max, sum, first, or the count of its items.", name="REDUCE", metavar="HOW"),
+        option(
+            "What becomes of a list: max, sum, first, or the count of its items.",
+            name="REDUCE",
+            metavar="HOW",
+            values=lambda: ("max", "sum", "first", "count"),
+        ),
     ] = None
     target_file: Annotated[
         str | None,
@@ -104,7 +197,11 @@ class ManifestOptions:
     ] = None
     jobs: Annotated[
         int | None,
-        option("Processes that read where there are many files; as many as processors unless given.", name="JOBS"),
+        option(
+            "Processes that read where there are many files; as many as processors unless given.",
+            name="JOBS",
+            metavar="N",
+        ),
     ] = None
 
     def load(self, *, quiet: bool) -> Lengths:
@@ -155,15 +252,19 @@ class ManifestOptions:
 class RunOptions:
     """Where results go, and how much is said."""
 
+    PANEL: ClassVar = COMMON
+
     run: Annotated[Path, option("Folder for the files of this tuning.", flag="--run", name="RUN", metavar="DIR")] = (
         DEFAULT_RUN_FOLDER
     )
-    seed: Annotated[int, option("Of the workload's random numbers and the sampler's shuffles.", name="SEED")] = 0
+    seed: Annotated[
+        int, option("Of the workload's random numbers and the sampler's shuffles.", name="SEED", metavar="N")
+    ] = 0
     force: Annotated[
         bool, typer.Option("--force", help="Start over where the folder holds another run, and remove that.")
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
+    quiet: Quiet = False
+    json: Json = False
 
 
 WorkloadSettings = Annotated[
@@ -176,6 +277,8 @@ WorkloadSettings = Annotated[
 class ProbeOptions:
     """What to measure, and on what."""
 
+    PANEL: ClassVar = "Workload and device"
+
     workload: Annotated[
         str | None,
         option(
@@ -183,10 +286,13 @@ class ProbeOptions:
             "code. The built-in that fits the unit unless given.",
             name="WORKLOAD",
             metavar="W",
+            values=workloads,
         ),
     ] = None
     set: WorkloadSettings = None
-    device: Annotated[str, option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = "auto"
+    device: Annotated[str, option("auto, cpu, cuda or cuda:N.", name="DEVICE", metavar="DEVICE", values=devices)] = (
+        "auto"
+    )
     memory: Annotated[
         str | None,
         option(
@@ -216,11 +322,12 @@ class ProbeOptions:
         ),
     ] = False
     num_lengths: Annotated[
-        int, option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS")
+        int,
+        option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS", metavar="N"),
     ] = 12
     tolerance: Annotated[
         float,
-        option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE"),
+        option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE", metavar="X"),
     ] = 0.01
     trial_timeout: Annotated[
         float, option("Seconds that one trial may take.", name="TRIAL_TIMEOUT", metavar="SECONDS")
@@ -266,6 +373,8 @@ class ProbeOptions:
 class SweepOptions:
     """Which bucket tables to compare."""
 
+    PANEL: ClassVar = BUCKETS
+
     num_buckets: Annotated[
         str, option("Bucket counts: 15, 10:20 (both ends in) or 10,15,20.", name="NUM_BUCKETS", metavar="N")
     ] = "10:20"
@@ -275,6 +384,7 @@ class SweepOptions:
             "speechbrain, linear, exponential, quantile or optimal; can be repeated. All unless given.",
             name="STRATEGY",
             metavar="S",
+            values=strategies,
         ),
     ] = None
 
@@ -297,7 +407,10 @@ class SweepOptions:
         ),
     ] = None
     world_size: Annotated[
-        int, option("Ranks that train together; each step lasts as long as the slowest takes.", name="WORLD_SIZE")
+        int,
+        option(
+            "Ranks that train together; each step lasts as long as the slowest takes.", name="WORLD_SIZE", metavar="N"
+        ),
     ] = 1
     same_bucket: Annotated[
         bool,
@@ -366,7 +479,9 @@ class SweepOptions:
 
 MaxBatchSize = Annotated[
     int | None,
-    option("Never more examples in a batch.", flag="--max-batch-size", name="MAX_BATCH_SIZE", metavar="N"),
+    option(
+        "Never more examples in a batch.", flag="--max-batch-size", name="MAX_BATCH_SIZE", metavar="N", panel=BUCKETS
+    ),
 ]
 
 
@@ -384,7 +499,7 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
         if parameter.name in groups:
             group = groups[parameter.name]
             own = get_type_hints(group, include_extras=True)
-            parameters += [_parameter(field, own[field.name]) for field in fields(group)]
+            parameters += [_parameter(field, own[field.name], group.PANEL) for field in fields(group)]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -401,6 +516,8 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameter(field: Field[Any], annotation: Any) -> inspect.Parameter:
+def _parameter(field: Field[Any], annotation: Any, panel: str) -> inspect.Parameter:
     default = inspect.Parameter.empty if field.default is MISSING else field.default
+    info = annotation.__metadata__[0]
+    info.rich_help_panel = info.rich_help_panel or panel
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from batchtune.cli.options import ManifestOptions, MaxBatchSize, ProbeOptions, RunOptions, expand
 
-EXAMPLE = "Example:  batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12 --memory-fraction 0.9"
+EXAMPLE = """Examples:
+batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12
+batchtune probe-oom train.csv --workload builtin:conformer-ctc --set size=base --set dtype=bf16
+batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memory 20GiB --reserve 1GiB
+"""
 
 
 @expand
@@ -14,8 +18,10 @@ def probe_oom(
     """Find the largest batches that fit.
 
     Sorts the lengths in descending order, runs real training steps in a process of their own, and bisects, guided by
-    a model of the memory, between what fits and what runs out of memory. Writes probe.json. Interrupted, it goes on
-    from where it was.
+    a model of the memory, between what fits and what runs out of memory.
+
+    Reads the manifest. Writes run.json, trials.jsonl and probe.json into the run folder. Interrupted, the same command
+    goes on from where it was.
     """
     from batchtune.cli import console
     from batchtune.cli.progress import probe_with_progress

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchtune.cli.options import ManifestOptions, expand
+from batchtune.cli.options import Json, ManifestOptions, Quiet, expand
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
 
-EXAMPLE = "Example:  batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet"
+EXAMPLE = """Examples:
+batchtune scan train.csv
+batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet
+batchtune scan LibriSpeech/train-clean-100 --jobs 8 -o lengths.parquet
+batchtune scan train.tsv --length-scale 1/16000 --json | jq .percentiles
+"""
 
 
 @expand
@@ -29,13 +34,17 @@ def scan(
     summary: Annotated[
         bool, typer.Option("--summary", help="Only show what the lengths look like; what is done without -o anyway.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Read the lengths of a data set, once.
 
-    Audio and tensors, in folders or tar shards, are read by their headers, without decoding. What was read of single
-    shards is kept until all is written: the same command goes on where it was interrupted.
+    Audio and tensors, in folders or tar shards, are read by their headers, without decoding. Without -o, shows what
+    the lengths look like and what in them hurts batching.
+
+    With -o, writes id, length, target length and source of every example as Parquet, which is a manifest for the other
+    commands. What was read of single shards is kept beside it until all is written: the same command goes on where it
+    was interrupted.
     """
     from batchtune.cli import console
     from batchtune.cli.progress import reading_bar
@@ -47,6 +56,10 @@ def scan(
         raise UsageError("--summary writes no file, and -o asks for one", "Leave one of them out.")
     if output is not None and str(output) != "-":
         _check_output(output)
+    if json and str(output) == "-":
+        raise UsageError(
+            "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
+        )
     options, jobs = source.read_options(), source.processes()
     with reading_bar(quiet=quiet) as on_progress:
         if output is None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from batchtune.cli.options import BUCKETS, ManifestOptions, MaxBatchSize, RunOptions, SweepOptions, expand, option
 
-from batchtune.cli.options import ManifestOptions, MaxBatchSize, RunOptions, SweepOptions, expand
-
-EXAMPLE = "Example:  batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20"
+EXAMPLE = """Examples:
+batchtune sweep-buckets train.csv
+batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20
+batchtune sweep-buckets train.csv --current max_batch_length=600,num_buckets=200
+batchtune sweep-buckets train.csv --strategy optimal --strategy speechbrain --json | jq .reason
+"""
 
 
 @expand
@@ -18,18 +21,21 @@ def sweep_buckets(
     run: RunOptions,
     max_batch_length: Annotated[
         float | None,
-        typer.Option(
-            envvar="BATCHTUNE_MAX_BATCH_LENGTH",
+        option(
+            "Largest padded length of a batch, in the unit of the lengths; what the probe found unless given.",
+            name="MAX_BATCH_LENGTH",
             metavar="X",
-            help="Largest padded length of a batch, in the unit of the lengths; what the probe found unless given.",
+            panel=BUCKETS,
         ),
     ] = None,
     max_batch_size: MaxBatchSize = None,
 ) -> None:
     """Compare bucket tables, recommend one.
 
-    Takes max_batch_length and costs from the run folder's probe.json where there is one; with --max-batch-length it
-    needs none. Writes sweep.json and sampler.yaml. Needs no GPU.
+    Works out, exactly, what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
+
+    Reads the manifest, and max_batch_length and costs from the run folder's probe.json where there is one; with
+    --max-batch-length it needs none. Writes sweep.json and sampler.yaml there.
     """
     from batchtune.cli import console
     from batchtune.cli.sweeping import sweep_and_write

@@ -16,7 +16,14 @@ from batchtune.cli.options import (
     option,
 )
 
-EXAMPLE = "Example:  batchtune tune train.csv --workload train.py:MyStep"
+EXAMPLE = """Examples:
+batchtune tune train.csv --workload train.py:MyStep
+batchtune tune train.csv --workload train.py:MyStep --set layers=12 --memory-fraction 0.95 --verify
+batchtune tune train.tsv --length-scale 1/16000 --workload builtin:conformer-ctc --current train.yaml
+batchtune tune examples/stdlib_lengths.csv --workload examples/custom_workload.py:TinyTagger --memory 1GiB
+"""
+
+_VERIFICATION = "Verification"
 
 
 @expand
@@ -28,11 +35,21 @@ def tune(
     max_batch_size: MaxBatchSize = None,
     verify: Annotated[
         bool,
-        option("Run the recommended batches at the end, as `batchtune verify` does.", flag="--verify", name="VERIFY"),
+        option(
+            "Run the recommended batches at the end, as `batchtune verify` does.",
+            flag="--verify",
+            name="VERIFY",
+            panel=_VERIFICATION,
+        ),
     ] = False,
     verify_steps: Annotated[
         int | None,
-        option("With --verify: shuffled steps to run; 200 unless given.", name="VERIFY_STEPS", metavar="N"),
+        option(
+            "With --verify: shuffled steps to run; 200 unless given.",
+            name="VERIFY_STEPS",
+            metavar="N",
+            panel=_VERIFICATION,
+        ),
     ] = None,
     time_tolerance: Annotated[
         float,
@@ -40,15 +57,17 @@ def tune(
             "With --verify: how far the measured time of an epoch may lie from the estimate, as a share of it.",
             name="TIME_TOLERANCE",
             metavar="X",
+            panel=_VERIFICATION,
         ),
     ] = 0.1,
 ) -> None:
     """Probe, sweep and report, all in one.
 
-    From a manifest to a recommended sampler config.
+    Goes from a manifest to a recommended sampler config: what `batchtune probe-oom`, `batchtune sweep-buckets` and
+    `batchtune report` do one after the other.
 
-    Writes probe.json, sweep.json and sampler.yaml into the run folder. Interrupted, it goes on from where it was.
-    With --verify, exit code 3 says that the recommended batches do not hold.
+    Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json and sampler.yaml into the run folder, and
+    with --verify verify.json. Interrupted, the same command goes on from where it was.
     """
     from batchtune.cli import console
     from batchtune.cli.progress import probe_with_progress

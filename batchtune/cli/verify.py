@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, ManifestOptions, WorkloadSettings, expand, option
+from batchtune.cli.options import (
+    DEFAULT_RUN_FOLDER,
+    Json,
+    ManifestOptions,
+    Quiet,
+    WorkloadSettings,
+    devices,
+    expand,
+    option,
+    workloads,
+)
 
 if TYPE_CHECKING:
     from batchtune.tuning.verify_setup import Wanted
 
-EXAMPLE = "Example:  batchtune verify train.csv --workload train.py:MyStep --steps 500"
+EXAMPLE = """Examples:
+batchtune verify train.csv
+batchtune verify my-run train.csv --steps 500
+batchtune verify train.csv --epoch --json > verified.json
+"""
 
 _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml")
 
@@ -57,6 +71,8 @@ class RunAndManifest(ManifestOptions):
 class WantedOptions:
     """What to run, where it is not what was probed."""
 
+    PANEL: ClassVar = "Workload and device"
+
     workload: Annotated[
         str | None,
         option(
@@ -64,10 +80,13 @@ class WantedOptions:
             "code. The one that was probed unless given, as for all that follows here.",
             name="WORKLOAD",
             metavar="W",
+            values=workloads,
         ),
     ] = None
     set: WorkloadSettings = None
-    device: Annotated[str | None, option("auto, cpu, cuda or cuda:N.", name="DEVICE")] = None
+    device: Annotated[
+        str | None, option("auto, cpu, cuda or cuda:N.", name="DEVICE", metavar="DEVICE", values=devices)
+    ] = None
     memory: Annotated[
         str | None, option("Cap on the worker's memory, such as 2GiB.", name="MEMORY", metavar="SIZE")
     ] = None
@@ -118,16 +137,21 @@ def verify(
     step_timeout: Annotated[
         float, option("Seconds that one step may take.", name="STEP_TIMEOUT", metavar="SECONDS")
     ] = 300.0,
-    seed: Annotated[int | None, option("Of the shuffles; that of sampler.yaml unless given.", name="SEED")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but the result and errors.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    seed: Annotated[
+        int | None, option("Of the shuffles; that of sampler.yaml unless given.", name="SEED", metavar="N")
+    ] = None,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
     """Run the recommended batches for real.
 
     Runs what the run folder's sampler.yaml says, one training step after the other in one process: first the largest
     batch of each bucket, twice, then shuffled batches with real lengths. It holds when nothing runs out of memory,
-    memory does not creep, and the time of an epoch is as estimated. Writes verify.json. Exit code 3 where it does not
-    hold; smaller sizes are then tried and proposed.
+    memory does not creep, and the time of an epoch is as estimated. Where it does not hold, smaller sizes are tried
+    and proposed.
+
+    Reads the manifest and the run folder's sampler.yaml, and the workload, device and limit from its probe.json or
+    run.json. Writes verify.json there. Without --steps, --minutes or --epoch, 200 shuffled steps are run.
     """
     from batchtune.cli import console
     from batchtune.cli.verifying import EXIT_DOES_NOT_HOLD, verify_with_progress

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from batchtune.reports.gate import Verdict
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences
-from batchtune.results import Probe, Result, Sweep, Verification, encode, meta_of
+from batchtune.results import Drift, Probe, Result, Sweep, Verification, encode, meta_of
 
 
 class Report(Result, frozen=True, kw_only=True):
@@ -18,6 +19,8 @@ class Report(Result, frozen=True, kw_only=True):
     probe: Probe | None
     sweep: Sweep | None
     verification: Verification | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    drift: Drift | None = None
 
 
 def report_of(results: RunResults) -> Report:
@@ -28,6 +31,8 @@ def report_of(results: RunResults) -> Report:
         probe=results.probe,
         sweep=results.sweep,
         verification=results.verification,
+        verdicts=results.verdicts,
+        drift=results.drift,
     )
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from batchtune.reports.page import build_page
+from batchtune.reports.page import Page, build_page
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import Table
+from batchtune.units import counted
+
+MAX_BYTES = 60_000
+# The most rows of a table and sentences of a list: as they are, then less and less, until there is room.
+_SHORTER = (1_000_000, 200, 100, 50, 25, 12, 6, 3)
+_WHOLE = "all is in `batchtune report --format html`."
+_SIGNS = {"holds": "✅", "fails": "❌", "error": "⚠️"}
 
 # What Markdown reads as markup anywhere in a line. An underscore inside a word is none; "://" makes a link.
 _MARKUP = re.compile(r"[\\`*{}\[\]|~$]|(?<!\w)_|_(?!\w)|:(?=//)")
@@ -17,15 +25,48 @@ _BLOCK_START = re.compile(r"^([#+\-=]|\d+(?=[.)](\s|$)))")
 
 
 def render(results: RunResults) -> str:
-    """The report as Markdown, summary first."""
+    """The report as Markdown, verdicts and summary first; at most 60,000 bytes.
+
+    GitHub takes 65,536 characters in a comment. Where all would be more, tables and lists are shortened, and the last
+    sections left out; a note says so.
+    """
     page = build_page(results)
-    blocks = [f"# {escape(page.title)}", _bullets(page.summary)]
+    for most in _SHORTER:
+        text = _join(_blocks(page, most))
+        if len(text.encode()) <= MAX_BYTES:
+            return text
+    return _cut(_blocks(page, _SHORTER[-1]))
+
+
+def _blocks(page: Page, most: int) -> list[str]:
+    """The report's sections, each table and list of at most so many rows."""
+    blocks = [f"# {escape(page.title)}"]
+    if page.verdicts is not None:
+        blocks.append(_section(_signed(page.verdicts), most))
+    blocks.append(_bullets(page.summary, most))
     if page.warnings:
-        blocks += ["## Warnings", _bullets(page.warnings)]
-    blocks += ["## What was measured", _table(("", ""), (":--", ":--"), page.facts)]
-    for table in page.tables:
-        blocks += _section(table)
+        blocks.append(f"## Warnings\n\n{_bullets(page.warnings, most)}")
+    blocks.append(f"## What was measured\n\n{_table(('', ''), (':--', ':--'), page.facts)}")
+    return blocks + [_section(table, most) for table in page.tables]
+
+
+def _cut(blocks: list[str]) -> str:
+    """As many of the first sections as there is room for."""
+    kept, room = 1, MAX_BYTES - 200 - len(blocks[0].encode())
+    while kept < len(blocks) and room >= len(blocks[kept].encode()) + 2:
+        room -= len(blocks[kept].encode()) + 2
+        kept += 1
+    note = f"{counted(len(blocks) - kept, 'section')} left out, as this would be too long: {_WHOLE}"
+    return _join([*blocks[:kept], note])
+
+
+def _join(blocks: Iterable[str]) -> str:
     return "\n\n".join(blocks) + "\n"
+
+
+def _signed(verdicts: Table) -> Table:
+    rows = tuple((f"{_SIGNS[row[0]]} {row[0]}", *row[1:]) for row in verdicts.rows)
+    return replace(verdicts, rows=rows)
 
 
 def escape(text: str) -> str:
@@ -39,17 +80,32 @@ def _escape_start(start: str) -> str:
     return f"{start}\\" if start[-1].isdigit() else f"\\{start}"
 
 
-def _section(table: Table) -> list[str]:
-    rows = [
-        [f"**{escape(cell)}**" if index == table.marked else escape(cell) for cell in row]
-        for index, row in enumerate(table.rows)
-    ]
-    if table.marked is not None:
-        rows[table.marked][0] = f"▶ {rows[table.marked][0]}"
+def _section(table: Table, most: int) -> str:
+    shown = _shown(table, most)
+    rows = []
+    for index in shown:
+        cells = [escape(cell) for cell in table.rows[index]]
+        if index == table.marked:
+            cells = [f"**{cell}**" for cell in cells]
+            cells[0] = f"▶ {cells[0]}"
+        rows.append(cells)
     header = [escape(column.title) for column in table.columns]
     alignment = ["--:" if column.numeric else ":--" for column in table.columns]
-    notes = [" ".join(escape(note) for note in table.notes)] if table.notes else []
-    return [f"## {escape(table.title)}", _lines(header, alignment, rows), *notes]
+    notes = list(table.notes)
+    if len(shown) < len(table.rows):
+        notes.insert(0, f"{len(shown):,} of {len(table.rows):,} rows shown: {_WHOLE}")
+    blocks = [f"## {escape(table.title)}", _lines(header, alignment, rows)]
+    return "\n\n".join([*blocks, *([" ".join(map(escape, notes))] if notes else [])])
+
+
+def _shown(table: Table, most: int) -> list[int]:
+    """The first rows, and the marked one."""
+    if len(table.rows) <= most:
+        return list(range(len(table.rows)))
+    shown = list(range(most))
+    if table.marked is not None and table.marked >= most:
+        shown[-1] = table.marked
+    return shown
 
 
 def _table(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -60,5 +116,8 @@ def _lines(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Itera
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, alignment, *rows))
 
 
-def _bullets(sentences: Iterable[str]) -> str:
-    return "\n".join(f"- {escape(sentence)}" for sentence in sentences)
+def _bullets(sentences: Sequence[str], most: int) -> str:
+    lines = [f"- {escape(sentence)}" for sentence in sentences[:most]]
+    if len(sentences) > most:
+        lines.append(f"- {len(sentences) - most:,} more: {_WHOLE}")
+    return "\n".join(lines)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from batchtune.reports.cautions import warning_sentences
+from batchtune.reports.gate.words import verdict_table
 from batchtune.reports.rows import rows_table
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import describe_device, summary_sentences
@@ -42,6 +43,7 @@ class Page:
         summary: Sentences, most important first.
         tables: In the order to show them.
         warnings: What the reader should look after, each with its remedy.
+        verdicts: What became of each rule, before all else; None where there was none.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Page:
     summary: tuple[str, ...]
     tables: tuple[Table, ...]
     warnings: tuple[str, ...]
+    verdicts: Table | None = None
 
 
 def build_page(results: RunResults) -> Page:
@@ -65,13 +68,15 @@ def build_page(results: RunResults) -> Page:
         tables += _failures_table(probe)
     if results.verification is not None:
         tables += verification_tables(results.verification)
-    return _page(
+    page = _page(
         f"batchtune report: {results.name}",
         _facts(results),
         summary_sentences(results),
         tables,
         warning_sentences(results),
     )
+    verdicts = _clean_table(verdict_table(results.verdicts)) if results.verdicts else None
+    return replace(page, verdicts=verdicts)
 
 
 def build_verification_page(results: RunResults) -> Page:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchtune.errors import ResultError
+from batchtune.reports.gate.verdict import Verdict
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
     VERIFY_FILE,
+    Baseline,
+    Drift,
     LengthsSummary,
     Probe,
+    Row,
     Sweep,
     Verification,
     read_result,
@@ -24,6 +31,10 @@ _HOW_TO_MAKE = (
 )
 
 
+# What numbers that follow from each other may differ by.
+_ROUNDING = 1e-6
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
     """The results of one run: a probe, a sweep or both.
@@ -33,12 +44,16 @@ class RunResults:
         probe: `probe.json`, or None where there is none.
         sweep: `sweep.json`, or None where there is none.
         verification: `verify.json`, or None where there is none.
+        verdicts: What the gate says of the rules that the run was held to; empty without any.
+        drift: How far other lengths are from the run's; None where none were given.
     """
 
     name: str
     probe: Probe | None
     sweep: Sweep | None
     verification: Verification | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    drift: Drift | None = None
 
     def __post_init__(self) -> None:
         if self.probe is None and self.sweep is None:
@@ -66,7 +81,7 @@ def load_run(folder: Path) -> RunResults:
 
     Raises:
         ResultError: The folder is missing or holds neither `probe.json` nor `sweep.json`; one of them
-            can't be read; or they are of different data.
+            can't be read; they are of different data; or a number in them is edited or damaged.
     """
     how = _HOW_TO_MAKE.format(folder=folder)
     if not folder.exists():
@@ -109,6 +124,66 @@ def _check_sweep(sweep: Sweep, path: Path) -> None:
                 f"{len(row.batch_sizes)} batch sizes",
                 again,
             )
+    for what, wrong in _wrong_numbers(sweep):
+        raise ResultError(f"{path} is edited or damaged: {what}: {wrong}", again)
+
+
+def _wrong_numbers(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """Numbers that no sweep writes: which record has them, and what is wrong."""
+    for index, row in enumerate(sweep.rows):
+        for wrong in _wrong_in_row(row):
+            yield f"row {index}", wrong
+    for wrong in _wrong_in_row(sweep.current) if sweep.current is not None else ():
+        yield "current", wrong
+    for baseline in sweep.baselines:
+        for wrong in _wrong_costs(baseline):
+            yield f"baseline {baseline.name}", wrong
+    bound = sweep.lower_bound
+    for name in ("batches", "padded_length", "estimated_epoch_seconds"):
+        if (getattr(bound, name) or 0) < (1 if name == "batches" else 0):
+            yield "lower_bound", f"{name} is {getattr(bound, name)}"
+    recommended = sweep.recommended_row
+    for wrong in _disagreements(recommended, sweep) if recommended is not None else ():
+        yield f"row {sweep.recommended}", wrong
+    if sweep.quantiles != sorted(sweep.quantiles):
+        yield "quantiles", "do not ascend"
+
+
+def _wrong_in_row(row: Row) -> Iterator[str]:
+    yield from _wrong_costs(row)
+    for name in ("num_buckets", "used_buckets", "effective_buckets", "mean_batch_size"):
+        if getattr(row, name) < (1 if name == "num_buckets" else 0):
+            yield f"{name} is {getattr(row, name)}"
+    for name in ("fill", "largest_padded_length", "estimated_epoch_error_seconds", "batch_size_variation", "steps"):
+        if (getattr(row, name) or 0) < 0:
+            yield f"{name} is {getattr(row, name)}"
+    if any(before >= after for before, after in itertools.pairwise([0.0, *row.boundaries])):
+        yield "boundaries do not ascend from above 0"
+    if any(size < 1 for size in row.batch_sizes):
+        yield f"batch_sizes has {min(row.batch_sizes)}"
+
+
+def _wrong_costs(costs: Row | Baseline) -> Iterator[str]:
+    if costs.batches < 1:
+        yield f"batches is {costs.batches}"
+    if costs.padded_length <= 0:
+        yield f"padded_length is {costs.padded_length}"
+    if not 0 <= costs.padding_ratio <= 1:
+        yield f"padding_ratio is {costs.padding_ratio}"
+    if (costs.estimated_epoch_seconds or 0) < 0:
+        yield f"estimated_epoch_seconds is {costs.estimated_epoch_seconds}"
+
+
+def _disagreements(row: Row, sweep: Sweep) -> Iterator[str]:
+    """Where the numbers of the recommended row do not follow from each other."""
+    count, total = sweep.lengths.count, sweep.lengths.total
+    if not math.isclose(row.mean_batch_size * row.batches, count, rel_tol=_ROUNDING):
+        yield f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
+    if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+        yield f"padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,} in all"
+    batches = sum(bucket.batches for bucket in sweep.buckets)
+    if sweep.buckets and batches != row.batches:
+        yield f"batches is {row.batches}, but those of its buckets are {batches}"
 
 
 def _check_verification(verification: Verification, path: Path) -> None:

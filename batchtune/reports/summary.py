@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchtune.reports.gate.words import drift_sentences, verdict_sentence
 from batchtune.reports.run import RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences
@@ -28,6 +29,10 @@ def summary_sentences(results: RunResults) -> list[str]:
         # What does not hold comes first: all else stands on it.
         place = 2 if results.verification.holds else 0
         sentences[place:place] = verification_sentences(results.verification)
+    if results.drift is not None:
+        sentences[:0] = drift_sentences(results.drift)
+    if results.verdicts:
+        sentences.insert(0, verdict_sentence(results.verdicts))
     return sentences
 
 

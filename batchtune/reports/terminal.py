@@ -17,9 +17,13 @@ from batchtune.reports.run import RunResults
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
 
 _WIDTH = 80
+# So many sentences of the summary follow the first one at the top; the rest comes after the tables, under "More".
+_BULLETS = 6
 # A table of few, narrow columns and more rows than this is set in several blocks side by side.
 _FOLD_ROWS = 6
 _FOLD_BLOCKS = 2
+# Of the gate's verdicts, by their first cell.
+_OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 
 # What stands for our own signs where the terminal's encoding has none of them.
 _PLAIN = str.maketrans({"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ": "u", "“": '"', "”": '"', "\ufffd": "?"})
@@ -48,22 +52,37 @@ def render_verification(results: RunResults, console: Console) -> None:
 def _render_page(page: Page, console: Console) -> None:
     console.print(_text(page.title, console, "bold"))
     console.print()
-    console.print(_facts(page.facts, console))
-    console.print()
-    console.print(_text(page.summary[0], console, "bold"))
-    if len(page.summary) > 1:
+    if page.verdicts is not None:
+        console.print(_verdicts(page.verdicts, console))
         console.print()
-        console.print(_bullets(page.summary[1:], "-", console))
+    headline, bullets, more = page.summary[0], page.summary[1 : _BULLETS + 1], page.summary[_BULLETS + 1 :]
+    console.print(_text(headline, console, "bold"))
+    if bullets:
+        console.print()
+        console.print(_bullets(bullets, "-", console))
+    console.print()
+    console.print(_facts(page.facts, console))
     for table in page.tables:
         console.print()
         console.print(_text(table.title, console, "bold"))
         console.print(_rich_table(table, console))
         for note in table.notes:
             console.print(_text(note, console, "dim"))
+    if more:
+        console.print()
+        console.print(_text("More", console, "bold"))
+        console.print(_bullets(more, "-", console))
     if page.warnings:
         console.print()
         console.print(_text("Warnings", console, "bold yellow"))
         console.print(_bullets(page.warnings, "!", console))
+
+
+def _verdicts(verdicts: Table, console: Console) -> RichTable:
+    rich_table = _lay_out(verdicts, console, one_line=True, padding=1)
+    for row, cells in zip(rich_table.rows, verdicts.rows, strict=True):
+        row.style = _OUTCOME_STYLES[cells[0]]
+    return rich_table
 
 
 def _facts(facts: Sequence[tuple[str, str]], console: Console) -> RichTable:

@@ -20,6 +20,7 @@ from batchtune.results import Baseline, LearningRate, Row, Saturation, Sizing, S
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
 from batchtune.tuning.current import Current, CurrentTable, current_table
+from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.estimates import StepSeconds, batch_seconds, interpolated
 from batchtune.tuning.pricing import ONE_RANK, Priced, Pricing, Ranks
 from batchtune.tuning.randomness import learning_rate_hint
@@ -225,6 +226,9 @@ def sweep(
         saturation=_saturation(pricing, limits, settings, recommended),
         learning_rate=_learning_rate(recommended, now, baselines),
         two_dimensional=_two_dimensional(pricing, limits, costs, rows),
+        histogram=histogram_of(lengths),
+        quantiles=quantiles_of(lengths),
+        buckets=[] if recommended is None else bucket_uses(lengths, pricing.lengths, _table(recommended)),
     )
 
 
@@ -282,6 +286,10 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
         full_costs=full,
         single_costs=single,
     )
+
+
+def _table(row: Row) -> BucketTable:
+    return BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64))
 
 
 def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced]) -> Row:

@@ -66,3 +66,72 @@ def test_a_file_that_is_no_toml_is_told(batchtune: Run, manifest: Path, tmp_path
 def test_a_project_without_settings_is_no_matter(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     configure(tmp_path, '[project]\nname = "something"\n')
     assert batchtune("sweep-buckets", manifest, "--max-batch-length", 60).returncode == 0
+
+
+def test_a_wrong_value_in_the_environment_is_told_with_its_variable(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("probe-oom", manifest, env={"BATCHTUNE_NUM_LENGTHS": "many"})
+    assert ran.returncode == 2
+    assert "'many', set by the environment variable BATCHTUNE_NUM_LENGTHS" in ran.stderr
+
+
+def test_a_wrong_value_in_the_project_is_told_with_its_file_and_key(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    configure(tmp_path, '[tool.batchtune]\nworld-size = "many"\n')
+    ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)
+    assert ran.returncode == 2
+    assert f"'many', set in {tmp_path / 'pyproject.toml'}, [tool.batchtune] world-size" in ran.stderr
+
+
+def test_a_value_without_meaning_is_told_with_where_it_was_set(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_UNIT": "sec", "BATCHTUNE_SEED": "1"})
+    assert ran.returncode == 2
+    assert "--unit is sec, set by the environment variable BATCHTUNE_UNIT." in ran.stderr
+    assert "--seed" not in ran.stderr
+    configure(tmp_path, '[tool.batchtune]\nunit = "s"\n[tool.batchtune.sweep-buckets]\nunit = "sec"\n')
+    ran = batchtune("sweep-buckets", manifest)
+    assert f"set in {tmp_path / 'pyproject.toml'}, [tool.batchtune.sweep-buckets] unit." in ran.stderr
+    assert "set in" not in batchtune("sweep-buckets", manifest, "--unit", "sec").stderr
+
+
+def test_a_column_from_the_environment_that_is_not_there_is_told_with_its_variable(
+    batchtune: Run, manifest: Path
+) -> None:
+    ran = batchtune("sweep-buckets", manifest, env={"BATCHTUNE_LENGTH_KEY": "seconds"})
+    assert ran.returncode == 1
+    assert "--length-key is seconds, set by the environment variable BATCHTUNE_LENGTH_KEY." in ran.stderr
+
+
+def test_the_table_of_an_unknown_command_is_told_with_the_nearest(
+    batchtune: Run, manifest: Path, tmp_path: Path
+) -> None:
+    configure(tmp_path, "[tool.batchtune.sweep-bucket]\nnum-buckets = 3\n")
+    ran = batchtune("sweep-buckets", manifest)
+    assert ran.returncode == 2
+    assert "there is no setting 'sweep-bucket'\nDid you mean 'sweep-buckets'?" in ran.stderr
+
+
+def test_what_is_of_one_command_line_alone_is_no_setting(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    configure(tmp_path, "[tool.batchtune]\nforce = true\n")
+    ran = batchtune("sweep-buckets", manifest)
+    assert ran.returncode == 2
+    assert "'force' can't be set here" in ran.stderr
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest(batchtune: Run, manifest: Path) -> None:
+    arguments = ("sweep-buckets", manifest, "--max-batch-length", 60, "--json")
+    ran = batchtune(*arguments, env={"BATCHTUNE_NUM_BUCKET": "3", "BATCHTUNE_MEMORY": "1GiB"})
+    assert ran.returncode == 0
+    assert "variable BATCHTUNE_NUM_BUCKET sets no option. Did you mean BATCHTUNE_NUM_BUCKETS?" in ran.stderr
+    assert "BATCHTUNE_MEMORY" not in ran.stderr  # another command's
+    assert json.loads(ran.stdout)
+    assert "NUM_BUCKET" not in batchtune(*arguments, "--quiet", env={"BATCHTUNE_NUM_BUCKET": "3"}).stderr
+
+
+def test_a_manifests_format_is_not_taken_for_a_reports(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    configure(tmp_path, '[tool.batchtune]\nformat = "table"\nmax-batch-length = 60\n')
+    assert batchtune("sweep-buckets", manifest).returncode == 0
+    ran = batchtune("report")
+    assert ran.returncode == 0 and ran.stdout.startswith("batchtune report")
+    configure(tmp_path, '[tool.batchtune]\nformat = "table"\n[tool.batchtune.report]\nformat = "markdown"\n')
+    assert batchtune("report").stdout.startswith("# batchtune report")

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import gzip
+import hashlib
+import json
+import re
+from functools import cache
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
-from report_records import hostile_results, made_probe, made_sweep
+from html_records import CONFIGS, full_results, hostile_full_results
+from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.reports import RunResults
+from batchtune.reports.gate import Verdict
 from batchtune.reports.html import render
 
-RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep())
+RESULTS = full_results()
 VOID = {"meta", "link", "img", "br", "hr", "input"}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</style></title></pre><script>alert(1)</script>",
+    "</script><!--<script>alert(1)//",
+    "' onload='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+]
+
+
+@cache
+def whole_page() -> str:
+    return render(RESULTS, CONFIGS)
 
 
 class PageReader(HTMLParser):
@@ -21,6 +44,7 @@ class PageReader(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
+        self.scripts: dict[str, str] = {}
         self.open: list[str] = []
         self.feed(page)
         self.close()
@@ -38,7 +62,11 @@ class PageReader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text.append(data)
+        if self.open and self.open[-1] == "script":
+            name = self.elements[-1][1].get("id") or "page"
+            self.scripts[name] = self.scripts.get(name, "") + data
+        else:
+            self.text.append(data)
 
     def names(self) -> set[str]:
         return {tag for tag, _ in self.elements}
@@ -46,47 +74,166 @@ class PageReader(HTMLParser):
     def attributes(self) -> set[str]:
         return {name for _, attributes in self.elements for name in attributes}
 
+    def policy(self) -> str:
+        return next(str(attributes["content"]) for _, attributes in self.elements if "http-equiv" in attributes)
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<script>alert(1)</script>",
-        '"><img src=x onerror=alert(1)>',
-        "</style></title><script>alert(1)</script>",
-        "' onload='alert(1)",
-        "{{ 7 * 7 }}{% raw %}",
-    ],
-)
+
+def plotly_of(page: PageReader) -> bytes:
+    return gzip.decompress(base64.b64decode(page.scripts["plotly"]))
+
+
+def own_part(page: str) -> str:
+    """The page without plotly.js."""
+    return re.sub(r'(id="plotly">)[^<]*', r"\1", page)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
 def test_no_string_of_a_result_file_becomes_markup(text: str) -> None:
-    clean, hostile = PageReader(render(RESULTS)), PageReader(render(hostile_results(text)))
+    clean = PageReader(render(RESULTS, {"nemo": "x"}))
+    hostile = PageReader(render(hostile_full_results(text), {text: f"\n{text}\n"}))
     assert hostile.names() == clean.names()
     assert hostile.attributes() == clean.attributes()
     assert text in "".join(hostile.text)
 
 
+@pytest.mark.parametrize("text", [*HOSTILE, '<a href="https://example.com">x</a>', "\u2028&lt;b&gt;\u2029"])
+def test_no_string_of_a_result_file_gets_out_of_the_data_of_the_charts_or_is_markup_in_them(text: str) -> None:
+    data = PageReader(render(hostile_full_results(text))).scripts["figures"]
+    assert not set("<>&\u2028\u2029") & set(data)
+    for shown in strings_of(json.loads(data)):
+        assert not re.findall(r"<(?!/?b>|br>)", shown)
+
+
+def strings_of(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in strings_of(item)]
+
+
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    page = PageReader(render(RESULTS))
-    assert not page.names() & {"script", "link", "img", "iframe", "object"}
-    assert not page.attributes() & {"src", "href"}
-    assert "url(" not in render(RESULTS) and "@import" not in render(RESULTS)
+    page = PageReader(whole_page())
+    assert not page.names() & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not page.attributes() & {"src", "href", "style"}
+    assert "url(" not in own_part(whole_page()) and "@import" not in own_part(whole_page())
+
+
+def test_the_policy_allows_the_two_scripts_of_the_page_by_their_hashes_and_nothing_else() -> None:
+    page = PageReader(whole_page())
+    hashes = [
+        base64.b64encode(hashlib.sha256(script).digest()).decode()
+        for script in (plotly_of(page), page.scripts["page"].encode())
+    ]
+    assert page.policy() == (
+        f"default-src 'none'; script-src 'sha256-{hashes[0]}' 'sha256-{hashes[1]}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_no_element_handles_events_in_its_attributes() -> None:
+    assert not [name for name in PageReader(whole_page()).attributes() if name.startswith("on")]
+
+
+def test_the_page_of_ten_million_examples_is_as_large_as_that_of_a_thousand_and_under_6_mb() -> None:
+    small, large = (render(full_results(count), CONFIGS) for count in (1_000, 10_000_000))
+    assert len(large.encode()) < 6_000_000
+    assert abs(len(large) - len(small)) < 20_000
+
+
+def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
+    results = full_results()
+    assert results.sweep is not None and results.probe is not None
+    trials = [msgspec.structs.replace(trial, error="x" * 1000) for trial in results.probe.trials] * 5_000
+    rows = [row for number in range(100) for row in results.sweep.rows]
+    long = RunResults(
+        name="long",
+        probe=msgspec.structs.replace(results.probe, trials=trials),
+        sweep=msgspec.structs.replace(results.sweep, rows=rows),
+    )
+    page = render(long, CONFIGS)
+    assert len(page.encode()) < 6_000_000
+    assert f"1000 of {len(trials)} shown; all are in probe.json." in page
+
+
+def test_the_same_run_gives_the_same_bytes() -> None:
+    assert render(RESULTS, CONFIGS) == render(RESULTS, CONFIGS)
 
 
 def test_the_summary_leads_the_page() -> None:
-    assert render(RESULTS).index("Set 13 buckets (optimal)") < render(RESULTS).index("<table")
+    assert whole_page().index("Set 13 buckets (optimal)") < whole_page().index("<table")
 
 
-def test_the_recommended_row_is_marked() -> None:
-    rows = [attributes for tag, attributes in PageReader(render(RESULTS)).elements if tag == "tr"]
+def test_the_recommended_row_is_marked_in_the_table_of_rows_and_in_the_curve() -> None:
+    rows = [
+        attributes
+        for tag, attributes in PageReader(render(RunResults(name="", probe=None, sweep=made_sweep()))).elements
+        if tag == "tr"
+    ]
     assert sum(attributes.get("class") == "marked" for attributes in rows) == 1
 
 
 def test_each_chart_is_named_and_described_for_those_who_cannot_see_it() -> None:
-    elements = PageReader(render(RESULTS)).elements
-    names = [attributes["aria-labelledby"] for tag, attributes in elements if tag == "svg"]
-    assert names == ["sweep-title sweep-description", "frontier-title frontier-description"]
-    ids = {attributes.get("id") for _, attributes in elements}
-    assert {name for pair in names for name in str(pair).split()} <= ids
+    elements = PageReader(whole_page()).elements
+    names = [str(attributes["aria-labelledby"]) for _, attributes in elements if attributes.get("role") == "img"]
+    assert names == [
+        f"{name}-title {name}-description" for name in ("sweep", "histogram", "padding", "randomness", "frontier")
+    ]
+    ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {name for pair in names for name in pair.split()} <= set(ids)
+
+
+def test_every_config_is_there_unchanged() -> None:
+    page = whole_page()
+    for name, text in CONFIGS.items():
+        assert f">{name}</button>" in page
+        # A parser drops the first line end inside <pre>.
+        escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        assert f'<pre tabindex="0">\n{escaped.replace(chr(34), "&#34;").replace(chr(39), "&#39;")}</pre>' in page
+
+
+def test_the_gates_verdicts_come_before_all_else() -> None:
+    verdicts = tuple(
+        Verdict(rule=f"batches > {limit}", outcome=outcome, value=634, limit=limit, message=f"634 against {limit}")
+        for limit, outcome in ((700, "holds"), (600, "fails"))
+    )
+    page = render(dataclasses.replace(RESULTS, verdicts=verdicts))
+    rows = [str(attributes.get("class")) for tag, attributes in PageReader(page).elements if tag == "tr"]
+    assert sorted(rows[1:3]) == ["fails", "holds"]
+    assert page.index("634 against 600") < page.index('class="lead"')
+
+
+def test_without_configs_there_is_no_section_for_them() -> None:
+    assert "The config to copy" not in render(RESULTS)
+
+
+def test_every_trial_and_the_environment_are_there_but_folded() -> None:
+    page = PageReader(whole_page())
+    folded = [attributes for tag, attributes in page.elements if tag == "details" and "id" in attributes]
+    assert [attributes["id"] for attributes in folded] == ["trial-log", "environment"]
+    assert not any("open" in attributes for attributes in folded)
+    text = "".join(page.text)
+    assert "tolerance" in text and "fingerprint" in text
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        RunResults(name="run", probe=made_probe(), sweep=None),
+        RunResults(name="run", probe=None, sweep=made_sweep(timed=False)),
+        RunResults(name="run", probe=None, sweep=without_recommendation(made_sweep())),
+        RunResults(
+            name="run",
+            probe=None,
+            sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None),
+        ),
+    ],
+    ids=["probe", "sweep-untimed", "nothing-recommended", "no-rows"],
+)
+def test_a_run_of_which_a_part_is_missing_has_a_page_too(results: RunResults) -> None:
+    page = PageReader(render(results))
+    assert ("plotly" in page.scripts) == ("figures" in page.scripts)
 
 
 def test_the_page_is_dark_where_the_reader_prefers_it() -> None:
-    assert "prefers-color-scheme: dark" in render(RESULTS)
+    assert "prefers-color-scheme: dark" in whole_page()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report_records import hostile_results, made_probe, made_sweep
 
-from batchtune.reports import RunResults
-from batchtune.reports.markdown import escape, render
+from batchtune.reports import RunResults, markdown
+from batchtune.reports.gate import Verdict
+from batchtune.reports.gate.verdict import Answer
+from batchtune.reports.markdown import MAX_BYTES, escape, render
 from batchtune.reports.page import clean
 
 RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep())
@@ -80,3 +86,60 @@ def test_no_raw_html_comes_out_of_any_string() -> None:
     kinds = {token.type for token in tokens}
     kinds |= {child.type for token in tokens for child in token.children or []}
     assert not kinds & {"html_block", "html_inline"}
+
+
+def judged(count: int = 3) -> tuple[Verdict, ...]:
+    outcomes: tuple[Answer, ...] = ("holds", "fails", "error")
+    return tuple(
+        Verdict(
+            rule=f"batches > {number}", outcome=outcomes[number % 3], value=634, limit=1.0, message="batches is | 634"
+        )
+        for number in range(count)
+    )
+
+
+def test_verdicts_come_first_as_a_table_with_signs() -> None:
+    lines = render(replace(RESULTS, verdicts=judged())).splitlines()
+    assert lines[2:9] == [
+        "## Rules",
+        "",
+        "| verdict | fails if | found |",
+        "| :-- | :-- | :-- |",
+        "| ⚠️ error | batches &gt; 2 | batches is \\| 634 |",
+        "| ❌ fails | batches &gt; 1 | batches is \\| 634 |",
+        "| ✅ holds | batches &gt; 0 | batches is \\| 634 |",
+    ]
+    assert lines[10] == "- Of 3 rules, 1 fails and 1 can't be told."
+
+
+def huge_results(text: str, rows: int) -> RunResults:
+    results = hostile_results(text)
+    assert results.sweep is not None and results.verification is not None
+    row = results.sweep.rows[0]
+    table = msgspec.structs.replace(
+        row, boundaries=[float(n) for n in range(1, rows + 1)], batch_sizes=[1] * rows, num_buckets=rows
+    )
+    sweep = msgspec.structs.replace(
+        results.sweep, rows=[table] * rows, recommended=rows - 1, warnings=[text] * rows, trade_off=[], knee=None
+    )
+    return replace(results, sweep=sweep, verdicts=judged(rows))
+
+
+@pytest.mark.parametrize("text", ["batches", "&" * 400, "漢" * 400, "🦊|<b>" * 80])
+@pytest.mark.parametrize("rows", [1, 40, 1500])
+def test_no_report_is_larger_than_github_takes_in_a_comment(text: str, rows: int) -> None:
+    assert len(render(huge_results(text, rows)).encode()) <= MAX_BYTES
+
+
+def test_what_is_left_out_of_a_long_report_is_told() -> None:
+    text = render(huge_results("batches", 1500))
+    assert "of 1,500 rows shown" in text
+    assert "| ⚠️ error | batches &gt; 2 |" in text
+
+
+def test_a_report_that_is_cut_keeps_its_verdicts_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markdown, "MAX_BYTES", 3000)
+    text = render(huge_results("batches", 40))
+    assert len(text.encode()) <= 3000
+    assert "## Rules" in text
+    assert "left out, as this would be too long" in text.splitlines()[-1]

@@ -1,78 +1,44 @@
-"""The geometry of the charts."""
+"""What the charts of the HTML report show."""
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
+from html_records import full_results, with_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_records import made_probe, made_sweep
+from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
 
-from batchtune.reports.chart import (
-    BOTTOM,
-    LEFT,
-    RIGHT,
-    TOP,
-    Chart,
-    Line,
-    even_ticks,
-    frontier_chart,
-    log_ticks,
-    place_labels,
-    sweep_chart,
-)
+from batchtune.cost.models import predict
+from batchtune.reports.html import figures
+from batchtune.reports.html.data_figures import histogram_figure, padding_figure
+from batchtune.reports.html.figure import Figure, hover, label, length_unit, log_space, thinned, time_unit
+from batchtune.reports.html.probe_figures import frontier_figure, limit_curve
+from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
+from batchtune.results import Probe, Sweep
+
+FULL = full_results()
 
 
-def line_at(y: float) -> Line:
-    return Line(label="", role="series", path="", end_x=0, end_y=y, label_y=y)
+def sweep_of_everything() -> Sweep:
+    assert FULL.sweep is not None
+    return FULL.sweep
 
 
-def chart_of_sweep(timed: bool = True) -> Chart:
-    chart = sweep_chart(made_sweep(timed=timed))
-    assert chart is not None
-    return chart
+def traces(figure: Figure | None, view: int = 0) -> dict[str, dict[str, Any]]:
+    assert figure is not None
+    return {trace["name"]: trace for trace in figure.views[view].data}
 
 
-@given(st.floats(0, 1e9), st.floats(0, 1e9))
-@settings(deadline=None)
-def test_even_ticks_cover_the_range_with_few_values(one: float, other: float) -> None:
-    low, high = sorted((one, other))
-    if 0 < high - low < 1e-6 * high:
-        return
-    ticks = even_ticks(low, high)
-    step = ticks[1] - ticks[0]
-    assert ticks[0] <= low + 1e-6 * step and ticks[-1] >= high - 1e-6 * step
-    assert 2 <= len(ticks) <= 8
-
-
-@given(st.floats(1e-6, 1e9), st.floats(1, 1e6))
-@settings(deadline=None)
-def test_log_ticks_cover_the_range_with_few_values(low: float, ratio: float) -> None:
-    ticks = log_ticks(low, low * ratio)
-    assert ticks == sorted(ticks) and 1 <= len(ticks) <= 10
-    if len(ticks) > 1 and not all(math.log10(tick).is_integer() for tick in ticks):
-        assert ticks[0] <= low and ticks[-1] >= low * ratio
-
-
-@given(st.lists(st.floats(TOP, BOTTOM), max_size=15))
-@settings(deadline=None)
-def test_labels_keep_their_order_and_never_overlap(ends: list[float]) -> None:
-    placed = place_labels([line_at(y) for y in ends])
-    labels = [line.label_y for line in sorted(placed, key=lambda line: (line.end_y, line.label_y))]
-    assert all(after - before >= 16.9 for before, after in pairwise(labels))
-    assert all(label <= BOTTOM for label in labels)
-
-
-def test_every_mark_lies_inside_the_plot() -> None:
-    marks = [mark for line in chart_of_sweep().lines for mark in line.marks]
-    assert all(LEFT <= mark.x <= RIGHT and TOP <= mark.y <= BOTTOM for mark in marks)
+def test_a_whole_run_has_all_charts() -> None:
+    assert [figure.name for figure in figures(FULL)] == ["sweep", "histogram", "padding", "randomness", "frontier"]
 
 
 def test_there_is_one_line_for_each_strategy_and_sizing_and_each_thing_to_compare_with() -> None:
-    assert sorted(line.label for line in chart_of_sweep().lines) == [
+    assert sorted(traces(buckets_figure(made_sweep()))) == [
         "exponential",
         "fixed-random",
         "fixed-sorted",
@@ -81,45 +47,155 @@ def test_there_is_one_line_for_each_strategy_and_sizing_and_each_thing_to_compar
         "optimal",
         "optimal (frontier)",
         "quantile",
+        "recommended",
         "speechbrain",
     ]
 
 
+def test_the_users_settings_are_among_what_is_compared() -> None:
+    for figure in (buckets_figure(whole_sweep()), randomness_figure(whole_sweep())):
+        assert "current" in traces(figure)
+
+
+def test_every_row_is_a_point_at_its_bucket_count_and_its_batches() -> None:
+    sweep = made_sweep()
+    drawn = traces(buckets_figure(sweep), view=1)["optimal"]
+    rows = [row for row in sweep.rows if (row.strategy, row.sizing) == ("optimal", "length")]
+    assert list(zip(drawn["x"], drawn["y"], strict=True)) == [(row.num_buckets, row.batches) for row in rows]
+
+
 def test_the_recommended_mark_is_drawn_last_so_that_nothing_covers_it() -> None:
-    marks = [mark.recommended for mark in chart_of_sweep().lines[-1].marks]
-    assert marks.count(True) == 1
+    for figure in (buckets_figure(made_sweep()), randomness_figure(made_sweep())):
+        assert list(traces(figure))[-1] == "recommended"
+
+
+def test_a_sweep_with_times_shows_time_first_and_batches_on_demand() -> None:
+    figure = buckets_figure(made_sweep())
+    assert figure is not None and [view.label for view in figure.views] == ["time", "batches"]
+    assert figure.views[0].layout["yaxis"]["title"]["text"] == "estimated time of one epoch (min)"
 
 
 def test_without_times_the_chart_shows_batches() -> None:
-    assert chart_of_sweep(timed=False).y_title == "batches of one epoch"
-
-
-def test_a_time_axis_names_its_unit() -> None:
-    assert chart_of_sweep().y_title == "estimated time of one epoch (min)"
+    figure = buckets_figure(made_sweep(timed=False))
+    assert figure is not None and [view.label for view in figure.views] == ["batches"]
 
 
 def test_a_sweep_of_one_bucket_count_is_drawn_too() -> None:
     sweep = made_sweep()
-    chart = sweep_chart(msgspec.structs.replace(sweep, rows=sweep.rows[:1], recommended=0))
-    assert chart is not None and [tick.label for tick in chart.x_ticks] == ["10"]
+    one = msgspec.structs.replace(sweep, rows=sweep.rows[:1], recommended=0)
+    assert traces(buckets_figure(one))["speechbrain"]["x"] == [10]
 
 
-def test_a_sweep_without_rows_has_no_chart() -> None:
-    assert sweep_chart(msgspec.structs.replace(made_sweep(), rows=[], recommended=None)) is None
+def test_a_sweep_without_rows_has_no_charts_of_rows() -> None:
+    empty = msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
+    assert buckets_figure(empty) is None and randomness_figure(empty) is None
+
+
+def test_the_curve_of_speed_against_randomness_runs_through_the_rows_on_it_and_its_knee_is_ringed() -> None:
+    sweep = sweep_of_everything()
+    drawn = traces(randomness_figure(sweep))
+    on_curve = sorted(sweep.rows[index].effective_buckets for index in sweep.trade_off)
+    assert drawn["no table beats these"]["x"] == pytest.approx(on_curve)
+    assert sweep.knee is not None
+    assert drawn["knee"]["x"] == pytest.approx([sweep.rows[sweep.knee].effective_buckets])
+
+
+def test_the_curve_is_not_drawn_over_a_cost_that_it_was_not_found_by() -> None:
+    assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=1)
+
+
+@pytest.mark.parametrize("logarithmic", [True, False])
+def test_the_histogram_has_a_bar_for_each_bin_on_an_axis_that_suits_them(logarithmic: bool) -> None:
+    sweep = with_data(made_sweep(), logarithmic=logarithmic)
+    figure = histogram_figure(sweep)
+    bars = traces(figure)["examples"]
+    assert bars["y"] == [b.count for b in sweep.histogram]
+    assert all(b.from_ < x < b.to for x, b in zip(bars["x"], sweep.histogram, strict=True))
+    assert figure is not None
+    assert figure.views[0].layout["xaxis"]["type"] == ("log" if logarithmic else "linear")
+
+
+def test_every_recommended_boundary_is_a_line_in_the_histogram() -> None:
+    sweep = with_data(made_sweep())
+    row = sweep.recommended_row
+    assert row is not None
+    drawn = {x for x in traces(histogram_figure(sweep))["bucket boundaries"]["x"] if x is not None}
+    assert sorted(drawn) == pytest.approx(row.boundaries)
+
+
+def test_without_a_recommendation_the_histogram_has_no_boundaries() -> None:
+    assert list(traces(histogram_figure(without_recommendation(with_data(made_sweep()))))) == ["examples"]
+
+
+def test_older_files_have_no_histogram_and_no_padding_by_bucket() -> None:
+    assert histogram_figure(made_sweep()) is None and padding_figure(made_sweep()) is None
+
+
+def test_the_padding_of_each_bucket_stands_on_its_true_length() -> None:
+    sweep = with_data(made_sweep())
+    drawn = traces(padding_figure(sweep))
+    true, padding = drawn["true length"]["y"], drawn["padding"]["y"]
+    sums = [3600 * (a + b) for a, b in zip(true, padding, strict=True)]
+    assert sums == pytest.approx([bucket.padded_length for bucket in sweep.buckets], rel=1e-4)
+
+
+def test_every_trial_is_a_point_by_its_outcome() -> None:
+    probe = made_probe()
+    drawn = traces(frontier_figure(probe))
+    assert len(drawn["passed"]["x"]) == sum(trial.outcome == "ok" for trial in probe.trials)
+    assert len(drawn["out of memory"]["x"]) == sum(trial.outcome == "oom" for trial in probe.trials)
 
 
 def test_the_frontier_falls_from_left_to_right() -> None:
-    chart = frontier_chart(made_probe())
-    assert chart is not None
-    marks = next(line for line in chart.lines if line.role == "series").marks
-    assert [mark.x for mark in marks] == sorted(mark.x for mark in marks)
-    assert [mark.y for mark in marks] == sorted(mark.y for mark in marks)
+    drawn = traces(frontier_figure(made_probe()))["largest that fits"]
+    assert drawn["x"] == sorted(drawn["x"])
+    assert drawn["y"] == sorted(drawn["y"], reverse=True)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_frontier_of_fewer_than_two_lengths_has_no_chart(count: int) -> None:
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_on_the_limit_curve_the_memory_model_meets_the_limit(has_targets: bool) -> None:
+    probe = probe_with_targets() if has_targets else made_probe()
+    model = probe.models.peak_bytes
+    assert model is not None
+    curve = limit_curve(probe, probe.frontier)
+    targets = [point.target_length or 0.0 for point in probe.frontier] if has_targets else [0.0] * len(curve)
+    peaks = [float(predict(model, size, length, target)) for (length, size), target in zip(curve, targets, strict=True)]
+    assert peaks == pytest.approx([probe.device.limit_bytes] * len(curve))
+
+
+def probe_with_targets() -> Probe:
     probe = made_probe()
-    assert frontier_chart(msgspec.structs.replace(probe, frontier=probe.frontier[:count])) is None
+    assert probe.models.peak_bytes is not None
+    model = msgspec.structs.replace(probe.models.peak_bytes, target_linear=1e6, cross=1e4)
+    return msgspec.structs.replace(
+        probe,
+        models=msgspec.structs.replace(probe.models, peak_bytes=model),
+        frontier=[msgspec.structs.replace(p, target_length=10 * p.length) for p in probe.frontier],
+    )
+
+
+@pytest.mark.parametrize("what", ["no model", "no room", "no slope"])
+def test_where_the_memory_model_tells_no_limit_there_is_no_curve(what: str) -> None:
+    probe = made_probe()
+    model = probe.models.peak_bytes
+    assert model is not None
+    other = {
+        "no model": None,
+        "no room": msgspec.structs.replace(model, constant=1e15),
+        "no slope": msgspec.structs.replace(model, linear=0.0, quadratic=0.0),
+    }[what]
+    models = msgspec.structs.replace(probe.models, peak_bytes=other)
+    assert limit_curve(msgspec.structs.replace(probe, models=models), probe.frontier) == []
+
+
+def test_a_frontier_of_one_length_is_a_point() -> None:
+    probe = made_probe()
+    one = msgspec.structs.replace(probe, frontier=probe.frontier[:1])
+    assert len(traces(frontier_figure(one))["largest that fits"]["x"]) == 1
+
+
+def test_a_probe_without_a_frontier_has_no_chart() -> None:
+    assert frontier_figure(msgspec.structs.replace(made_probe(), frontier=[])) is None
 
 
 def test_lengths_and_sizes_that_have_no_logarithm_are_not_drawn() -> None:
@@ -129,5 +205,33 @@ def test_lengths_and_sizes_that_have_no_logarithm_are_not_drawn() -> None:
         msgspec.structs.replace(probe.frontier[1], batch_size=0),
         *probe.frontier[2:],
     ]
-    chart = frontier_chart(msgspec.structs.replace(probe, frontier=damaged, max_batch_length=-1.0))
-    assert chart is not None and [len(line.marks) for line in chart.lines] == [4]
+    figure = frontier_figure(msgspec.structs.replace(probe, frontier=damaged, max_batch_length=-1.0))
+    assert len(traces(figure)["largest that fits"]["x"]) == 4
+
+
+def test_labels_show_tags_and_entities_as_they_are() -> None:
+    assert label("<a href='x'>&lt;</a>\n") == "&lt;a href='x'&gt;&amp;lt;&lt;/a&gt;"
+    assert hover("<b>", "", "x<br>y") == "<b>&lt;b&gt;</b><br>x&lt;br&gt;y"
+
+
+@given(st.integers(0, 3000), st.integers(2, 50), st.sets(st.integers(0, 2999), max_size=5))
+@settings(deadline=None)
+def test_thinning_keeps_both_ends_and_what_is_to_be_kept(count: int, most: int, keep: set[int]) -> None:
+    keep = {index for index in keep if index < count}
+    left = thinned(range(count), keep, most)
+    assert left == sorted(set(left)) and keep <= set(left) and len(left) <= max(most, 0) + len(keep)
+    assert not count or (left[0] == 0 and left[-1] == count - 1)
+
+
+@given(st.floats(1e-6, 1e9), st.floats(1, 1e6), st.integers(2, 50))
+@settings(deadline=None)
+def test_logarithmic_spacing_has_a_constant_ratio(low: float, ratio: float, count: int) -> None:
+    values = log_space(low, low * ratio, count)
+    assert math.isclose(values[0], low) and math.isclose(values[-1], low * ratio, rel_tol=1e-9)
+    assert values == sorted(values) and len(values) == count
+
+
+def test_an_axis_of_times_or_of_summed_seconds_names_a_unit_that_suits_it() -> None:
+    assert [time_unit(seconds)[1] for seconds in (0.5, 3, 300, 20_000)] == ["ms", "s", "min", "h"]
+    assert [length_unit(60, "s")[1], length_unit(9000, "s")[1], length_unit(9000, "tokens")[1]] == ["s", "h", "tokens"]
+    assert length_unit(9000, None) == (1.0, "")

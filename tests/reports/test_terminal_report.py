@@ -22,6 +22,7 @@ from report_records import (
     made_sweep,
     made_trial,
     made_verification,
+    whole_sweep,
     without_recommendation,
 )
 from rich.console import Console
@@ -38,6 +39,9 @@ RUNS = {
     ),
     "does-not-hold": RunResults(
         name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()
+    ),
+    "everything": RunResults(
+        name="librispeech-100", probe=made_probe(), sweep=whole_sweep(), verification=made_verification()
     ),
     "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
     "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
@@ -70,6 +74,23 @@ def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch: pytes
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     assert render(RUNS["both"]) == plain
+
+
+def test_the_summary_comes_first_and_what_matters_less_after_the_tables() -> None:
+    text = render(RUNS["everything"])
+    order = [
+        "batchtune report: ",
+        "Set 13 buckets",
+        "- Verified: ",
+        "Data ",
+        "Bucket tables compared",
+        "\nMore\n",
+        "Warn",
+    ]
+    places = [text.index(mark) for mark in order]
+    assert places == sorted(places)
+    assert text.index("- On 8 ranks") > text.index("\nMore\n")
+    assert "\nMore\n" not in render(RUNS["both"])
 
 
 def test_a_narrow_terminal_cuts_no_number() -> None:

@@ -1,0 +1,172 @@
+"""ESPnet: `batch_type` and `batch_bins`, so that no batch exceeds max_batch_length."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
+
+from batchtune.exports.base import Export, Tuned, choose_row
+from batchtune.exports.snippets import (
+    AUDIO_UNITS,
+    about_batches,
+    about_data,
+    about_row,
+    at_least,
+    checked,
+    commented,
+    counting_remark,
+)
+from batchtune.results import Sweep
+from batchtune.units import format_length
+
+_NAME = "ESPnet"
+_WHY = "ESPnet knows no bucket table, only a limit for a batch"
+# A hint that costs a thousandth of the examples is worth a line only where it saves more than so much.
+_WORTH_TELLING = 1.05
+
+
+def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> int:
+    """The largest `batch_bins` with which no batch can exceed max_batch_length.
+
+    `NumElementsBatchSampler` and `LengthBatchSampler` (espnet2/samplers/, ESPnet 202511) sort by length, ascending, and
+    end a batch with the example that makes its padded length *exceed* `batch_bins`: n examples up to length L with
+    (n - 1)·K ≤ batch_bins, K the length before L. So n·L ≤ max_batch_length holds where batch_bins < K·floor(
+    max_batch_length / L) for all lengths K, L that follow each other. These are not in the sweep, but each lies between
+    two quantiles that do occur and in neighbouring bins of the histogram that are not empty, which bounds both. Other
+    features that are counted too, such as the text, only make batches smaller.
+
+    Args:
+        sweep: With quantiles, these bound it. Without (older files), lengths are taken to be dense: an example is at
+            most the longest.
+        scale: What one of the lengths' unit is in ESPnet's.
+        up_to: Only for examples up to this length, for data sets without the longer ones.
+
+    Returns:
+        In ESPnet's unit; at least 1, the least that ESPnet takes.
+    """
+    limit = sweep.max_batch_length
+    if len(sweep.quantiles) < 2:
+        return max(1, math.floor(round((limit - min(sweep.lengths.max, up_to)) * scale, 3)))
+    bounds = [
+        low * max(1, int(limit / high))
+        for low, high, rank in _neighbours(sweep)
+        if high <= up_to and rank * high > limit
+    ]
+    # Without a bound all examples are in one batch that does not exceed it.
+    return max(1, at_least(min([*bounds, limit]), scale) - 1)
+
+
+def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
+    """(K, L, r): bounds of lengths that follow each other: the first is at least K, the second at most L.
+
+    The second is among the r shortest examples.
+    """
+    filled = [(bin.from_, bin.to) for bin in sweep.histogram if bin.count]
+    filled = filled or [(0.0, sweep.lengths.max)]
+    starts, ends = [start for start, _ in filled], [end for _, end in filled]
+    steps = len(sweep.quantiles) - 1
+    for index, (low, high) in enumerate(pairwise(sweep.quantiles)):
+        rank = math.ceil((index + 1) * sweep.lengths.count / steps)
+        if low == high:
+            yield low, high, rank
+            continue
+        places = range(bisect_left(ends, low), bisect_left(starts, high))
+        for place in places:
+            following = ends[min(place + 1, len(ends) - 1)]
+            yield max(low, starts[place]), min(high, following), rank
+        if not places:  # a damaged histogram
+            yield low, high, rank
+
+
+def render(tuned: Tuned) -> str:
+    """The config fragment.
+
+    Raises:
+        ResultError: The sweep recommends nothing, or is damaged.
+    """
+    sweep = checked(tuned.sweep)
+    chosen = choose_row(sweep, _NAME, lambda row: row.sizing == "length", _WHY)
+    unit = sweep.lengths.unit
+    scale = AUDIO_UNITS.get(unit, 1.0)
+    bins = batch_bins(sweep, scale=scale)
+    active, other = ("numel", "length") if unit in AUDIO_UNITS else ("length", "numel")
+    head = [
+        f"{_NAME}: for the training config, or as the flags --batch_type and --batch_bins",
+        about_data(sweep),
+        f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
+        *chosen.remarks,
+        *_what_runs(sweep, bins, scale),
+        *_limits(sweep, bins, scale),
+        counting_remark(unit, "batch_bins"),
+        "ESPnet deals each batch to the GPUs: multiply batch_bins by their number; the last batches may then hold one "
+        "example more",
+    ]
+    return "".join(
+        [
+            commented(head),
+            f"batch_type: {active}\nbatch_bins: {bins}\n",
+            "\n",
+            commented(_alternative(active, other)),
+            f"# batch_type: {other}\n# batch_bins: {bins}\n",
+            "#\n",
+            commented(_FOLDED),
+            f"# batch_type: folded\n# batch_size: {max(1, int(sweep.max_batch_length / sweep.lengths.max))}\n",
+            f"# fold_length: [{at_least(sweep.lengths.max, scale)}, 1000000]\n",
+        ]
+    )
+
+
+_FOLDED = (
+    "Or a fixed batch size of similar lengths, the largest for which the longest examples fit; one fold_length for "
+    "each shape file, in their order",
+)
+
+
+def _what_runs(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
+    about = about_batches(sweep, lambda length: bins // (length * scale) + 1)
+    yield (
+        "ESPnet does not run it: it sorts the examples by length and cuts the list into batches"
+        + (f", about {about} an epoch" if about else "")
+    )
+    yield "The same examples are together in every epoch; only the order of the batches is shuffled"
+
+
+def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
+    """Why batch_bins is below max_batch_length, and how it could be larger."""
+    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    yield (
+        f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}, it is "
+        f"{bins / (sweep.max_batch_length * scale):.1%} of that"
+    )
+    if sweep.lengths.max > sweep.max_batch_length:
+        longest = format_length(sweep.lengths.max, sweep.lengths.unit)
+        yield f"The longest example, {longest}, exceeds it by itself: leave out what does"
+    if len(sweep.quantiles) < 2:
+        yield "The sweep, of an older batchtune, does not hold what is needed to prove that: sweep again"
+        return
+    cut = sweep.quantiles[-2]
+    larger = batch_bins(sweep, scale=scale, up_to=cut)
+    if larger > _WORTH_TELLING * bins:
+        about = about_batches(sweep, lambda length: larger // (length * scale) + 1)
+        yield (
+            f"Without the few examples longer than {format_length(cut, sweep.lengths.unit)}, batch_bins: {larger} "
+            f"would be as safe, with about {about} batches"
+        )
+
+
+def _alternative(active: str, other: str) -> Iterator[str]:
+    if active == "numel":
+        yield (
+            "numel counts length × dimension of every shape file: also tokens × vocabulary of the text, which makes "
+            f"batches smaller. {other} counts lengths alone, of audio and text"
+        )
+    else:
+        yield (
+            "length counts lengths alone, of every shape file. numel counts length × dimension: multiply batch_bins by "
+            "the features' (80 for 80 mel bands)"
+        )
+
+
+EXPORT = Export(name="espnet", title="ESPnet", file="batchtune_espnet.yaml", render=render)

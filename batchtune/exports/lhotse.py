@@ -1,0 +1,163 @@
+"""The recommendation for Lhotse's DynamicBucketingSampler: a Python snippet that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from batchtune.errors import ResultError
+from batchtune.exports.base import Chosen, Export, Tuned, choose_row
+from batchtune.exports.snippets import about_data, about_row, commented, one_line
+from batchtune.exports.speechbrain import broken, checked, flow_list, is_sound
+from batchtune.results import Row, Sweep
+from batchtune.units import format_number
+
+# Lhotse's own default.
+_BUFFER = 20_000
+
+# Unit → what a cut calls it, where Lhotse is not to measure seconds.
+_MEASURES = {"samples": "num_samples", "frames": "num_frames"}
+
+_IMPORTS = """\
+import sys
+
+from lhotse import CutSet
+from lhotse.dataset.sampling import DynamicBucketingSampler
+from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
+
+"""
+_MEASURE = '''
+
+class BatchSizes(FixedBucketBatchSizeConstraint):
+    """Measures cuts in @UNIT@, as the boundaries are."""
+
+    def measure_length(self, example):
+        return example.@MEASURE@
+'''
+_CODE = '''
+
+def make_sampler(cuts, **options):
+    """Batches of the recommended sizes; options such as `rank` and `world_size` are the sampler's own."""
+    constraint = @CLASS@(max_seq_len_buckets=BOUNDARIES, batch_sizes=BATCH_SIZES)
+    chosen = {"shuffle": True, "drop_last": False, "seed": @SEED@, "buffer_size": BUFFER_SIZE, **options}
+    return DynamicBucketingSampler(cuts, constraint=constraint, duration_bins=BOUNDARIES, **chosen)
+
+
+if __name__ == "__main__":  # python THIS_FILE cuts.jsonl.gz: counts the batches of an epoch
+    print(sum(1 for _ in make_sampler(CutSet.from_jsonl_lazy(sys.argv[1]))))
+'''
+
+
+def any_row(sweep: Sweep, framework: str) -> Chosen:
+    """The recommended row, for a framework with a batch size for each bucket.
+
+    Raises:
+        ResultError: Nothing is recommended, or the row is damaged or does not cover the longest example.
+    """
+    chosen = choose_row(checked(sweep), framework, is_sound, "it is damaged")
+    if chosen.row.boundaries[-1] < sweep.lengths.max:
+        raise ResultError(
+            f"The sweep's recommended row ends at {format_number(chosen.row.boundaries[-1])}, before the longest "
+            f"example of {format_number(sweep.lengths.max)}",
+            "Make it anew with `batchtune sweep-buckets`.",
+        )
+    return chosen
+
+
+def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> list[float]:
+    """Lengths in seconds; without a unit they are taken to be.
+
+    Raises:
+        ResultError: The unit is neither seconds nor milliseconds.
+    """
+    if unit in ("s", None):
+        return list(values)
+    if unit == "ms":
+        return [value / 1000 for value in values]
+    what = "at a rate that the sweep does not know" if unit in _MEASURES else "which are no time"
+    remedy = (
+        "Sweep again with lengths in seconds: --length-scale 1/16000 --unit s for samples at 16 kHz, 0.01 for frames "
+        "of 10 ms."
+        if unit in _MEASURES
+        else "Sweep again with lengths in seconds (--length-key, --unit s)."
+    )
+    raise ResultError(f"{framework} counts seconds, but the lengths count {one_line(unit)[:40]}, {what}", remedy)
+
+
+def least_buffer(batch_sizes: Sequence[int]) -> int:
+    """The fewest examples that Lhotse must hold for its batches to be full until the data end.
+
+    It takes a batch that is not full when no bucket holds a full one. With Σ (B_b - 1) + 1 examples held, one does. It
+    reads on after each batch, so it holds as many until the data end; then each bucket has at most one batch that is
+    not full, and the epoch has Σ ceil(n_b / B_b) batches.
+
+    Source: `lhotse.dataset.sampling.dynamic_bucketing.DynamicBucketer`, Lhotse 1.33.
+    """
+    return sum(size - 1 for size in batch_sizes) + 1
+
+
+def seed_of(sweep: Sweep) -> int:
+    """The sweep's seed; 0 where it has none that is a whole number."""
+    seed = sweep.settings.get("seed")
+    return seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
+
+
+def padded_remark(sweep: Sweep, framework: str) -> Iterable[str]:
+    """That the framework pads to the longest example, where the sweep counted multiples."""
+    if sweep.settings.get("multiple_of") is not None:
+        yield (
+            f"Batches were counted as padded to multiples of multiple_of; {framework} pads to the longest example "
+            "unless the collate function does more"
+        )
+
+
+def render(tuned: Tuned) -> str:
+    """Python code that makes a `DynamicBucketingSampler` with a fixed batch size for each bucket.
+
+    The bins that cuts are sorted into and those that decide batch sizes are the same list, or else a batch would mix
+    buckets, which `FixedBucketBatchSizeConstraint` refuses. Both compare inclusively (`bisect_left`), as we do.
+
+    Source: `lhotse.dataset.sampling.dynamic_bucketing`, Lhotse 1.33.
+
+    Raises:
+        ResultError: Nothing is recommended, or Lhotse can't measure cuts in the unit of the lengths.
+    """
+    sweep = tuned.sweep
+    unit = sweep.lengths.unit
+    chosen = any_row(sweep, "Lhotse")
+    measure = _MEASURES.get(unit or "")
+    boundaries = chosen.row.boundaries if measure else in_seconds(chosen.row.boundaries, unit, "Lhotse")
+    sizes = chosen.row.batch_sizes
+    code = _CODE if measure is None else _MEASURE.replace("@UNIT@", str(unit)).replace("@MEASURE@", measure) + _CODE
+    code = code.replace("@CLASS@", "BatchSizes" if measure else "FixedBucketBatchSizeConstraint")
+    return "".join(
+        [
+            commented(_remarks(sweep, chosen.row)),
+            _IMPORTS,
+            broken(f"BOUNDARIES = {flow_list(boundaries)}"),
+            broken(f"BATCH_SIZES = {flow_list(sizes)}"),
+            f"BUFFER_SIZE = {max(_BUFFER, least_buffer(sizes))}\n",
+            code.replace("@SEED@", str(seed_of(sweep))),
+        ]
+    )
+
+
+def _remarks(sweep: Sweep, row: Row) -> Iterable[str]:
+    yield f"Lhotse's DynamicBucketingSampler: {about_row(row, sweep)}"
+    yield about_data(sweep)
+    if sweep.lengths.unit == "ms":
+        yield "Boundaries are in seconds, as Lhotse counts them; the lengths counted milliseconds"
+    if sweep.lengths.unit is None:
+        yield "The unit of the lengths is not known: they are taken to be seconds, as Lhotse counts them"
+    yield (
+        f"With a buffer of at least {least_buffer(row.batch_sizes):,} cuts, every batch but the last of its bucket is "
+        "full. A larger one shuffles better"
+    )
+    yield (
+        "A cut longer than the last boundary stops Lhotse with an error: filter such cuts out before, with cuts.filter"
+    )
+    yield from padded_remark(sweep, "Lhotse")
+    if sweep.two_dimensional:
+        yield "The tables over length and target length in the sweep can't be expressed; NeMo's sampler can"
+
+
+EXPORT = Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render)

@@ -1,0 +1,652 @@
+"""A recommendation written into a user's own SpeechBrain YAML: the numbers change, all else stays byte for byte.
+
+The file is parsed for the places of its pieces, by the YAML parser's own events: nothing is constructed, and nothing is
+written anew but the pieces that change. What comes out is parsed again and compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from batchtune.errors import ResultError
+from batchtune.exports.base import Chosen, Tuned
+from batchtune.exports.snippets import commented, one_line
+from batchtune.exports.speechbrain import (
+    derived_sizes,
+    flow_list,
+    length_function,
+    needed_cap,
+    number,
+    plain_row,
+    table_row,
+)
+from batchtune.results import Row, Sweep
+
+_LARGEST = 2 << 20
+# The scanner takes time with the square of a line's length.
+_LONGEST_LINE = 100_000
+_DEEPEST = 64
+_MOST_LISTED = 8
+_STANDARD_TAG = "tag:yaml.org,2002:"
+
+_LIMITS = ("max_batch_length", "max_batch_len")
+_BUCKETS = ("num_buckets", "bucket_boundaries")
+# Settings of old recipes, which their train.py picks one by one: it can't be given new ones.
+_BY_NAME = ("max_batch_len", "shuffle_ex", "max_batch_len_val")
+_GONE = ("left_bucket_length", "left_bucket_len", "bucket_length_multiplier", "multiplier", "num_quantiles")
+_KNOWN = (*_LIMITS, *_BUCKETS, "max_batch_ex", "feats_hop_size", "shuffle_ex", "max_batch_len_val", *_GONE)
+_NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE)
+_REFERENCE = re.compile(r"<([^<>]*)>")
+_EXPORT = "`batchtune export --to speechbrain` writes a block to paste in by hand."
+
+_Path = tuple[str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A piece of the file.
+
+    Attributes:
+        text: A scalar's text, or an alias's name.
+        tag: As written; None for YAML's own.
+        start, end: Its place in the file, tag and anchor included; a block's end is that of its last piece.
+        line: From 1.
+        column: From 0.
+        style: Of a scalar: None, quotes, `|` or `>`. Of a collection: `flow` or None.
+    """
+
+    kind: Literal["scalar", "alias", "list", "mapping"]
+    text: str
+    tag: str | None
+    anchor: str | None
+    start: int
+    end: int
+    line: int
+    column: int
+    style: str | None
+    pairs: list[tuple[_Node, _Node]] = field(default_factory=list)
+    named: dict[str, tuple[_Node, _Node]] = field(default_factory=dict)
+    items: list[_Node] = field(default_factory=list)
+    target: _Node | None = None
+
+    def pair(self, key: str) -> tuple[_Node, _Node] | None:
+        """The key and its value, as nodes; None where this is no mapping or has no such key of its own."""
+        return self.named.get(key)
+
+    def children(self) -> Iterator[tuple[str, _Node]]:
+        """What is in it, by key or by index."""
+        for key, value in self.pairs:
+            yield key.text, value
+        for index, item in enumerate(self.items):
+            yield str(index), item
+
+
+def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> str:
+    """A recipe's YAML with the recommended numbers in the settings of its DynamicBatchSampler.
+
+    - The table goes to `max_batch_length` and `bucket_boundaries`, which takes the place of `num_buckets`. Where the
+      block has the names of old recipes (`max_batch_len`, `shuffle_ex`), whose train.py knows no `bucket_boundaries`,
+      `num_buckets` is set, with the best row that it can express, and a comment says so.
+    - `max_batch_ex` is changed, or added, only where batch sizes would else not be the recommended ones.
+    - A value `!ref <key>` is changed at that key where nothing else in the file refers to it; else the reference is
+      replaced by the number. An alias is replaced by the number.
+    - A comment is added where the lengths are not seconds, which the length functions of recipes return.
+
+    Args:
+        text: The file, line ends as they are.
+        tuned: The run.
+        key_path: Where the settings are, keys with dots between; None to look for them. Of several blocks the one
+            with `train` in its name is taken, then one that is not named for validation or test.
+        name: What to call the file in messages.
+
+    Returns:
+        The new text; the same where it holds these numbers already.
+
+    Raises:
+        ResultError: The file is no YAML, has no such block or several, shares it with something else, or has the
+            values in a form that can't be changed; or no row can be expressed.
+    """
+    tree = _Tree(text, one_line(name))
+    path, block = _found(tree, key_path)
+    patch = _Patch(tree, path, block, tuned.sweep)
+    patch.plan()
+    result = patch.applied()
+    _check(tree, _reparsed(result, tree), patch)
+    return result
+
+
+class _Tree:
+    """A parsed file.
+
+    Args:
+        text: The file.
+        name: What to call it.
+
+    Raises:
+        ResultError: It is no YAML of one mapping, or a key is repeated.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text = text
+        self.name = name
+        self.aliases: list[tuple[_Path, _Node]] = []
+        self.references: list[tuple[_Path, _Node, list[_Path]]] = []
+        self.leaves: dict[_Path, tuple[str | None, ...]] = {}
+        self.mappings: list[tuple[_Path, _Node]] = []
+        self.root = self._parsed()
+        if self.root.kind != "mapping":
+            raise ResultError(f"{name} holds no settings by name", "Give the YAML file of a SpeechBrain recipe.")
+        self._walk()
+
+    def wrong(self, node: _Node, problem: str, hint: str = _EXPORT) -> ResultError:
+        """The error about a place in the file."""
+        return ResultError(f"{self.name}, line {node.line}: {one_line(problem)}", hint)
+
+    def _parsed(self) -> _Node:
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import YAMLError
+
+        if len(self.text) > _LARGEST:
+            raise ResultError(f"{self.name} is too large for a recipe's YAML", "Give the recipe's hyperparameter file.")
+        for index, line in enumerate(self.text.splitlines(), 1):
+            if len(line) > _LONGEST_LINE:
+                raise ResultError(f"{self.name}, line {index} has {len(line):,} characters", "Break the line.")
+        builder = _Builder(self)
+        try:
+            for event in YAML(typ="safe", pure=True).parse(self.text):
+                builder.take(event)
+        # The scanner raises others than its own on some damaged escapes and directives.
+        except (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            place = one_line(" ".join(str(error).split()))[:300]
+            raise ResultError(
+                f"{self.name} is no YAML that can be read: {place}", "Mend the file where it says."
+            ) from error
+        if builder.root is None:
+            raise ResultError(f"{self.name} is empty", "Give the YAML file of a SpeechBrain recipe.")
+        return builder.root
+
+    def _walk(self) -> None:
+        """Notes all pieces with their paths."""
+        waiting: list[tuple[_Path, _Node]] = [((), self.root)]
+        while waiting:
+            path, node = waiting.pop()
+            self.leaves[path] = (node.kind, node.tag, node.anchor, node.text)
+            if node.kind == "mapping":
+                self.mappings.append((path, node))
+            if node.kind == "alias":
+                self.aliases.append((path, node))
+            if node.kind == "scalar" and node.tag in ("!ref", "!copy"):
+                paths = [_reference_path(match) for match in _REFERENCE.findall(node.text)]
+                self.references.append((path, node, paths))
+            waiting += [((*path, key), child) for key, child in reversed(list(node.children()))]
+
+    def at(self, path: Sequence[str]) -> _Node | None:
+        """The node at a path of keys; None where there is none."""
+        node: _Node | None = self.root
+        for key in path:
+            pair = None if node is None else node.pair(key)
+            node = None if pair is None else pair[1]
+        return node
+
+
+def _reference_path(reference: str) -> _Path:
+    """`key[inner]` → (key, inner), as hyperpyyaml reads it; attributes of objects count as the object."""
+    return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Puts the parser's events together."""
+
+    tree: _Tree
+    root: _Node | None = None
+    open: list[_Node] = field(default_factory=list)
+    keys: list[_Node | None] = field(default_factory=list)
+    anchors: dict[str, _Node] = field(default_factory=dict)
+
+    def take(self, event: Any) -> None:
+        """Takes the next event.
+
+        Raises:
+            ResultError: A second document, a repeated key, an alias without an anchor, or too deep.
+        """
+        from ruamel.yaml import events
+
+        if isinstance(event, events.AliasEvent):
+            node = _node(event, "alias", str(event.anchor))
+            node.target = self.anchors.get(node.text)
+            if node.target is None:
+                raise self.tree.wrong(node, f"*{node.text[:60]} is not defined before", "Mend the file there.")
+            self._place(node)
+        elif isinstance(event, events.ScalarEvent):
+            self._place(_node(event, "scalar", str(event.value)))
+        elif isinstance(event, events.CollectionStartEvent):
+            self._open(_node(event, "mapping" if isinstance(event, events.MappingStartEvent) else "list", ""))
+        elif isinstance(event, events.CollectionEndEvent):
+            self._close(int(event.end_mark.index))
+        elif isinstance(event, events.DocumentStartEvent) and self.root is not None:
+            raise ResultError(f"{self.tree.name} holds more than one document", "Give a file of one.")
+
+    def _open(self, node: _Node) -> None:
+        self._place(node)
+        if len(self.open) >= _DEEPEST:
+            raise self.tree.wrong(node, f"the file nests more than {_DEEPEST} levels deep")
+        self.open.append(node)
+        self.keys.append(None)
+
+    def _close(self, end: int) -> None:
+        node = self.open.pop()
+        self.keys.pop()
+        last = node.items[-1] if node.items else node.pairs[-1][1] if node.pairs else None
+        if node.style == "flow":
+            node.end = end
+        elif last is not None:
+            node.end = max(last.end, node.pairs[-1][0].end if node.pairs else 0)
+
+    def _place(self, node: _Node) -> None:
+        if node.anchor is not None:
+            self.anchors[node.anchor] = node
+        if not self.open:
+            self.root = node
+            return
+        parent = self.open[-1]
+        key = self.keys[-1]
+        if parent.kind == "list":
+            parent.items.append(node)
+        elif key is None:
+            self.keys[-1] = node
+        else:
+            if key.kind == "scalar" and key.text in parent.named:
+                raise self.tree.wrong(key, f"the key {key.text[:60]!r} stands here a second time", "Keep one of them.")
+            parent.pairs.append((key, node))
+            if key.kind == "scalar":
+                parent.named[key.text] = (key, node)
+            self.keys[-1] = None
+
+
+def _node(event: Any, kind: Literal["scalar", "alias", "list", "mapping"], text: str) -> _Node:
+    tag = None if getattr(event, "tag", None) is None else str(event.tag)
+    if kind == "scalar":
+        style = event.style or None
+    else:
+        style = "flow" if getattr(event, "flow_style", False) else None
+    return _Node(
+        kind=kind,
+        text=text,
+        tag=None if tag is None or tag.startswith(_STANDARD_TAG) or tag == "!" else tag,
+        anchor=None if kind == "alias" else event.anchor,
+        start=int(event.start_mark.index),
+        end=int(event.end_mark.index),
+        line=int(event.start_mark.line) + 1,
+        column=int(event.start_mark.column),
+        style=style,
+    )
+
+
+def _found(tree: _Tree, key_path: str | None) -> tuple[_Path, _Node]:
+    """The block with the sampler's settings."""
+    if key_path is not None:
+        path = tuple(key_path.split("."))
+        node = tree.at(path)
+        if node is None or node.kind != "mapping":
+            raise ResultError(
+                f"{tree.name} has no settings at {one_line(key_path)!r}", "Give the path of a mapping, dots between."
+            )
+        if not any(key in _keys(node) for key in (*_LIMITS, *_BUCKETS)):
+            raise tree.wrong(node, f"{key_path} holds no settings of a DynamicBatchSampler (max_batch_length)")
+        return path, node
+    blocks = [(path, node) for path, node in tree.mappings if any(key in _keys(node) for key in _LIMITS)]
+    # References start from settings at the top: the block is what the sampler gets.
+    nested = [(path, node) for path, node in blocks if path]
+    blocks = nested or [(path, node) for path, node in blocks if any(key in _keys(node) for key in _BUCKETS)]
+    blocks = [block for block in blocks if not _is_validation(block[0])] or blocks
+    blocks = [block for block in blocks if "train" in ".".join(block[0])] or blocks
+    if not blocks:
+        raise ResultError(f"{tree.name} has no settings of a DynamicBatchSampler (max_batch_length)", _EXPORT)
+    if len(blocks) > 1:
+        paths = [one_line(".".join(path)) for path, _ in blocks]
+        listed = ", ".join(paths[:_MOST_LISTED]) + (", ..." if len(paths) > _MOST_LISTED else "")
+        raise ResultError(
+            f"{tree.name} has {len(blocks)} blocks of a DynamicBatchSampler's settings: {listed}",
+            f"Say which one by its key path: {paths[0]}.",
+        )
+    return blocks[0]
+
+
+def _is_validation(path: _Path) -> bool:
+    return any(_NOT_TRAINING.fullmatch(word) for key in path for word in re.split(r"[^A-Za-z]+", key))
+
+
+def _keys(block: _Node) -> dict[str, _Node]:
+    """Known key → value, those that `<<` brings in included."""
+    sources = [block]
+    merged = block.pair("<<")
+    if merged is not None:
+        named = [merged[1]] if merged[1].kind != "list" else merged[1].items
+        sources += [source for node in named if (source := node.target if node.kind == "alias" else node) is not None]
+    found: dict[str, _Node] = {}
+    for source in sources:
+        for key in _KNOWN:
+            pair = source.pair(key)
+            if pair is not None:
+                found.setdefault(key, pair[1])
+    return found
+
+
+@dataclass(slots=True)
+class _Patch:
+    """What is to change, gathered and then done."""
+
+    tree: _Tree
+    path: _Path
+    block: _Node
+    sweep: Sweep
+    edits: list[tuple[int, int, str]] = field(default_factory=list)
+    changed: set[_Path] = field(default_factory=set)
+    wanted: dict[str, float | list[float]] = field(default_factory=dict)
+
+    def plan(self) -> None:
+        """Finds the edits.
+
+        Raises:
+            ResultError: A value can't be changed without changing something else.
+        """
+        keys = _keys(self.block)
+        if self.block.tag is not None and self.block.tag.startswith("!include"):
+            raise self.tree.wrong(self.block, "the settings are in another file", "Patch that file.")
+        self._refuse_sharing()
+        plain = any(key in keys for key in _BY_NAME) and "bucket_boundaries" not in keys
+        self._refuse_old(keys)
+        chosen = plain_row(self.sweep) if plain else table_row(self.sweep)
+        limit = next((key for key in _LIMITS if key in keys), _LIMITS[0])
+        self.wanted = {limit: self.sweep.max_batch_length}
+        if plain:
+            self.wanted["num_buckets"] = chosen.row.num_buckets
+        else:
+            self.wanted["bucket_boundaries"] = list(chosen.row.boundaries)
+        cap = self._cap(keys.get("max_batch_ex"), chosen.row)
+        if cap is not None:
+            self.wanted["max_batch_ex"] = cap
+        self._set_all(limit, keys)
+        self._refuse_references()
+        self._comment(limit, chosen, plain)
+
+    def applied(self) -> str:
+        """The new text."""
+        text = self.tree.text
+        for start, end, replacement in sorted(self.edits, key=lambda edit: edit[:2], reverse=True):
+            text = text[:start] + replacement + text[end:]
+        return text
+
+    def _refuse_old(self, keys: dict[str, _Node]) -> None:
+        gone = [key for key in _GONE if key in keys]
+        if gone and not any(key in keys for key in _BUCKETS):
+            raise self.tree.wrong(
+                keys[gone[0]], f"{gone[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
+            )
+        unit = self.sweep.lengths.unit
+        if "feats_hop_size" in keys and unit != "frames":
+            raise self.tree.wrong(
+                keys["feats_hop_size"],
+                f"max_batch_len counts frames here (feats_hop_size), but the lengths that were tuned with count "
+                f"{unit or 'an unknown unit'}",
+                "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
+            )
+
+    def _refuse_sharing(self) -> None:
+        """A block that something else uses, too, can't be changed for one of them."""
+        holders = [self.tree.at(self.path[:depth]) for depth in range(1, len(self.path) + 1)]
+        shared = [
+            (path, node)
+            for path, node in self.tree.aliases
+            if any(node.target is holder for holder in holders) and (_is_validation(path) or "<<" in path)
+        ]
+        shared += [
+            (path, node)
+            for path, node, targets in self.tree.references
+            if _is_validation(path) and any(target and self.path[: len(target)] == target for target in targets)
+        ]
+        if shared:
+            path, node = shared[0]
+            raise self.tree.wrong(
+                node,
+                f"{'.'.join(path)} takes the settings of {'.'.join(self.path)} and would change with them",
+                "Write out its own settings there.",
+            )
+
+    def _refuse_references(self) -> None:
+        """A value that is referred to from elsewhere can't be changed for the sampler alone."""
+        inside = [path for path in self.changed if path[:-1] == self.path]
+        for where, node, targets in self.tree.references:
+            own = where[:-1] == self.path and where[-1] in (*self.wanted, *_BUCKETS)
+            for path in inside:
+                if path in targets and not own:
+                    raise self.tree.wrong(
+                        node,
+                        f"{'.'.join(where)} refers to {'.'.join(path)}, which has to change",
+                        "Write it out there.",
+                    )
+
+    def _cap(self, current: _Node | None, row: Row) -> int | None:
+        """The `max_batch_ex` to write; None to leave it as it is."""
+        if current is None:
+            return needed_cap(self.sweep, row)
+        needed = needed_cap(self.sweep, row)
+        known = self._resolved(current)
+        if known is not None and known.kind == "scalar" and known.tag is None and known.style is None:
+            none = known.text.lower() in ("", "null", "~")
+            cap = int(known.text) if known.text.isdecimal() and len(known.text) < 16 else 0
+            if (none and needed is None) or (
+                cap >= 1 and derived_sizes(self.sweep, row.boundaries, cap) == row.batch_sizes
+            ):
+                return None
+        return needed or max(row.batch_sizes)
+
+    def _resolved(self, node: _Node) -> _Node | None:
+        """The node that references and aliases lead to; None where they don't lead to one."""
+        for _ in range(_DEEPEST):
+            if node.kind == "alias":
+                found = node.target
+            elif node.kind == "scalar" and node.tag in ("!ref", "!copy"):
+                whole = _REFERENCE.fullmatch(node.text.strip())
+                found = None if whole is None or "." in whole[1] else self.tree.at(_reference_path(whole[1]))
+            else:
+                return node
+            if found is None:
+                return None
+            node = found
+        return None
+
+    def _set_all(self, limit: str, keys: dict[str, _Node]) -> None:
+        for key, value in self.wanted.items():
+            written = flow_list(value) if isinstance(value, list) else number(value)
+            own = self.block.pair(key)
+            if own is not None:
+                self._set(own, key, written)
+            elif key == "bucket_boundaries" and self.block.pair("num_buckets") is not None:
+                self._replace_num_buckets(written)
+            elif key not in keys or not self._holds(keys[key], value):
+                self._insert(limit, key, written)
+
+    def _replace_num_buckets(self, written: str) -> None:
+        pair = self.block.pair("num_buckets")
+        assert pair is not None  # the caller has looked
+        key, value = pair
+        self._in_place(pair, written)
+        self.edits.append((key.start, key.end, "bucket_boundaries"))
+        self._refuse_anchored(key)
+        self._refuse_anchored(value)
+        self.changed |= {(*self.path, "num_buckets"), (*self.path, "bucket_boundaries")}
+
+    def _set(self, pair: tuple[_Node, _Node], key: str, written: str) -> None:
+        """Changes a value at its source where that is used for nothing else, in place otherwise."""
+        if self._holds(pair[1], self.wanted[key]):
+            return
+        path = (*self.path, key)
+        for _ in range(_DEEPEST):
+            source = self._source(path, pair[1])
+            if source is None:
+                break
+            path, pair = source
+        self._refuse_anchored(pair[1])
+        self._in_place(pair, written)
+        self.changed.add(path)
+
+    def _source(self, path: _Path, node: _Node) -> tuple[_Path, tuple[_Node, _Node]] | None:
+        """Where a reference leads, if to a plain value that nothing else uses."""
+        whole = _REFERENCE.fullmatch(node.text.strip()) if node.kind == "scalar" and node.tag == "!ref" else None
+        if whole is None or "." in whole[1]:
+            return None
+        target = _reference_path(whole[1])
+        holder = self.tree.at(target[:-1])
+        pair = None if holder is None else holder.pair(target[-1])
+        if pair is None:
+            raise self.tree.wrong(node, f"<{whole[1]}> is not in the file", "Mend the reference.")
+        uses = [
+            where
+            for where, _, targets in self.tree.references
+            if where != path and any(other[: len(target)] == target[: len(other)] for other in targets)
+        ]
+        value = pair[1]
+        aliased = value.anchor is not None and any(alias.target is value for _, alias in self.tree.aliases)
+        simple = (
+            value.kind == "scalar" and value.tag in (None, "!ref", "!PLACEHOLDER") and value.style not in ("|", ">")
+        )
+        return (target, pair) if simple and not uses and not aliased else None
+
+    def _refuse_anchored(self, node: _Node) -> None:
+        uses = [alias for _, alias in self.tree.aliases if alias.target is node]
+        if uses:
+            raise self.tree.wrong(
+                uses[0], f"*{node.anchor} repeats a value that has to change (line {node.line})", "Write it out there."
+            )
+
+    def _holds(self, node: _Node, wanted: float | list[float]) -> bool:
+        found = self._resolved(node)
+        return found is not None and _value(found) == wanted
+
+    def _in_place(self, pair: tuple[_Node, _Node], written: str) -> None:
+        """Puts a value in the place of another."""
+        key, value = pair
+        if value.kind == "mapping" or value.style in ("|", ">"):
+            raise self.tree.wrong(value, f"{key.text} is no number or list that could be replaced")
+        anchor = "" if value.anchor is None else f"&{value.anchor} "
+        if value.kind == "list" and value.style != "flow":
+            self._replace_lines(pair, f" {anchor}{written}")
+        elif value.end == value.start:  # `key:` with nothing behind it
+            colon = self._after_colon(key)
+            self.edits.append((colon, colon, f" {anchor}{written}"))
+        else:
+            self.edits.append((value.start, value.end, f"{anchor}{written}"))
+
+    def _replace_lines(self, pair: tuple[_Node, _Node], written: str) -> None:
+        """Puts a list on its key's line, where it stood one entry a line beneath."""
+        key, value = pair
+        colon = self._after_colon(key)
+        if value.tag is not None or value.anchor is not None:
+            raise self.tree.wrong(value, f"{key.text} is a list with a tag or an anchor", "Write it as [1, 2, 3].")
+        first, last = self._line_start(value.start), self._line_end(value.end)
+        self.edits.append((colon, colon, written))
+        # From the end of the line before, so that the file's last line keeps its end, or has none.
+        before = len(self.tree.text[:first].rstrip("\r\n"))
+        if self.tree.text[before:first].count("\n") > 1:
+            before = first - (2 if self.tree.text[first - 2 : first] == "\r\n" else 1)
+        self.edits.append((max(before, colon), last, ""))
+
+    def _insert(self, limit: str, key: str, written: str) -> None:
+        """Adds a setting: after the limit where the block has that itself, else before its first setting."""
+        own = self.block.pair(limit)
+        self.changed.add((*self.path, key))
+        if own is None:
+            first = self.block.pairs[0][0]
+            between = ", " if self.block.style == "flow" else self._line_break() + " " * first.column
+            self.edits.append((first.start, first.start, f"{key}: {written}{between}"))
+        elif self.block.style == "flow":
+            if own[1].end == own[1].start:
+                raise self.tree.wrong(own[0], f"{limit} has no value", "Give it one.")
+            self.edits.append((own[1].end, own[1].end, f", {key}: {written}"))
+        else:
+            end = self._line_end(max(own[0].end, own[1].end))
+            self.edits.append((end, end, f"{self._line_break()}{' ' * own[0].column}{key}: {written}"))
+
+    def _comment(self, limit: str, chosen: Chosen, plain: bool) -> None:
+        """Says above the settings what the numbers alone don't."""
+        sentences = []
+        if self.sweep.lengths.unit not in ("s", None) and "feats_hop_size" not in _keys(self.block):
+            sentences.append(length_function(self.sweep.lengths.unit))
+        if plain:
+            sentences += [
+                "These names are of old recipes, whose train.py knows no bucket_boundaries: num_buckets is all that "
+                "can be set",
+                *chosen.remarks,
+            ]
+        if not sentences or not self.edits:
+            return
+        pair = self.block.pair(limit)
+        place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
+        start = self._line_start(place)
+        line = self.tree.text[start:place]
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        text = commented(sentences, indent=indent).replace("\n", self._line_break())
+        if not self.tree.text[:start].endswith(text):
+            self.edits.append((start, start, text))
+
+    def _after_colon(self, key: _Node) -> int:
+        match = re.compile(r"[ \t]*:").match(self.tree.text, key.end)
+        if match is None:
+            raise self.tree.wrong(key, f"{key.text} is not written as key: value", "Write it so.")
+        return match.end()
+
+    def _line_start(self, place: int) -> int:
+        return self.tree.text.rfind("\n", 0, place) + 1
+
+    def _line_end(self, place: int) -> int:
+        match = re.compile(r"\r?\n|\r|\Z").search(self.tree.text, place)
+        return len(self.tree.text) if match is None else match.start()
+
+    def _line_break(self) -> str:
+        match = re.compile(r"\r?\n").search(self.tree.text)
+        return "\n" if match is None else match[0]
+
+
+def _value(node: _Node) -> float | list[float] | None:
+    """A number or a list of them; None for anything else."""
+    try:
+        if node.kind == "list":
+            return [float(item.text) for item in node.items if item.kind == "scalar" and item.style is None]
+        return float(node.text) if node.kind == "scalar" and node.style is None and node.tag is None else None
+    except ValueError:
+        return None
+
+
+def _reparsed(text: str, before: _Tree) -> _Tree:
+    try:
+        return _Tree(text, before.name)
+    except ResultError as error:
+        raise _unpatchable(before) from error
+
+
+def _check(before: _Tree, after: _Tree, patch: _Patch) -> None:
+    """Makes sure that the new text says what it has to, and all else is what it was."""
+
+    def others(tree: _Tree) -> dict[_Path, tuple[str | None, ...]]:
+        changed = patch.changed
+        return {
+            path: leaf
+            for path, leaf in tree.leaves.items()
+            if not any(path[:length] in changed for length in range(len(path) + 1))
+        }
+
+    block = after.at(patch.path)
+    keys = {} if block is None else _keys(block)
+    new = _Patch(after, patch.path, after.root, patch.sweep)
+    right = all(key in keys and new._holds(keys[key], value) for key, value in patch.wanted.items())
+    if not right or others(before) != others(after):
+        raise _unpatchable(before)
+
+
+def _unpatchable(tree: _Tree) -> ResultError:
+    return ResultError(f"{tree.name} is written in a way in which single values can't be replaced safely", _EXPORT)

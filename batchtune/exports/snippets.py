@@ -1,0 +1,140 @@
+"""What the exports that write comments and Python code share: nothing that a result file holds gets out of either."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+from batchtune.errors import ResultError
+from batchtune.exports.base import Tuned, choose_row
+from batchtune.results import Row, Sweep
+from batchtune.units import counted, format_length, format_number, format_seconds
+
+_WIDTH = 100
+_AGAIN = "Make it anew with `batchtune sweep-buckets`."
+# What toolkits for speech count where lengths are in seconds; another rate is said to be multiplied by.
+SAMPLE_RATE = 16_000
+AUDIO_UNITS: dict[str | None, float] = {"s": SAMPLE_RATE, "ms": SAMPLE_RATE / 1000, "samples": 1}
+
+
+def one_line(text: str) -> str:
+    r"""Text on one line: what could end a comment (\n, \r, U+0085, U+2028, ...) or hide is written as an escape."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def commented(sentences: Iterable[str], *, indent: str = "") -> str:
+    """Sentences as `#` comments, each on lines of its own, ended with a full stop where it has no end."""
+    lines: list[str] = []
+    for sentence in sentences:
+        text = one_line(sentence)
+        text = text if text.endswith((".", ":", "!", "?")) else f"{text}."
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
+        )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def literal(text: str) -> str:
+    """Text as a Python literal in ASCII."""
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return f'"{text}"' if plain else ascii(text)
+
+
+def about_data(sweep: Sweep) -> str:
+    """What the sweep was made for, in a sentence."""
+    lengths = sweep.lengths
+    unit = lengths.unit or "an unknown unit"
+    device = f", measured on {sweep.device_name}" if sweep.device_name else ""
+    return (
+        f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in {unit} "
+        f"(fingerprint {lengths.fingerprint[:12]}){device}"
+    )
+
+
+def about_row(row: Row, sweep: Sweep) -> str:
+    """What the table is and what an epoch with it costs, in a sentence."""
+    seconds = row.estimated_epoch_seconds
+    time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
+    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
+    return (
+        f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
+        f"an epoch{time}, {row.padding_ratio:.1%} padding"
+    )
+
+
+def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: str) -> str:
+    """Python code around our own sampler, which can run every row: comments, then the code.
+
+    Args:
+        tuned: The run.
+        framework: Its own name.
+        remarks: What to know besides.
+        code: `@CONFIG@` in it becomes the path of the sampler config.
+
+    Raises:
+        ResultError: The sweep recommends nothing.
+    """
+    chosen = choose_row(tuned.sweep, framework, lambda row: True, "")
+    head = [f"{framework}: {about_row(chosen.row, tuned.sweep)}", about_data(tuned.sweep), *chosen.remarks, *remarks]
+    return commented(head) + code.replace("@CONFIG@", literal(tuned.config))
+
+
+def checked(sweep: Sweep) -> Sweep:
+    """The sweep itself.
+
+    Raises:
+        ResultError: A length in it is none, so that nothing can be worked out from it: the file was edited.
+    """
+    named = {
+        "max_batch_length": sweep.max_batch_length,
+        "the shortest length": sweep.lengths.min,
+        "the longest length": sweep.lengths.max,
+        "the first quantile": sweep.quantiles[0] if sweep.quantiles else 1.0,
+    }
+    for name, length in named.items():
+        if not (math.isfinite(length) and length > 0):
+            raise ResultError(f"The sweep is damaged: {name} must be positive and finite", _AGAIN)
+    if any(low > high for low, high in pairwise(sweep.quantiles)):
+        raise ResultError("The sweep is damaged: its quantiles must ascend", _AGAIN)
+    return sweep
+
+
+def at_most(length: float, scale: float) -> int:
+    """A length in whole steps of a finer unit, rounded down; noise of floating point does not cost one."""
+    return math.floor(round(length * scale, 3))
+
+
+def at_least(length: float, scale: float) -> int:
+    """A length in whole steps of a finer unit, rounded up."""
+    return math.ceil(round(length * scale, 3))
+
+
+def counting_remark(unit: str | None, what: str) -> str:
+    """What a toolkit's setting counts, and what to do where the data differ."""
+    if unit in ("s", "ms"):
+        return (
+            f"{what} counts audio samples, here at {SAMPLE_RATE:,} a second: at another rate multiply by rate / "
+            f"{SAMPLE_RATE:,}"
+        )
+    if unit in ("samples", "frames", "tokens"):
+        return f"{what} counts {unit}, as the lengths do"
+    return f"{what} is in the unit of the lengths, {unit or 'which is unknown'}: multiply by what one is in the toolkit"
+
+
+def about_batches(sweep: Sweep, batch_size_at: Callable[[float], float]) -> str | None:
+    """About how many batches an epoch has where examples are sorted and cut; None where the sweep has no quantiles.
+
+    Args:
+        sweep: Its quantiles stand for the lengths.
+        batch_size_at: Length → how many examples of it are a batch.
+    """
+    if len(sweep.quantiles) < 2:
+        return None
+    middles = [(low + high) / 2 for low, high in pairwise(sweep.quantiles)]
+    share = sweep.lengths.count / len(middles)
+    return format_number(math.ceil(sum(share / max(1.0, batch_size_at(middle)) for middle in middles)))

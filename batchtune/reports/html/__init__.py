@@ -1,0 +1,142 @@
+"""A run's report as one page of HTML that needs nothing else: no network, no fonts, no files beside it.
+
+The page carries plotly.js and a small script of its own (`page.js`), both allowed by their hashes alone; its Content
+Security Policy forbids everything else, so that no string of a result file can become code or load anything, even
+where escaping had a hole. plotly.js lies in it compressed and is started after the page has been shown: it takes a
+browser longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+import msgspec
+
+from batchtune.reports.html.data_figures import histogram_figure, padding_figure
+from batchtune.reports.html.details import environment, trial_log
+from batchtune.reports.html.figure import Figure
+from batchtune.reports.html.probe_figures import frontier_figure
+from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
+from batchtune.reports.page import build_page, clean
+from batchtune.reports.run import RunResults
+
+_NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
+
+# Beside `<`, what could end or open something inside a script element; all inside JSON's strings.
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str:
+    """The report as an HTML page; every string in it is escaped.
+
+    Args:
+        results: What the run folder holds.
+        configs: Name of a framework, or of `sampler.yaml` → the config to copy, in the order to show them.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    template = Environment(
+        loader=PackageLoader("batchtune.reports.html", package_path=""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template("page.html.j2")
+    drawn, script = figures(results), _script(_asset("page.js"))
+    plotly = _plotly() if drawn else None
+    return template.render(
+        page=build_page(results),
+        figures=drawn,
+        configs=configs,
+        trial_log=trial_log(results.probe) if results.probe is not None else None,
+        environment=environment(results),
+        policy=_policy([*([plotly.source] if plotly else []), _source(script)]),
+        style=Markup(_asset("page.css")),
+        data=Markup(_data(drawn)),
+        plotly=plotly.packed if plotly else "",
+        script=Markup(script),
+    )
+
+
+def figures(results: RunResults) -> list[Figure]:
+    """The charts of a run, in the order to show them."""
+    sweep, probe = results.sweep, results.probe
+    drawn: list[Figure | None] = []
+    if sweep is not None:
+        drawn += [
+            buckets_figure(sweep),
+            histogram_figure(sweep),
+            padding_figure(sweep),
+            randomness_figure(sweep),
+        ]
+    if probe is not None:
+        drawn.append(frontier_figure(probe))
+    return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """A script that the page unpacks by itself.
+
+    Attributes:
+        packed: Compressed, in base64; the same script gives the same bytes.
+        source: How a policy names it.
+    """
+
+    packed: str
+    source: str
+
+
+@cache
+def _plotly() -> _Library:
+    from plotly.offline import get_plotlyjs
+
+    script = str(get_plotlyjs())
+    packed = gzip.compress(script.encode(), mtime=0)
+    return _Library(packed=base64.b64encode(packed).decode(), source=_source(script))
+
+
+def _asset(name: str) -> str:
+    return files("batchtune.reports.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _script(text: str) -> str:
+    """A script as it may stand in a script element; line ends as a browser reads them, so that hashes agree.
+
+    In JavaScript's strings and regular expressions, where alone these can occur, the escapes mean the same:
+    https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.replace("<!--", "<\\!--").replace("</script", "<\\/script").replace("<script", "\\x3cscript")
+
+
+def _source(script: str) -> str:
+    """The hash by which a policy knows a script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _policy(sources: list[str]) -> str:
+    """Nothing may be loaded, and no script may run but these.
+
+    Plotly.js styles elements in place, and before its version 4 decodes an image that it holds in itself.
+    """
+    return (
+        f"default-src 'none'; script-src {' '.join(sources)}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _data(drawn: list[Figure]) -> str:
+    """The figures as JSON that nothing in it can get out of its script element."""
+    views = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
+    text = msgspec.json.encode(views).decode()
+    return "".join(_ESCAPES.get(char, char) for char in text)

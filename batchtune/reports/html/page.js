@@ -1,0 +1,151 @@
+"use strict";
+(() => {
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+
+  // Charts. Figures name colours by the page's CSS variables; here they become colours.
+  const root = document.documentElement;
+  const holder = document.getElementById("figures");
+  const figures = holder ? JSON.parse(holder.textContent) : {};
+  const shown = new Map();
+
+  function coloured(value, style) {
+    if (Array.isArray(value)) return value.map((item) => coloured(item, style));
+    if (value === null || typeof value !== "object") return value;
+    const made = {};
+    for (const [key, item] of Object.entries(value)) {
+      const named = key.endsWith("color") && typeof item === "string" && item.startsWith("--");
+      made[key] = named ? style.getPropertyValue(item).trim() : coloured(item, style);
+    }
+    return made;
+  }
+
+  function draw(name) {
+    const view = figures[name][shown.get(name)];
+    const style = getComputedStyle(root);
+    const { data, layout } = coloured({ data: view.data, layout: view.layout }, style);
+    // A finger that drags scrolls the page; a mouse that drags zooms.
+    layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
+    const config = { responsive: true, displayModeBar: false, displaylogo: false, showTips: false };
+    return Plotly.react(document.getElementById("plot-" + name), data, layout, config);
+  }
+
+  function press(buttons, pressed) {
+    for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
+  }
+
+  // plotly.js, unpacked into a script of its own, which the page's policy knows by its hash.
+  async function startPlotly() {
+    const letters = atob(document.getElementById("plotly").textContent);
+    const packed = new Uint8Array(letters.length);
+    for (let place = 0; place < letters.length; place += 1) packed[place] = letters.charCodeAt(place);
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+
+  const pause = () => new Promise((resolve) => setTimeout(resolve));
+
+  async function drawAll() {
+    root.classList.add("charts");
+    try {
+      await pause();
+      await startPlotly();
+      for (const name of Object.keys(figures)) {
+        await draw(name);
+        // Between two charts the reader may scroll.
+        await pause();
+      }
+      root.dataset.drawn = Object.keys(figures).length;
+    } catch (error) {
+      root.classList.remove("charts");
+      throw error;
+    }
+  }
+
+  for (const name of Object.keys(figures)) shown.set(name, 0);
+  for (const group of document.querySelectorAll("[data-views]")) {
+    const name = group.dataset.views;
+    if (!(name in figures)) continue;
+    group.hidden = false;
+    const buttons = [...group.querySelectorAll("button")];
+    buttons.forEach((button, index) => {
+      button.addEventListener("click", () => {
+        shown.set(name, index);
+        press(buttons, button);
+        if (root.dataset.drawn) draw(name);
+      });
+    });
+  }
+  scheme.addEventListener("change", () => { if (root.dataset.drawn) Object.keys(figures).forEach(draw); });
+
+  // Configs: one at a time, and a button that copies it.
+  const configs = [...document.querySelectorAll(".config")];
+  const choices = [...document.querySelectorAll("[data-config]")];
+  function choose(index) {
+    configs.forEach((config, place) => { config.hidden = place !== index; });
+    press(choices, choices[index]);
+  }
+  choices.forEach((choice, index) => choice.addEventListener("click", () => choose(index)));
+  if (choices.length) {
+    choices[0].parentElement.hidden = false;
+    for (const heading of document.querySelectorAll(".config h3")) heading.hidden = true;
+    choose(0);
+  }
+
+  // A page that was opened from a file may have no clipboard, or no right to it.
+  function copyByHand(text) {
+    const area = document.createElement("textarea");
+    area.value = text;
+    area.style.position = "fixed";
+    area.style.opacity = "0";
+    document.body.append(area);
+    area.select();
+    const copied = document.execCommand("copy");
+    area.remove();
+    return copied;
+  }
+
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      return copyByHand(text);
+    }
+  }
+
+  for (const button of document.querySelectorAll(".copy")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      const pre = button.parentElement.querySelector("pre");
+      const copied = await copy(pre.textContent);
+      button.focus();
+      button.textContent = copied ? "Copied" : "Select it and copy";
+      if (!copied) getSelection().selectAllChildren(pre);
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+
+  // The log: rows that hold all words of the filter.
+  for (const filter of document.querySelectorAll(".filter")) {
+    const rows = [...filter.parentElement.querySelectorAll("tbody tr")];
+    const input = filter.querySelector("input");
+    const count = filter.querySelector("output");
+    const apply = () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let left = 0;
+      for (const row of rows) {
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => text.includes(word));
+        left += !row.hidden;
+      }
+      count.textContent = `${left} of ${rows.length}`;
+    };
+    filter.hidden = false;
+    input.addEventListener("input", apply);
+    apply();
+  }
+
+  if (holder) drawAll();
+})();

@@ -1,0 +1,159 @@
+"""What the probe measured: the frontier, the trials around it, and where the model of memory reaches the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from batchtune.reports.html.figure import (
+    Figure,
+    Trace,
+    View,
+    axis,
+    axis_title,
+    drawable,
+    hover,
+    layout,
+    length_unit,
+    log_space,
+    points,
+    thinned,
+)
+from batchtune.reports.table import TIMES
+from batchtune.results import FrontierPoint, Probe, Trial
+from batchtune.units import format_length, format_number, format_seconds, format_size
+
+_CURVE_POINTS = 120
+
+# How an outcome is drawn: name in the legend, symbol, colour, outcomes.
+_OUTCOMES = (
+    ("passed", "circle", "--hue-1", ("ok",)),
+    ("out of memory", "x", "--hue-0", ("oom",)),
+    ("failed otherwise", "triangle-up", "--hue-5", ("timeout", "crash", "error")),
+)
+
+
+def frontier_figure(probe: Probe) -> Figure | None:
+    """The frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
+    frontier = sorted(
+        (p for p in probe.frontier if drawable(p.length, logarithmic=True) and drawable(p.batch_size)),
+        key=lambda point: point.length,
+    )
+    frontier = [point for point in frontier if point.batch_size >= 1]
+    if not frontier:
+        return None
+    unit = probe.lengths.unit
+    size, size_name = length_unit(max(point.batch_size * point.length for point in frontier), unit)
+    x_axis = axis(axis_title("length", unit), type="log")
+    return Figure(
+        name="frontier",
+        title="Frontier: the largest batch that fits, by length",
+        caption=_describe(probe, frontier),
+        views=(
+            View(
+                label="batch size",
+                data=_traces(probe, frontier, lambda batch_size, length: batch_size),
+                layout=layout(x_axis, axis("batch size", type="log")),
+            ),
+            View(
+                label="padded length",
+                data=_traces(probe, frontier, lambda batch_size, length: batch_size * length / size),
+                layout=layout(x_axis, axis(axis_title("batch size × length", size_name), rangemode="tozero")),
+            ),
+        ),
+    )
+
+
+def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float, float]]:
+    """Length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
+
+    From peak = constant + batch size · per example. Where memory depends on target lengths, only the frontier's own
+    points are known with their targets.
+    """
+    model = probe.models.peak_bytes
+    if model is None or not frontier:
+        return []
+    room = probe.device.limit_bytes - model.constant
+    if model.target_linear or model.target_quadratic or model.cross:
+        shapes = [(point.length, point.target_length or 0.0) for point in frontier]
+    else:
+        shapes = [(length, 0.0) for length in log_space(frontier[0].length, frontier[-1].length, _CURVE_POINTS)]
+    sizes = [(length, model.per_example(length, target)) for length, target in shapes]
+    curve = [(length, room / slope) for length, slope in sizes if slope > 0 and room > 0]
+    return [(length, size) for length, size in curve if drawable(size, logarithmic=True)]
+
+
+def _traces(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> list[Trace]:
+    unit = probe.lengths.unit
+    data = list(_limits(probe, frontier, y))
+    data.append(
+        points(
+            "largest that fits",
+            [(p.length, y(p.batch_size, p.length), _frontier_text(p, unit)) for p in thinned(frontier)],
+            color="--hue-4",
+            marker={"size": 8},
+        )
+    )
+    for name, symbol, color, outcomes in _OUTCOMES:
+        trials = [
+            (trial.length, y(trial.batch_size, trial.length), _trial_text(trial, unit))
+            for trial in thinned(probe.trials)
+            if trial.outcome in outcomes and drawable(trial.length, logarithmic=True) and trial.batch_size >= 1
+        ]
+        if trials:
+            marker = {"symbol": symbol, "size": 8 if symbol == "x" else 6, "opacity": 0.75}
+            data.append(points(name, trials, color=color, mode="markers", marker=marker))
+    return data
+
+
+def _limits(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> Iterator[Trace]:
+    """The memory model's curve, and that of max_batch_length."""
+    unit = probe.lengths.unit
+    faint = {"color": "--faint", "width": 1.5}
+    curve = limit_curve(probe, frontier)
+    if len(curve) > 1:
+        name = f"memory model at {format_size(probe.device.limit_bytes)}"
+        values = [(length, y(size, length), hover(name, _shape(size, length, unit))) for length, size in curve]
+        yield points(name, values, color="--faint", mode="lines", line=faint | {"dash": "dash"})
+    limit = probe.max_batch_length
+    if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
+        name = f"max_batch_length = {format_length(limit, unit)}"
+        lengths = log_space(frontier[0].length, frontier[-1].length, _CURVE_POINTS)
+        sizes = [(length, limit / length) for length in lengths]
+        values = [
+            (length, y(size, length), hover(name, _shape(size, length, unit))) for length, size in sizes if size >= 1
+        ]
+        if values:
+            yield points(name, values, color="--faint", mode="lines", line=faint | {"dash": "dot"})
+
+
+def _shape(batch_size: float, length: float, unit: str | None) -> str:
+    return f"{format_number(batch_size)} {TIMES} {format_length(length, unit)}"
+
+
+def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
+    closed = f"closed by {point.closed_by}"
+    if point.oom_batch_size is not None:
+        closed += f" at {format_number(point.oom_batch_size)}"
+    return hover(f"largest: {_shape(point.batch_size, point.length, unit)}", closed, *_costs(point))
+
+
+def _trial_text(trial: Trial, unit: str | None) -> str:
+    title = f"trial {trial.index}: {_shape(trial.batch_size, trial.length, unit)}"
+    return hover(title, trial.outcome, *_costs(trial))
+
+
+def _costs(measured: FrontierPoint | Trial) -> Iterator[str]:
+    if measured.target_length is not None:
+        yield f"target length {format_number(measured.target_length)}"
+    if measured.peak_bytes is not None:
+        yield f"peak memory {format_size(measured.peak_bytes)}"
+    if measured.step_seconds is not None:
+        yield f"step time {format_seconds(measured.step_seconds)}"
+
+
+def _describe(probe: Probe, frontier: list[FrontierPoint]) -> str:
+    unit = probe.lengths.unit
+    ends = " to ".join(_shape(point.batch_size, point.length, unit) for point in (frontier[0], frontier[-1]))
+    trials = "1 trial" if len(probe.trials) == 1 else f"{len(probe.trials)} trials"
+    failed = sum(trial.outcome == "oom" for trial in probe.trials)
+    return f"From {ends}, found in {trials}, {failed or 'none'} of them out of memory."

@@ -1,0 +1,194 @@
+"""JSON Schemas (draft 2020-12) of the files that commands write, with the words of the records' docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from batchtune.exports.sampler import SamplerConfig
+from batchtune.reports.json_format import Report
+from batchtune.results import Doctor, Probe, Record, Run, Scan, Sweep, Trial, Verification
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# One entry of a Google-style section: one or several names, a colon, the text.
+_ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.*)")
+# What begins the next attribute within an entry.
+_NEXT = re.compile(r"; ([a-z]\w*): ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What a schema can be asked for.
+
+    Attributes:
+        record: The record that the file holds.
+        file: Where it is found.
+        one_line: What it holds.
+    """
+
+    record: type[Record]
+    file: str
+    one_line: str
+
+
+SCHEMAS = {
+    "run": Described(record=Run, file="run.json", one_line="what a run folder's trials were measured for"),
+    "probe": Described(record=Probe, file="probe.json", one_line="what fits on the device, and what a batch costs"),
+    "sweep": Described(record=Sweep, file="sweep.json", one_line="the bucket tables compared, and the recommended one"),
+    "verify": Described(
+        record=Verification, file="verify.json", one_line="what running the recommended batches showed"
+    ),
+    "trials": Described(record=Trial, file="trials.jsonl, each line", one_line="one batch shape that was measured"),
+    "sampler": Described(
+        record=SamplerConfig, file="sampler.yaml", one_line="the recommendation; YAML with the same content as JSON"
+    ),
+    "report": Described(
+        record=Report,
+        file="report --format json, tune --json",
+        one_line="the summary of a run, and its result files",
+    ),
+    "scan": Described(record=Scan, file="scan --json", one_line="what the lengths of a data set look like"),
+    "doctor": Described(record=Doctor, file="doctor --json", one_line="what a machine offers"),
+}
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The schema of a file.
+
+    Args:
+        name: A name from `SCHEMAS`.
+
+    Raises:
+        ValueError: There is no such schema.
+    """
+    if name not in SCHEMAS:
+        raise ValueError(f"name must be one of {', '.join(SCHEMAS)}, got {name!r}")
+    record = SCHEMAS[name].record
+    (_,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
+    records = {kind.__name__: kind for kind in _records(record)}
+    definitions = {own: _described(schema, records[own]) for own, schema in components.items()}
+    root = definitions.pop(record.__name__)
+    return {
+        "$schema": _DIALECT,
+        "$id": identifier_of(name),
+        **root,
+        "title": f"batchtune: {SCHEMAS[name].file}",
+        **({"$defs": definitions} if definitions else {}),
+    }
+
+
+def render_schema(name: str) -> str:
+    """The schema as JSON text, with a line break at its end; the same bytes each time.
+
+    Raises:
+        ValueError: There is no such schema.
+    """
+    return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
+
+
+def render_names() -> str:
+    """The names of all schemas, one a line, with what they are of."""
+    width = max(map(len, SCHEMAS))
+    return "".join(f"{name:<{width}}  {one.file}: {one.one_line}\n" for name, one in SCHEMAS.items())
+
+
+def render_list() -> str:
+    """The same as JSON text."""
+    listed = [
+        {
+            "name": name,
+            "file": one.file,
+            "description": one.one_line,
+            "version": version_of(one.record),
+            "id": identifier_of(name),
+        }
+        for name, one in SCHEMAS.items()
+    ]
+    return json.dumps({"schemas": listed}, indent=2, ensure_ascii=False) + "\n"
+
+
+def identifier_of(name: str) -> str:
+    """The `$id` of a schema: it ends in the version of the files that it is of."""
+    return f"urn:batchtune:schema:{name}:{version_of(SCHEMAS[name].record)}"
+
+
+def version_of(record: type[Record]) -> int:
+    """The version of the file that holds a record; 1 for one that carries none."""
+    return int(getattr(record, "VERSION", 1))
+
+
+def _records(kind: Any, seen: frozenset[type] = frozenset()) -> Iterator[type[Record]]:
+    """A record and all that it holds, through unions and containers; some more than once."""
+    if isinstance(kind, type) and issubclass(kind, Record):
+        if kind in seen:
+            return
+        yield kind
+        for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # a struct's
+            yield from _inner(field.type, seen | {kind})
+
+
+def _inner(kind: msgspec.inspect.Type, seen: frozenset[type]) -> Iterator[type[Record]]:
+    if isinstance(kind, msgspec.inspect.StructType):
+        yield from _records(kind.cls, seen)
+        return
+    parts = [getattr(kind, name, None) for name in ("item_type", "key_type", "value_type")]
+    parts += [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
+    for part in parts:
+        if part is not None:
+            yield from _inner(part, seen)
+
+
+def _described(schema: dict[str, Any], record: type[Record]) -> dict[str, Any]:
+    """A record's schema with its docstring taken apart: the text at the top, each attribute's at its property."""
+    text, attributes = read_docstring(inspect.getdoc(record) or "")
+    properties: dict[str, Any] = schema["properties"]
+    for name, words in attributes.items():
+        properties[name] = {**properties[name], "description": _in_json(words)}
+    if hasattr(record, "FORMAT"):
+        _pin_format(properties, record)
+    return {**schema, "description": _in_json(text), "properties": properties}
+
+
+def _in_json(words: str) -> str:
+    return re.sub(r"\bNone\b", "null", words)
+
+
+def _pin_format(properties: dict[str, Any], record: Any) -> None:
+    """Says which format and version the file is of, where its record says it: in `meta`, or at its top."""
+    own = {
+        "format": {"type": "string", "const": record.FORMAT},
+        "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
+    }
+    if "meta" in properties:
+        properties["meta"] = {**properties["meta"], "properties": own}
+    else:
+        properties.update(own)
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """A Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
+
+    Several names before one colon share its text; one entry may hold several attributes, as `a: ...; b: ...`.
+    """
+    head, _, section = text.partition("\nAttributes:\n")
+    attributes: dict[str, str] = {}
+    names: list[str] = []
+    for line in textwrap.dedent(section).strip().splitlines():
+        entry = _ENTRY.fullmatch(line)
+        if entry is not None:  # a continuation is indented, so it matches nothing here
+            names = entry["names"].split(", ")
+            attributes.update(dict.fromkeys(names, entry["text"]))
+        else:
+            attributes.update({name: f"{attributes[name]} {line.strip()}" for name in names})
+    for name, words in list(attributes.items()):
+        attributes[name], *others = _NEXT.split(words)
+        attributes.update(zip(others[::2], others[1::2], strict=True))
+    paragraphs = [" ".join(part.split()) for part in head.strip().split("\n\n")]
+    return "\n\n".join(paragraphs), attributes

@@ -1,0 +1,72 @@
+"""How a data set's lengths are distributed, and over a table's buckets: what reports draw and drift is measured by."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from batchtune.batching.expectation import expected_batches
+from batchtune.batching.table import BucketTable
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import BucketUse, HistogramBin
+
+QUANTILES = 1000
+_BINS = 60
+# Where the longest is more than so many times the shortest, even bins would put nearly all into the first.
+_WIDE = 200.0
+
+
+def histogram_of(lengths: Lengths) -> list[HistogramBin]:
+    """Bins that cover all lengths, ascending: even, or of even ratio where the lengths span more than 200 times."""
+    shortest, longest = lengths.shortest, lengths.longest
+    if shortest == longest:
+        return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
+    spaced = np.geomspace if longest > _WIDE * shortest else np.linspace
+    edges = spaced(shortest, longest, _BINS + 1)
+    edges[0], edges[-1] = math.nextafter(shortest, 0), longest
+    up_to = np.searchsorted(lengths.values[::-1], edges, side="right")
+    counts = np.diff(up_to)
+    return [
+        HistogramBin(from_=float(low), to=float(high), count=int(count))
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+
+
+def quantiles_of(lengths: Lengths) -> list[float]:
+    """Shape (1001,): quantile i / 1000 at position i, by nearest rank, so that each occurs; ascending."""
+    ranks = np.ceil(np.arange(QUANTILES + 1) / QUANTILES * lengths.count).astype(np.int64)
+    quantiles: FloatArray = lengths.values[::-1][np.maximum(ranks, 1) - 1]
+    return list(map(float, quantiles))
+
+
+def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[BucketUse]:
+    """What each bucket of a table holds, and what its batches cost, expected over shuffles.
+
+    Args:
+        lengths: The data set, for true lengths.
+        padded: The same, each length as batches are padded to it.
+        table: Its last boundary is at least the longest padded length.
+
+    Returns:
+        One for each bucket, those without examples too.
+    """
+    histogram = padded.histogram
+    edges, counts = table.edges(histogram), table.counts(histogram)
+    expected = expected_batches(histogram, table)
+    cells = expected.full_batches * expected.batch_sizes + expected.remainder_batches * expected.remainders
+    so_far = np.concatenate(([0.0], np.cumsum(cells * histogram.lengths)))
+    ends = np.cumsum(counts)
+    totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
+    true = np.diff(totals[ends], prepend=0.0)
+    return [
+        BucketUse(
+            boundary=float(table.boundaries[bucket]),
+            batch_size=int(table.batch_sizes[bucket]),
+            examples=int(counts[bucket]),
+            batches=-(-int(counts[bucket]) // int(table.batch_sizes[bucket])),
+            length=float(true[bucket]),
+            padded_length=max(float(so_far[edges[bucket + 1]] - so_far[edges[bucket]]), float(true[bucket])),
+        )
+        for bucket in range(table.num_buckets)
+    ]

@@ -1,0 +1,200 @@
+"""How far other lengths are from those that a run was tuned for, and what its table costs on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from batchtune.batching.table import BucketTable, batch_sizes_for
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Drift, Row, Sweep
+from batchtune.tuning.distribution import QUANTILES
+from batchtune.tuning.pricing import Pricing, Ranks
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.targets import TypicalTargets
+
+_AGAIN = "Make sweep.json anew with `batchtune sweep-buckets`."
+
+
+def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
+    """How far other lengths are from those that a sweep was made of, and how stale its recommended table is on them.
+
+    The table tuned anew has the strategy, sizing and number of buckets of the recommended one, and the sweep's
+    settings. Where the lengths are the sweep's own, the distance and the staleness are 0 by definition.
+
+    Args:
+        lengths: The other lengths.
+        tuned: The sweep; it recommends a row.
+        costs: What the probe knew that the sweep was made with; `Costs()` without one.
+
+    Raises:
+        ResultError: The sweep recommends nothing, has no quantiles (it is of an older batchtune) or damaged settings;
+            its lengths are of another unit; or it was made with a probe whose costs are not given.
+    """
+    row = _recommended(tuned)
+    _check_unit(lengths, tuned)
+    as_swept = _as_swept(costs, tuned, row)
+    settings = _settings(tuned, row)
+    changed = lengths.fingerprint != tuned.lengths.fingerprint
+    batches, seconds = _cost(lengths, tuned, row, settings, as_swept)
+    best = (batches, seconds)
+    if changed:
+        anew = _retuned(lengths, tuned, row, settings, as_swept)
+        best = (anew.batches, anew.estimated_epoch_seconds)
+    return Drift(
+        lengths=lengths.summary(),
+        changed=changed,
+        distance=distance(lengths, tuned.quantiles) if changed else 0.0,
+        beyond=int(np.count_nonzero(lengths.values > row.boundaries[-1])),
+        batches=batches,
+        retuned_batches=best[0],
+        epoch_seconds=seconds,
+        retuned_epoch_seconds=best[1],
+        stale=_stale((batches, seconds), best),
+    )
+
+
+def distance(lengths: Lengths, quantiles: list[float]) -> float:
+    """The Kolmogorov-Smirnov distance of lengths from a distribution that is known by its quantiles.
+
+    The distribution function F(x) is taken to be the largest i / 1000 whose quantile is at most x, which is below the
+    true one by less than 1 / 1000: so the distance is within 1 / 1000 of the one between the data sets themselves.
+
+    Args:
+        lengths: A data set.
+        quantiles: Shape (1001,), ascending: quantile i / 1000 of the other one at position i, by nearest rank.
+
+    Returns:
+        From 0 to 1.
+
+    Raises:
+        ResultError: Not so many quantiles, as in a sweep.json of an older batchtune.
+    """
+    if len(quantiles) != QUANTILES + 1:
+        raise ResultError(
+            f"how the run's lengths are distributed is not known: its sweep.json has {len(quantiles):,} quantiles "
+            f"instead of {QUANTILES + 1:,}, as those of older versions",
+            _AGAIN,
+        )
+    theirs = np.asarray(quantiles, dtype=np.float64)
+    ascending = lengths.values[::-1]
+    # Between two quantiles F does not change and the data's own function only grows: the largest differences are
+    # at the quantiles, with those at them counted and just before.
+    up_to = np.searchsorted(ascending, theirs, side="right") / lengths.count
+    before = np.searchsorted(ascending, theirs, side="left") / lengths.count
+    at = (np.searchsorted(theirs, theirs, side="right") - 1) / QUANTILES
+    # Below the first of equal quantiles F is that of the quantile before; below the shortest it is 0.
+    below = np.maximum(np.searchsorted(theirs, theirs, side="left") - 1, 0) / QUANTILES
+    return float(max(np.abs(up_to - at).max(), np.abs(before - below).max()))
+
+
+def _recommended(tuned: Sweep) -> Row:
+    if tuned.recommended_row is None:
+        raise ResultError("the sweep recommends no table, so there is none that other lengths could be held to", _AGAIN)
+    return tuned.recommended_row
+
+
+def _check_unit(lengths: Lengths, tuned: Sweep) -> None:
+    theirs = tuned.lengths.unit
+    if lengths.unit is not None and theirs is not None and lengths.unit != theirs:
+        raise ResultError(
+            f"the manifest's lengths count {lengths.unit}, but those of the run count {theirs}",
+            "Read them as the run's were read, with the same --length-key; or convert them with --length-scale and "
+            "--unit.",
+        )
+
+
+class _Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What `SweepSettings.record` wrote that decides what a table costs; missing in files of older versions."""
+
+    max_batch_size: int | None = None
+    seed: int = 0
+    multiple_of: float | None = None
+    world_size: int = 1
+    same_bucket: bool = False
+    accumulate: int = 1
+
+
+def _settings(tuned: Sweep, row: Row) -> SweepSettings:
+    """The sweep's settings, for one strategy and number of buckets."""
+    try:
+        recorded = msgspec.convert(tuned.settings, _Recorded)
+        return SweepSettings(
+            strategies=(row.strategy,),
+            num_buckets=(row.num_buckets,),
+            max_batch_size=recorded.max_batch_size,
+            seed=recorded.seed,
+            multiple_of=recorded.multiple_of,
+            ranks=Ranks(
+                world_size=recorded.world_size, accumulate=recorded.accumulate, same_bucket=recorded.same_bucket
+            ),
+        )
+    except (msgspec.ValidationError, UsageError) as error:
+        raise ResultError(f"the sweep's settings are edited or damaged: {error}", _AGAIN) from error
+
+
+def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
+    """The costs, with no more in them than the sweep knew, since it may be older than the probe.
+
+    Raises:
+        ResultError: The sweep knew more.
+    """
+    by_frontier = [other for other in tuned.rows if other.sizing == "frontier"]
+    timed = row.estimated_epoch_seconds is not None
+    if (row.sizing == "frontier" and costs.frontier is None) or (timed and costs.step_seconds is None):
+        raise ResultError(
+            "the recommended table was tuned by what a probe measured, but the run has no probe.json that tells it",
+            "Put probe.json back, or probe and sweep anew with `batchtune tune`.",
+        )
+    # The others may be longer than what was measured.
+    frontier = (costs.continued_frontier or costs.frontier) if by_frontier else None
+    if frontier is not None:
+        limit, measured = tuned.max_batch_length, frontier
+        if all((np.asarray(one.batch_sizes) <= batch_sizes_for(one.boundaries, limit)).all() for one in by_frontier):
+
+            def capped(lengths: FloatArray) -> IntArray:
+                sizes: IntArray = np.minimum(measured(lengths), batch_sizes_for(lengths, limit))
+                return sizes
+
+            frontier = capped  # the sweep was given a smaller --max-batch-length than the probe's
+    return replace(
+        costs,
+        frontier=frontier,
+        continued_frontier=frontier,
+        joint_frontier=None,
+        step_seconds=costs.step_seconds if timed else None,
+    )
+
+
+def _cost(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> tuple[int, float | None]:
+    """Batches and time of an epoch of these lengths with the tuned table; what is beyond it makes batches of one."""
+    padded = lengths if settings.multiple_of is None else lengths.padded_to(settings.multiple_of)
+    boundaries, sizes = np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64)
+    if padded.longest > boundaries[-1]:
+        boundaries, sizes = np.append(boundaries, padded.longest), np.append(sizes, 1)
+    pricing = Pricing(
+        lengths=padded,
+        total=lengths.total,
+        max_batch_length=tuned.max_batch_length,
+        step_seconds=costs.step_seconds,
+        targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
+        ranks=settings.ranks,
+    )
+    priced = pricing.row(row.strategy, row.sizing, row.num_buckets, BucketTable(boundaries, sizes)).row
+    return priced.batches, priced.estimated_epoch_seconds
+
+
+def _retuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> Row:
+    """The row of a table tuned for these lengths."""
+    found = sweep(lengths, tuned.max_batch_length, settings, costs)
+    return next(other for other in found.rows if other.sizing == row.sizing)
+
+
+def _stale(tuned: tuple[int, float | None], best: tuple[int, float | None]) -> float:
+    """How much the tuned table costs above the best, as a share of it; 0 where it costs no more."""
+    if tuned[1] is None or best[1] is None:
+        return max(0.0, tuned[0] / best[0] - 1)
+    return max(0.0, tuned[1] / best[1] - 1)

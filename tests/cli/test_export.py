@@ -1,0 +1,192 @@
+"""`batchtune export` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from cli.conftest import Run
+from report_records import made_probe, made_sweep, without_recommendation
+
+from batchtune.exports import FRAMEWORKS, Tuned, export_of
+from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+from batchtune.results import PROBE_FILE, SAMPLER_FILE, SWEEP_FILE, write_result
+
+TRAINING = """\
+# my training
+seed: 1234
+dynamic_batch_sampler:
+  max_batch_length: 100  # seconds
+  num_buckets: 60
+  shuffle: true
+number_of_epochs: 10
+"""
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "batchtune-run"
+    folder.mkdir()
+    write_result(folder / SWEEP_FILE, made_sweep())
+    (folder / SAMPLER_FILE).write_text(render_sampler_yaml(sampler_config(made_sweep())), encoding="utf-8")
+    return folder
+
+
+def expected(framework: str, config: str = "batchtune-run/sampler.yaml") -> str:
+    return export_of(framework).render(Tuned(sweep=made_sweep(), config=config))
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_the_export_goes_to_stdout(batchtune: Run) -> None:
+    ran = batchtune("export", "--to", "espnet")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected("espnet"), "")
+
+
+@pytest.mark.usefixtures("run_folder")
+@pytest.mark.parametrize("given", ["batchtune-run", "./batchtune-run", "{here}/batchtune-run"])
+def test_the_config_is_named_from_the_working_folder(batchtune: Run, tmp_path: Path, given: str) -> None:
+    ran = batchtune("export", given.format(here=tmp_path), "--to", "pytorch")
+    assert ran.stdout == expected("pytorch")
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_the_environment_names_the_framework(batchtune: Run) -> None:
+    assert batchtune("export", env={"BATCHTUNE_TO": "fairseq"}).stdout == expected("fairseq")
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_it_goes_to_a_file(batchtune: Run, tmp_path: Path) -> None:
+    ran = batchtune("export", "--to", "lightning", "-o", "batches.py")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert (tmp_path / "batches.py").read_text(encoding="utf-8") == expected("lightning")
+
+
+@pytest.mark.usefixtures("run_folder")
+def test_a_file_that_can_not_be_written_is_an_error(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    ran = batchtune("export", "--to", "lightning", "-o", "folder")
+    assert ran.returncode == 1
+    assert "folder can't be written" in ran.stderr
+    assert not list((tmp_path / "folder").iterdir())
+
+
+@pytest.mark.usefixtures("run_folder")
+@pytest.mark.parametrize("output", [[], ["-o", "-"], ["-o", "x.yaml"]], ids=["stdout", "dash", "file"])
+def test_as_json(batchtune: Run, tmp_path: Path, output: list[str]) -> None:
+    ran = batchtune("export", "--to", "espnet", "--json", *output)
+    document = json.loads(ran.stdout)
+    assert list(document) == ["framework", "title", "file", "content"]
+    assert (document["framework"], document["title"]) == ("espnet", "ESPnet")
+    assert document["content"] == expected("espnet")
+    assert document["file"] == ("x.yaml" if output == ["-o", "x.yaml"] else "batchtune_espnet.yaml")
+    assert (tmp_path / "x.yaml").exists() == (output == ["-o", "x.yaml"])
+
+
+def test_the_frameworks_are_listed(batchtune: Run) -> None:
+    lines = batchtune("export", "--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(FRAMEWORKS)
+    assert [one["framework"] for one in json.loads(batchtune("export", "--list", "--json").stdout)] == list(FRAMEWORKS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Name it with --to. Known ones: speechbrain,"),
+        (["--to", "espnt"], "Did you mean 'espnet'?"),
+        (["--to", "Lightning"], "Did you mean 'lightning'?"),
+        (["--to", "keras"], "Known ones: speechbrain,"),
+        (["--to", "nemo", "--patch", "x.yaml"], "--patch goes with --to speechbrain"),
+        (["--to", "speechbrain", "--key-path", "a.b"], "Add --patch FILE"),
+    ],
+)
+@pytest.mark.usefixtures("run_folder")
+def test_wrong_usage(batchtune: Run, arguments: list[str], message: str) -> None:
+    ran = batchtune("export", *arguments)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert message in ran.stderr
+
+
+def test_without_a_run(batchtune: Run, tmp_path: Path) -> None:
+    ran = batchtune("export", "--to", "espnet")
+    assert ran.returncode == 1
+    assert "There is no run folder batchtune-run" in ran.stderr
+    (tmp_path / "batchtune-run").mkdir()
+    assert "holds neither probe.json nor sweep.json" in batchtune("export", "--to", "espnet").stderr
+    write_result(tmp_path / "batchtune-run" / PROBE_FILE, made_probe())
+    ran = batchtune("export", "--to", "espnet")
+    assert ran.returncode == 1
+    assert "holds no sweep.json" in ran.stderr and "batchtune sweep-buckets MANIFEST" in ran.stderr
+
+
+def test_nothing_recommended(batchtune: Run, run_folder: Path) -> None:
+    write_result(run_folder / SWEEP_FILE, without_recommendation(made_sweep()))
+    ran = batchtune("export", "--to", "pytorch", "-o", "x.py")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "recommends no bucket table" in ran.stderr
+    assert not (run_folder.parent / "x.py").exists()
+
+
+# --patch
+
+
+@pytest.fixture
+def training(run_folder: Path) -> Path:
+    path = run_folder.parent / "train.yaml"
+    path.write_text(TRAINING, encoding="utf-8")
+    path.chmod(0o640)
+    return path
+
+
+def patched() -> str:
+    from batchtune.exports.patch import patch_speechbrain
+
+    return patch_speechbrain(TRAINING, Tuned(sweep=made_sweep()), name="train.yaml")
+
+
+def test_a_training_file_is_patched_in_place(batchtune: Run, training: Path) -> None:
+    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+    assert training.read_text(encoding="utf-8") == patched() != TRAINING
+    assert stat.S_IMODE(training.stat().st_mode) == 0o640
+    assert "--- train.yaml\n+++ train.yaml (tuned)\n@@" in ran.stderr
+    assert "\n-  max_batch_length: 100" in ran.stderr
+    assert sorted(path.name for path in training.parent.iterdir()) == ["batchtune-run", "train.yaml"]
+
+
+def test_patching_once_more_changes_nothing(batchtune: Run, training: Path) -> None:
+    batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
+    before = training.stat()
+    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
+    assert (ran.returncode, ran.stderr) == (0, "train.yaml says so already.\n")
+    assert (training.stat().st_ino, training.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_the_patched_file_can_go_elsewhere(batchtune: Run, training: Path) -> None:
+    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "-o", "-", "--quiet")
+    assert (ran.stdout, ran.stderr) == (patched(), "")
+    batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "-o", "new.yaml")
+    assert (training.parent / "new.yaml").read_text(encoding="utf-8") == patched()
+    assert training.read_text(encoding="utf-8") == TRAINING
+
+
+def test_a_patch_as_json(batchtune: Run, training: Path) -> None:
+    document = json.loads(batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "--json").stdout)
+    assert (document["file"], document["content"]) == ("train.yaml", patched())
+    assert training.read_text(encoding="utf-8") == patched()
+
+
+def test_a_file_that_can_not_be_patched_stays_as_it_is(batchtune: Run, training: Path) -> None:
+    missing = batchtune("export", "--to", "speechbrain", "--patch", "missing.yaml")
+    assert missing.returncode == 1 and "missing.yaml can't be read" in missing.stderr
+    training.write_bytes(b"\xff\xfe")
+    damaged = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
+    assert damaged.returncode == 1 and "no UTF-8" in damaged.stderr
+    assert training.read_bytes() == b"\xff\xfe"
+
+
+def test_a_key_path_is_handed_on(batchtune: Run, training: Path) -> None:
+    ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "--key-path", "no.such.place")
+    assert ran.returncode != 0
+    assert training.read_text(encoding="utf-8") == TRAINING

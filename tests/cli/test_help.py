@@ -1,0 +1,138 @@
+"""The help: a manual page for each command, whose examples would run; and what is said of misspelt commands."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.conftest import Run
+
+from batchtune.cli.app import COMMANDS, app, load_command
+from batchtune.cli.commands import environment_variables, examples
+
+Called = Callable[..., tuple[object, str, str]]
+
+
+def help_of(name: str) -> str:
+    context = load_command(name).make_context(name, [], parent=None, resilient_parsing=True)
+    return str(context.get_help())
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
+    """`called("tune", ...)` in this process: for what never comes to run. Exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests' own process stay as they are
+
+    def call(*arguments: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            app(arguments, prog_name="batchtune")
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+def all_examples() -> list[tuple[str, str]]:
+    return [(name, line) for name in COMMANDS for line in examples(load_command(name).epilog)]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_what_the_commands_own_help_begins_with(name: str) -> None:
+    assert load_command(name).help.strip().splitlines()[0] == COMMANDS[name].purpose
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_is_a_manual_page(name: str) -> None:
+    text = help_of(name)
+    assert COMMANDS[name].purpose in text
+    assert "\nExamples:\n  batchtune " in text
+    assert "\nExit codes:\n  0    done\n" in text
+    assert all(parameter.help for parameter in load_command(name).params)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if environment_variables(load_command(name))[0]])
+def test_every_option_that_has_a_variable_is_called_like_it_or_told(name: str) -> None:
+    alike, others = environment_variables(load_command(name))
+    text = " ".join(help_of(name).split())
+    first = next(iter(alike))
+    assert f"{first} as {alike[first]}" in text
+    assert all(f"{option} as {variable}" in text for option, variable in others.items())
+    # Of one command line, never of a project: what to show this time, and where a single file goes.
+    never = {"--force", "--quiet", "--json", "--output", "--summary", "--list", "--patch", "--key-path", "--manifest"}
+    options = {max(one.opts, key=len) for one in load_command(name).params if one.param_type_name == "option"}
+    assert options - never <= {*alike, *others}
+
+
+@pytest.mark.parametrize(("name", "line"), all_examples(), ids=lambda value: str(value))
+def test_an_examples_options_are_there(name: str, line: str) -> None:
+    words = shlex.split(line)
+    words = words[: next((place for place, word in enumerate(words) if word in ("|", ">")), None)]
+    assert words[:2] == ["batchtune", name]
+    load_command(name).make_context(name, words[2:])  # raises where one is unknown or its value can't be parsed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_fits_in_80_columns_but_for_examples(name: str) -> None:
+    lines = help_of(name).splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("  batchtune ")] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_fit_on_a_usual_terminal(name: str) -> None:
+    assert all(len(line) <= 108 for line in examples(load_command(name).epilog))
+
+
+@pytest.mark.parametrize("line", [line for name, line in all_examples() if name in ("sweep-buckets", "schema")])
+def test_an_example_that_needs_no_device_runs(batchtune: Run, tmp_path: Path, line: str) -> None:
+    rows = (f"utt{number},{1 + number % 23}\n" for number in range(200))
+    (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
+    words = shlex.split(line.partition(" | ")[0])
+    needs = ["--max-batch-length", "600"] if words[1] == "sweep-buckets" and "--max-batch-length" not in words else []
+    ran = batchtune(*words[1:], *needs)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_without_arguments_the_help_is_shown(batchtune: Run) -> None:
+    bare, short, long = batchtune(), batchtune("-h"), batchtune("--help")
+    assert bare.returncode == 2
+    assert short.returncode == long.returncode == 0
+    assert bare.stderr.strip() == short.stdout.strip() == long.stdout.strip()
+    listed = " ".join(long.stdout.split())
+    assert all(f"{name} {entry.purpose}" in listed for name, entry in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("sweep-bucket", "Did you mean sweep-buckets?"),
+        ("sweep_buckets", "Did you mean sweep-buckets?"),
+        ("sweep", "Did you mean sweep-buckets?"),
+        ("probe", "Did you mean probe-oom?"),
+        ("Tune", "Did you mean tune?"),
+        ("xyz", "There are tune, probe-oom,"),
+    ],
+)
+def test_a_misspelt_command_is_told_with_what_was_meant(called: Called, written: str, meant: str) -> None:
+    code, stdout, stderr = called(written, "train.csv")
+    assert code == 2 and stdout == ""
+    assert f"There is no command '{written}'. {meant}" in stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (["sweep-buckets", "--num_buckets", "3"], "There is no option --num_buckets. Did you mean --num-buckets?"),
+        (["sweep-buckets", "--num-bucket=3"], "There is no option --num-bucket. Did you mean --num-buckets?"),
+        (["sweep-buckets", "--workload", "w"], "It is one of `batchtune tune`, `batchtune probe-oom`, `batchtune ver"),
+        (["doctor", "--qqqq"], "There is no option --qqqq. `batchtune doctor --help` lists"),
+        (["--debgu"], "There is no option --debgu. Did you mean --debug?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_misspelt_option_is_told_with_what_was_meant(called: Called, written: list[str], meant: str) -> None:
+    code, stdout, stderr = called(*written)
+    assert code == 2 and stdout == ""
+    assert meant in stderr

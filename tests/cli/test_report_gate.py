@@ -1,0 +1,306 @@
+"""`batchtune report` as the gate of a CI."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from cli.conftest import Run, command
+from test_house import HEAVY, loaded_after
+from typer.testing import CliRunner
+
+from batchtune.cli.app import app
+from batchtune.cli.gating import workflow_command
+
+Ran = subprocess.CompletedProcess[str]
+SWEEP = ("--max-batch-length", 60, "--num-buckets", "2:4")
+HOLDS, FAILS, UNKNOWN = "padding_ratio > 90%", "batches > 1", "verify.holds == false"
+
+
+def write_lengths(path: Path, scale: float = 1.0) -> Path:
+    rows = (f"utt{number},{(1 + number % 17) * scale}\n" for number in range(900))
+    path.write_text("id,duration\n" + "".join(rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a sweep, and the manifest beside it."""
+    folder = tmp_path_factory.mktemp("swept")
+    write_lengths(folder / "train.csv")
+    assert run_here("sweep-buckets", folder / "train.csv", *SWEEP, "--run", folder / "run").returncode == 0
+    return folder / "run"
+
+
+def run_here(*arguments: object, env: dict[str, str] | None = None) -> Ran:
+    """Runs a command in this process, which starts no other: there are many of these tests."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
+
+
+@pytest.fixture
+def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`batchtune("report", ...)` in an empty folder, without the caller's settings."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("BATCHTUNE_") or name == "GITHUB_STEP_SUMMARY"]:
+        monkeypatch.delenv(name)
+    return run_here
+
+
+@pytest.fixture
+def edited(swept: Path, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of the run with other values in its sweep."""
+
+    def make(**changes: Any) -> Path:
+        folder = tmp_path / "edited"
+        shutil.copytree(swept, folder)
+        sweep = json.loads((folder / "sweep.json").read_text())
+        (folder / "sweep.json").write_text(json.dumps({**sweep, **changes}))
+        return folder
+
+    return make
+
+
+def assert_usage(ran: Ran, words: str) -> None:
+    assert ran.returncode == 2, ran.stderr
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"), [([HOLDS], 0), ([HOLDS, FAILS], 3), ([FAILS, UNKNOWN], 1), (["batchs > 1", HOLDS], 1)]
+)
+def test_the_exit_code_says_what_became_of_the_rules(
+    batchtune: Run, swept: Path, tmp_path: Path, rules: list[str], code: int
+) -> None:
+    given = [part for rule in rules for part in ("--fail-if", rule)]
+    ran = batchtune("report", swept, *given, "--junit-xml", "sub/gate.xml")
+    assert ran.returncode == code
+    suite = ElementTree.parse(tmp_path / "sub" / "gate.xml").getroot()
+    assert [case.get("name") for case in suite.iter("testcase")] == [f"fails if {rule}" for rule in rules]
+    assert all(rule in ran.stdout for rule in rules)
+    assert len([line for line in ran.stderr.splitlines() if line.startswith(("Fails:", "Error:"))]) == len(
+        [rule for rule in rules if rule != HOLDS]
+    )
+
+
+def test_the_exit_code_is_that_of_the_process(swept: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(command("report", swept, "--fail-if", FAILS), cwd=tmp_path, capture_output=True, check=False)
+    assert ran.returncode == 3
+
+
+def test_a_rule_can_not_be_forgotten_by_its_spelling(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, "--fail-if", "padding_ratio => 8%")
+    assert_usage(ran, "padding_ratio => 8%\n                ^")
+    assert "--fail-if 'padding_ratio > 8%'" in ran.stderr
+
+
+@pytest.mark.parametrize("rule", ["", "batches > nan", "batches", "batches > 5; fill < 1"])
+def test_a_rule_that_is_none_is_wrong_usage(batchtune: Run, swept: Path, rule: str) -> None:
+    assert_usage(batchtune("report", swept, "--fail-if", rule), "--fail-if")
+
+
+@pytest.mark.parametrize("report_format", ["terminal", "markdown", "html", "json"])
+def test_every_format_tells_the_verdict(batchtune: Run, swept: Path, tmp_path: Path, report_format: str) -> None:
+    ran = batchtune("report", swept, "--fail-if", FAILS, "--fail-if", HOLDS, "--format", report_format, "-o", "out.x")
+    assert ran.returncode == 3
+    assert ran.stdout == ""
+    assert "Of 2 rules, 1 fails." in (tmp_path / "out.x").read_text(encoding="utf-8")
+
+
+def test_json_has_the_verdicts_and_the_drift(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, "--format", "json", "--fail-if", FAILS, "--manifest", swept.parent / "train.csv")
+    document = json.loads(ran.stdout)
+    assert ran.returncode == 3
+    (verdict,) = document["verdicts"]
+    assert (verdict["rule"], verdict["outcome"], verdict["limit"]) == (FAILS, "fails", 1)
+    assert (document["drift"]["changed"], document["drift"]["stale"]) == (False, 0)
+
+
+def test_rules_are_taken_from_the_project(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.batchtune.report]\nfail-if = ["{HOLDS}", "{FAILS}"]\njunit-xml = "gate.xml"\n'
+    )
+    assert batchtune("report", swept).returncode == 3
+    assert len(ElementTree.parse(tmp_path / "gate.xml").findall("testsuite/testcase")) == 2
+    assert batchtune("report", swept, "--fail-if", HOLDS).returncode == 0
+    (tmp_path / "pyproject.toml").write_text(f'[tool.batchtune.report]\nfail_if = "{UNKNOWN}"\n')
+    assert batchtune("report", swept).returncode == 1
+
+
+def test_rules_are_taken_from_the_environment_before_the_project(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'[tool.batchtune.report]\nfail-if = "{UNKNOWN}"\n')
+    env = {"BATCHTUNE_FAIL_IF": f"{HOLDS}; {FAILS}\n fill < 0"}
+    ran = batchtune("report", swept, "--format", "json", env=env)
+    assert [verdict["rule"] for verdict in json.loads(ran.stdout)["verdicts"]] == [HOLDS, FAILS, "fill < 0"]
+    assert ran.returncode == 3
+    assert batchtune("report", swept, "--fail-if", HOLDS, env=env).returncode == 0
+
+
+def test_new_lengths_are_held_to_the_run(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+    write_lengths(tmp_path / "new.csv", scale=1500)
+    rules = ["drift > 5%", "stale > 2%", "beyond > 0", "changed == true"]
+    given = [part for rule in rules for part in ("--fail-if", rule)]
+    reading = ["--length-scale", "1/1000", "--manifest-format", "table", "--unit", "s"]
+    ran = batchtune("report", swept, "--manifest", "new.csv", *reading, *given)
+    assert ran.returncode == 3
+    assert "beyond is " in ran.stdout
+    assert len([line for line in ran.stderr.splitlines() if line.startswith("Fails:")]) == 4
+
+
+def test_the_runs_own_lengths_are_no_drift(batchtune: Run, swept: Path) -> None:
+    manifest = swept.parent / "train.csv"
+    rules = ["--fail-if", "drift > 0", "--fail-if", "stale > 0", "--fail-if", "changed == true"]
+    assert batchtune("report", swept, "--manifest", manifest, *rules).returncode == 0
+
+
+def test_a_manifest_that_can_not_be_read_is_an_error_of_the_rules_that_need_it(
+    batchtune: Run, swept: Path, tmp_path: Path
+) -> None:
+    ran = batchtune(
+        "report", swept, "--manifest", "gone.csv", "--fail-if", "stale > 2%", "--fail-if", HOLDS, "--junit-xml", "g.xml"
+    )
+    assert ran.returncode == 1
+    assert "gone.csv does not exist" in ran.stderr
+    root = ElementTree.parse(tmp_path / "g.xml").getroot()
+    assert (root.get("tests"), root.get("errors"), root.get("failures")) == ("2", "1", "0")
+
+
+def test_a_manifest_that_can_not_be_read_is_an_error_without_rules_too(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, "--manifest", "gone.csv")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "gone.csv does not exist" in ran.stderr
+
+
+def test_an_older_run_has_no_drift(batchtune: Run, edited: Callable[..., Path], tmp_path: Path) -> None:
+    write_lengths(tmp_path / "new.csv", scale=2)
+    ran = batchtune("report", edited(quantiles=[]), "--manifest", "new.csv", "--fail-if", "drift > 5%")
+    assert ran.returncode == 1
+    assert "0 quantiles instead of 1,001" in ran.stderr
+
+
+def test_a_run_is_compared_with_a_baseline(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+    assert batchtune("report", swept, "--baseline", swept, "--fail-if", "batches worse 0%").returncode == 0
+    write_lengths(tmp_path / "shorter.csv", scale=0.5)
+    assert batchtune("sweep-buckets", "shorter.csv", *SWEEP, "--run", "other").returncode == 0
+    ran = batchtune("report", swept, "--baseline", "other", "--fail-if", "batches worse 2%")
+    assert ran.returncode == 3
+    assert "in the baseline (of other lengths), above 2%" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, "There is no run folder gone"), ({"lengths": {"unit": "frames"}}, "count frames, this run's count s")],
+)
+def test_a_baseline_that_can_not_be_compared_with_is_an_error(
+    batchtune: Run, swept: Path, edited: Callable[..., Path], changes: dict[str, Any], words: str
+) -> None:
+    lengths = json.loads((swept / "sweep.json").read_text())["lengths"]
+    other = edited(lengths={**lengths, **changes["lengths"]}) if changes else "gone"
+    ran = batchtune("report", swept, "--baseline", other, "--fail-if", "batches worse 2%")
+    assert ran.returncode == 1
+    assert words in ran.stderr
+
+
+def test_a_baseline_that_no_rule_needs_is_told(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, "--baseline", swept, "--fail-if", HOLDS)
+    assert ran.returncode == 0
+    assert "Warning: no rule compares with --baseline" in ran.stderr
+
+
+@pytest.mark.parametrize("damage", ["gone", "batches"])
+def test_where_the_run_can_not_be_read_junit_says_so_for_each_rule(
+    batchtune: Run, swept: Path, edited: Callable[..., Path], tmp_path: Path, damage: str
+) -> None:
+    (tmp_path / "gate.xml").write_text("an older one")
+    sweep = json.loads((swept / "sweep.json").read_text())
+    sweep["rows"][1]["batches"] = -1
+    run = edited(rows=sweep["rows"]) if damage == "batches" else "gone"
+    ran = batchtune("report", run, "--fail-if", HOLDS, "--junit-xml", "gate.xml")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ("row 1: batches is -1" if damage == "batches" else "no run folder") in ran.stderr
+    assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("errors") == "1"
+
+
+@pytest.mark.parametrize("option", ["--junit-xml", "--output"])
+def test_a_file_that_can_not_be_written_is_one_message(
+    batchtune: Run, swept: Path, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    ran = batchtune("report", swept, "--fail-if", HOLDS, option, "folder")
+    assert ran.returncode == 1
+    assert "folder can't be written" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--junit-xml", "gate.xml"], "--junit-xml needs rules"),
+        (["--fail-if", HOLDS, "--junit-xml", "a.xml", "-o", "a.xml"], "the same place"),
+        (["--fail-if", HOLDS, "--junit-xml", "-"], "the same place"),
+        (["--fail-if", HOLDS, "--format", "junit"], "'junit' is no report format"),
+        (["--manifest", "new.csv", "--unit", "parsecs"], "'parsecs' is no unit"),
+    ],
+)
+def test_options_that_make_no_sense_together_are_wrong_usage(
+    batchtune: Run, swept: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    assert_usage(batchtune("report", swept, *options), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_junit_can_go_to_stdout(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, "--fail-if", FAILS, "--junit-xml", "-", "-o", "report.html")
+    assert ran.returncode == 3
+    assert ElementTree.fromstring(ran.stdout.encode()).get("failures") == "1"
+
+
+def test_github_gets_a_summary_and_annotations(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+    (tmp_path / "summary.md").write_text("before\n", encoding="utf-8")
+    env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    ran = batchtune("report", swept, "--github", "--fail-if", FAILS, "--fail-if", "padding_ratio <= 90%", env=env)
+    assert ran.returncode == 3
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("before\n# batchtune report")
+    assert "| ❌ fails | batches &gt; 1 |" in summary
+    errors = [line for line in ran.stderr.splitlines() if line.startswith("::error")]
+    assert len(errors) == 2
+    assert "fails if padding_ratio <= 90%25: " in errors[1]
+    assert "::" not in ran.stdout
+
+
+@pytest.mark.parametrize("env", [{}, {"GITHUB_STEP_SUMMARY": ""}])
+def test_elsewhere_than_on_github_its_option_is_wrong_usage(batchtune: Run, swept: Path, env: dict[str, str]) -> None:
+    assert_usage(batchtune("report", swept, "--github", env={"GITHUB_STEP_SUMMARY": "", **env}), "GITHUB_STEP_SUMMARY")
+
+
+def test_a_command_to_github_can_not_be_broken_out_of() -> None:
+    command = workflow_command("error", "a: b, c\n::debug::", "100%\r\n::set-env name=X::1")
+    assert command == "::error title=a%3A b%2C c%0A%3A%3Adebug%3A%3A::100%25%0D%0A::set-env name=X::1"
+
+
+def test_the_help_of_report_imports_nothing_heavy() -> None:
+    assert not loaded_after(["report", "--help"]) & (HEAVY | {"numpy", "rich", "msgspec"})
+
+
+def test_the_gate_runs_without_torch(swept: Path) -> None:
+    manifest = str(swept.parent / "train.csv")
+    rules = ["--fail-if", HOLDS, "--fail-if", "stale > 2%", "--fail-if", "batches worse 2%"]
+    assert "torch" not in loaded_after(
+        ["report", str(swept), "--manifest", manifest, "--baseline", str(swept), *rules, "--format", "markdown"]
+    )

@@ -1,0 +1,203 @@
+"""The published schemas: what commands write holds to them, what is damaged does not.
+
+The schemas are held as snapshots, so that a change of a file's format is noticed. To write them anew after a wanted
+change:
+
+    REFRESH_SNAPSHOTS=1 python -m pytest tests/cli/test_schema.py
+
+and read the difference before keeping it: a field that is gone or means something else needs a new version.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Run, run_in
+from jsonschema import Draft202012Validator
+from made_once import MadeOnce
+from report_records import failed_verification, made_probe, made_sweep, made_verification, without_recommendation
+from ruamel.yaml import YAML
+
+from batchtune.reports import RunResults, render
+from batchtune.results import encode
+from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of
+
+SNAPSHOTS = Path(__file__).parent / "schemas"
+STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
+TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2:3"]
+VERIFY = ["--steps", "5", "--time-tolerance", "1000"]
+
+
+def errors(name: str, document: Any) -> list[str]:
+    return [
+        f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema_of(name)).iter_errors(document)
+    ]
+
+
+@pytest.fixture(scope="session")
+def written(made_once: MadeOnce) -> Path:
+    """A folder with what commands write: a run folder, and what they print with --json; not to be written to."""
+
+    def make(folder: Path) -> None:
+        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
+        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
+        commands: dict[str, list[str]] = {
+            "tune": ["lengths.csv", *TUNE],
+            "probe-oom": ["lengths.csv", *TUNE[:-2]],
+            "sweep-buckets": ["lengths.csv", "--num-buckets", "2:3"],
+            "verify": ["lengths.csv", *VERIFY],
+            "scan": ["lengths.csv"],
+            "doctor": [],
+            "report": ["--format", "json"],
+            "schema": [],
+        }
+        for command, arguments in commands.items():
+            ran = run_in(folder, command, *arguments, *([] if command == "report" else ["--json"]))
+            assert ran.returncode == 0, f"{command}: {ran.stderr}"
+            (folder / f"{command}.stdout").write_text(ran.stdout)
+
+    return made_once("schema-written", make)
+
+
+def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
+    """Where it was found, which schema holds for it, and the document."""
+    run = written / "batchtune-run"
+    for name in ("run", "probe", "sweep", "verify"):
+        yield f"{name}.json", name, json.loads((run / f"{name}.json").read_text())
+    for number, line in enumerate((run / "trials.jsonl").read_text().splitlines()):
+        yield f"trials.jsonl, {number}", "trials", json.loads(line)
+    yield "sampler.yaml", "sampler", YAML(typ="safe").load(run / "sampler.yaml")
+    printed = {
+        "tune": "report",
+        "probe-oom": "probe",
+        "sweep-buckets": "sweep",
+        "verify": "verify",
+        "scan": "scan",
+        "doctor": "doctor",
+        "report": "report",
+    }
+    for command, name in printed.items():
+        yield f"{command} --json", name, json.loads((written / f"{command}.stdout").read_text())
+
+
+def test_all_that_commands_write_and_print_holds_to_its_schema(written: Path) -> None:
+    found = {where: errors(name, document) for where, name, document in documents(written)}
+    assert {where: wrong for where, wrong in found.items() if wrong} == {}
+
+
+def test_the_schemas_cover_every_file_of_a_run_folder(written: Path) -> None:
+    files = {path.name for path in (written / "batchtune-run").iterdir()}
+    assert files <= {one.file.partition(",")[0] for one in SCHEMAS.values()}
+
+
+def test_what_is_damaged_does_not_hold(written: Path) -> None:
+    for where, name, document in documents(written):
+        schema = schema_of(name)
+        for field in schema["required"]:
+            damaged = {key: value for key, value in document.items() if key != field}
+            assert errors(name, damaged), f"{where} without {field}"
+        for field, value in document.items():
+            damaged = {**copy.deepcopy(document), field: {"not": "this"} if not isinstance(value, dict) else 7}
+            free = schema["properties"].get(field, {}).get("type") == "object" or field == "current_settings"
+            assert free or errors(name, damaged), f"{where} with another {field}"
+
+
+def test_what_says_to_be_of_another_format_or_of_a_newer_version_does_not_hold() -> None:
+    document = json.loads(encode(made_sweep()))
+    assert errors("sweep", document) == []
+    assert errors("probe", document)
+    assert errors("sweep", {**document, "meta": {**document["meta"], "format": "batchtune/probe"}})
+    assert errors("sweep", {**document, "meta": {**document["meta"], "version": 99}})
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        RunResults(name="a", probe=made_probe(), sweep=None),
+        RunResults(name="b", probe=None, sweep=made_sweep(timed=False)),
+        RunResults(name="c", probe=made_probe(), sweep=made_sweep(), verification=made_verification()),
+        RunResults(name="d", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()),
+        RunResults(name="e", probe=None, sweep=without_recommendation(made_sweep())),
+    ],
+    ids=lambda results: results.name,
+)
+def test_reports_of_every_kind_hold_to_theirs(results: RunResults) -> None:
+    assert errors("report", json.loads(render("json", results))) == []
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_schema_is_as_in_its_snapshot(name: str) -> None:
+    path, text = SNAPSHOTS / f"{name}.schema.json", render_schema(name)
+    if os.environ.get("REFRESH_SNAPSHOTS") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_there_is_a_snapshot_of_each_schema_and_no_other() -> None:
+    assert {path.name for path in SNAPSHOTS.iterdir()} == {f"{name}.schema.json" for name in SCHEMAS}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_is_one_of_2020_12_and_tells_what_it_is_of(name: str) -> None:
+    schema = schema_of(name)
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["$id"] == identifier_of(name)
+    assert schema["title"] and schema["description"]
+    assert "Attributes:" not in render_schema(name) and "None" not in render_schema(name)
+
+
+def test_what_a_docstring_says_of_a_field_is_in_the_schema() -> None:
+    properties = schema_of("trials")["properties"]
+    assert properties["outcome"]["description"] == "`ok`, or why not."
+    both = "While the steps were timed; null where the device can't tell."
+    assert properties["sm_clock_mhz"]["description"] == properties["throttle_reasons"]["description"] == both
+
+
+def test_a_docstring_is_taken_apart() -> None:
+    text, attributes = read_docstring(
+        "What it is,\nin a sentence.\n\nMore.\n\nAttributes:\n    a, b: Of both,\n        and on: so.\n"
+        "    c: Of c; d: and of d; None: unknown.\n"
+    )
+    assert text == "What it is, in a sentence.\n\nMore."
+    assert attributes == {
+        "a": "Of both, and on: so.",
+        "b": "Of both, and on: so.",
+        "c": "Of c",
+        "d": "and of d; None: unknown.",
+    }
+    assert read_docstring("Nothing more.") == ("Nothing more.", {})
+
+
+def test_a_schema_is_printed_or_written(batchtune: Run, tmp_path: Path) -> None:
+    assert batchtune("schema", "sweep").stdout == render_schema("sweep")
+    assert batchtune("schema", "sweep", "--json").stdout == render_schema("sweep")
+    assert batchtune("schema", "probe", "-o", "probe.schema.json").stdout == ""
+    assert (tmp_path / "probe.schema.json").read_text() == render_schema("probe")
+
+
+def test_the_names_are_listed(batchtune: Run) -> None:
+    lines = batchtune("schema").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(SCHEMAS)
+    listed = json.loads(batchtune("schema", "--json").stdout)["schemas"]
+    assert [one["name"] for one in listed] == list(SCHEMAS)
+    assert all(one["id"] == identifier_of(one["name"]) for one in listed)
+
+
+@pytest.mark.parametrize("name", ["sweeps", "sweep.json", "batchtune/sweep"])
+def test_an_unknown_name_is_told_with_the_nearest(batchtune: Run, name: str) -> None:
+    ran = batchtune("schema", name)
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert f"there is no schema '{name}'\nDid you mean sweep?" in ran.stderr
+
+
+def test_stdout_holds_one_result_only(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("scan", manifest, "-o", "-", "--json")
+    assert ran.returncode == 2 and ran.stdout == ""
+    assert "stdout can't hold both" in ran.stderr

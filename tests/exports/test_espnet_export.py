@@ -1,0 +1,198 @@
+"""ESPnet: its samplers, with the batch_bins that is written, never exceed max_batch_length."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_records import made_sweep
+from ruamel.yaml import YAML
+
+from batchtune.exports import Tuned, export_of
+from batchtune.exports.espnet import batch_bins
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.results import Sweep
+from batchtune.tuning.distribution import histogram_of, quantiles_of
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+RATE = 16_000
+MAX_BATCH_SECONDS = 600.0
+
+
+def swept(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
+    settings = SweepSettings(strategies=("optimal",), num_buckets=(13,))
+    return sweep(Lengths.of(np.asarray(values, np.float64), unit=unit), max_batch_length, settings, Costs())
+
+
+def rendered(made: Sweep) -> str:
+    return export_of("espnet").render(Tuned(sweep=made))
+
+
+def fragments(text: str) -> list[dict[str, Any]]:
+    """The active settings, then the commented alternatives."""
+    yaml = YAML(typ="safe", pure=True)
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        setting = re.fullmatch(r"(?:# )?((?:batch_\w+|fold_length): \S.*)", line)
+        if setting and setting[1].startswith("batch_type"):
+            blocks.append([])
+        if setting:
+            blocks[-1].append(setting[1])
+    assert yaml.load(text) == yaml.load("\n".join(blocks[0]))
+    return [yaml.load("\n".join(block)) for block in blocks]
+
+
+def cut(lengths: IntArray | FloatArray, bins: int) -> list[tuple[int, float]]:
+    """(batch size, longest length) of each batch of espnet2/samplers/num_elements_batch_sampler.py, one feature."""
+    batches, size = [], 0
+    for length in np.sort(lengths).tolist():
+        size += 1
+        if size * length > bins:
+            batches.append((size, length))
+            size = 0
+    return [*batches, (size, float(np.max(lengths)))] if size else batches
+
+
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, re.sub(r"\s*\n#\s*", " ", text))
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+@pytest.fixture(scope="module")
+def samples() -> IntArray:
+    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+    if not path.exists():
+        pytest.skip(f"{path.parent.name} is not here")
+    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1).astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def librispeech(samples: IntArray) -> Sweep:
+    return swept(samples / RATE, "s", MAX_BATCH_SECONDS)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
+    tops = st.sampled_from([20, 300, 5000])
+    lengths = np.array(data.draw(tops.flatmap(lambda top: st.lists(st.integers(1, top), min_size=1, max_size=2500))))
+    lengths = np.repeat(lengths, data.draw(st.integers(1, 5)))
+    limit = data.draw(st.integers(int(lengths.max()), 20 * int(lengths.max())))
+    scale = data.draw(st.sampled_from([1, RATE]))  # lengths in seconds: not all of them are exact in floating point
+    found = Lengths.of(lengths / scale, unit="s")
+    made = msgspec.structs.replace(
+        made_sweep(),
+        lengths=found.summary(),
+        max_batch_length=limit / scale,
+        quantiles=quantiles_of(found),
+        histogram=histogram_of(found),
+    )
+    bins = batch_bins(made, scale=scale)
+    # ESPnet takes no less than 1, with which two examples of length 1 can still meet.
+    assert bins == 1 or max(size * length for size, length in cut(lengths, bins)) <= limit
+    # On three GPUs, each of which takes every third example of a batch.
+    assert bins == 1 or max(-(-size // 3) * length for size, length in cut(lengths, 3 * bins)) <= limit
+
+
+def test_batch_bins_is_the_largest_where_every_length_is_known() -> None:
+    # Fewer lengths than quantiles, so that each is one: neighbours 10 and 12, 6 × 10 = 60 examples allowed by 60 / 10.
+    made = swept([10.0] * 30 + [12.0] * 30, "tokens", 60.0)
+    bins = batch_bins(made)
+    assert bins == 49  # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10
+    assert max(size * length for size, length in cut(np.array([10] * 30 + [12] * 30), bins)) <= 60
+
+
+def test_an_outlier_is_counted_with_and_its_cost_is_told() -> None:
+    made = swept([*np.linspace(1, 10, 5000), 40.0], "s", 100.0)
+    text = rendered(made)
+    bins, larger = batch_bins(made, scale=RATE), number(r"batch_bins: (\d+) would be as safe", text)
+    assert bins < larger
+    lengths = np.linspace(1, 10, 5000)
+    assert max(size * length for size, length in cut(np.append(lengths, 40.0), bins // RATE)) <= 100
+    assert max(size * length for size, length in cut(lengths, larger // RATE)) <= 100
+
+
+def test_what_exceeds_the_limit_by_itself_is_named() -> None:
+    assert "The longest example, 40 s, exceeds it by itself" in rendered(swept([1.0, 2.0, 40.0], "s", 20.0))
+
+
+def test_a_sweep_without_quantiles_is_exported_and_says_what_it_lacks() -> None:
+    made = msgspec.structs.replace(made_sweep(), quantiles=[], histogram=[])
+    assert fragments(rendered(made))[0]["batch_bins"] == int((600 - 24.525) * RATE)
+    assert "does not hold what is needed to prove that" in re.sub(r"\s*\n#\s*", " ", rendered(made))
+
+
+@pytest.mark.parametrize(
+    ("unit", "batch_type", "scale"),
+    [
+        ("s", "numel", 16_000),
+        ("ms", "numel", 16),
+        ("samples", "numel", 1),
+        ("frames", "length", 1),
+        (None, "length", 1),
+    ],
+)
+def test_the_unit_decides_the_batch_type_and_the_scale(unit: str | None, batch_type: str, scale: int) -> None:
+    made = swept([10.0] * 30 + [12.0] * 30, unit, 60.0)
+    active = fragments(rendered(made))[0]
+    assert active == {"batch_type": batch_type, "batch_bins": 50 * scale - 1}
+
+
+def test_the_rule_on_librispeech(samples: IntArray, librispeech: Sweep) -> None:
+    text = rendered(librispeech)
+    bins = fragments(text)[0]["batch_bins"]
+    found = cut(samples, bins)
+    assert max(size * length for size, length in found) <= MAX_BATCH_SECONDS * RATE
+    assert number(r"about ([\d,]+) an epoch", text) == pytest.approx(len(found), rel=0.02)
+    kept = samples[samples / RATE <= librispeech.quantiles[-2]]
+    larger = number(r"batch_bins: (\d+) would be as safe", text)
+    found = cut(kept, larger)
+    assert max(size * length for size, length in found) <= MAX_BATCH_SECONDS * RATE
+    assert number(r"with about ([\d,]+) batches", text) == pytest.approx(len(found), rel=0.02)
+
+
+def test_max_batch_length_itself_would_be_exceeded(samples: IntArray) -> None:
+    limit = int(MAX_BATCH_SECONDS * RATE)
+    assert max(size * length for size, length in cut(samples, limit)) > limit
+
+
+# The real samplers, where ESPnet is installed (without its dependencies but typeguard it is enough).
+
+
+@pytest.fixture(scope="module")
+def build() -> Any:
+    pytest.importorskip("espnet2.samplers.num_elements_batch_sampler")
+    return importlib.import_module("espnet2.samplers.build_batch_sampler").build_batch_sampler
+
+
+@pytest.mark.parametrize("place", range(3), ids=["numel", "length", "folded"])
+def test_the_real_samplers_on_librispeech(
+    build: Any, tmp_path: Path, samples: IntArray, librispeech: Sweep, place: int
+) -> None:
+    shapes, texts = tmp_path / "speech_shape", tmp_path / "text_shape"
+    shapes.write_text("".join(f"utt{index} {length}\n" for index, length in enumerate(samples.tolist())))
+    texts.write_text("".join(f"utt{index} {length // 1000},30\n" for index, length in enumerate(samples.tolist())))
+    chosen = fragments(rendered(librispeech))[place]
+    options = {
+        "type": chosen["batch_type"],
+        "batch_size": chosen.get("batch_size", 20),
+        "batch_bins": chosen.get("batch_bins", 1),
+    }
+    found = list(build(**options, shape_files=[str(shapes)], fold_lengths=chosen.get("fold_length", [])[:1]))
+    sizes = [(len(batch), max(int(samples[int(key[3:])]) for key in batch)) for batch in found]
+    assert sum(size for size, _ in sizes) == samples.size
+    assert max(size * length for size, length in sizes) <= MAX_BATCH_SECONDS * RATE
+    if "batch_bins" in chosen:
+        assert sizes == cut(samples, chosen["batch_bins"])
+    both = list(build(**options, shape_files=[str(shapes), str(texts)], fold_lengths=chosen.get("fold_length", [])))
+    assert len(both) >= len(found)
+    assert max(len(batch) * max(samples[int(key[3:])] for key in batch) for batch in both) <= MAX_BATCH_SECONDS * RATE

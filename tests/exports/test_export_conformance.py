@@ -1,0 +1,222 @@
+"""What every export holds to, whatever the framework."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from report_records import (
+    hostile_results,
+    made_probe,
+    made_sweep,
+    whole_sweep,
+    with_recommended,
+    without_recommendation,
+)
+from ruamel.yaml import YAML
+
+from batchtune.errors import ResultError, UsageError
+from batchtune.exports import FRAMEWORKS, Tuned, export_of
+from batchtune.lengths import UNITS, Lengths
+from batchtune.results import Sweep
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+# These work batch sizes out of max_batch_length; the others take any table.
+FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}
+# These count seconds, and refuse lengths that can't be turned into them.
+IN_SECONDS = {"nemo", "lhotse"}
+
+
+def frontier_sweep() -> Sweep:
+    """The recommended row takes its batch sizes from the frontier: a fifth more than max_batch_length allows."""
+    made = made_sweep()
+    index, row = next((i, row) for i, row in enumerate(made.rows) if (row.sizing, row.num_buckets) == ("frontier", 13))
+    larger = msgspec.structs.replace(row, batch_sizes=[size + size // 5 for size in row.batch_sizes])
+    rows = [larger if other is row else other for other in made.rows]
+    return msgspec.structs.replace(made, rows=rows, recommended=index)
+
+
+def of_lengths(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
+    settings = SweepSettings(num_buckets=(5, 10))
+    return sweep(Lengths.of(np.asarray(values, np.float64), unit=unit), max_batch_length, settings, Costs())
+
+
+SWEEPS: dict[str, Any] = {
+    **{f"in {unit}": (lambda unit=unit: made_sweep(unit=unit)) for unit in (*UNITS, None)},
+    "without times": lambda: made_sweep(timed=False),
+    "with all that there is": whole_sweep,
+    "sized by the frontier": frontier_sweep,
+    **{
+        strategy: (lambda strategy=strategy: with_recommended(made_sweep(), strategy, 20))
+        for strategy in ("speechbrain", "quantile", "linear", "exponential")
+    },
+    "few lengths": lambda: of_lengths([3.0, 4.5, 4.5, 7.25, 1.0] * 40, "s", 30.0),
+    "many lengths": lambda: of_lengths(np.random.default_rng(0).gamma(2, 60, 3000).round() + 1, "tokens", 5000.0),
+}
+
+
+@pytest.fixture(scope="module")
+def librispeech() -> Sweep:
+    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+    if not path.exists():
+        pytest.skip(f"{path.parent.name} is not here")
+    return of_lengths(np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000, "s", 600.0)
+
+
+def check(name: str, text: str) -> None:
+    """It can be read as what its name says it is, and is tidy."""
+    assert text.endswith("\n") and not text.endswith("\n\n")
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert not re.search(r"[ \t]\n", text)
+    content(name, text)
+
+
+def content(name: str, text: str) -> Any:
+    """What a reader of the format sees, without comments."""
+    suffix = Path(export_of(name).file).suffix
+    if suffix == ".py":
+        return ast.dump(ast.parse(text))
+    if suffix in (".yaml", ".yml"):
+        return YAML(typ="safe", pure=True).load(text)
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def prose(text: str) -> str:
+    """Comments with their line breaks undone."""
+    return re.sub(r"\s*\n\s*#?\s*", " ", text)
+
+
+@pytest.mark.parametrize("made", SWEEPS.values(), ids=SWEEPS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, made: Any) -> None:
+    found: Sweep = made()
+    try:
+        text = export_of(name).render(Tuned(sweep=found, probe=made_probe()))
+    except ResultError as error:
+        assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
+        assert f"counts seconds, but the lengths count {found.lengths.unit}" in error.message
+        assert error.hint and "--unit s" in error.hint
+    else:
+        check(name, text)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_real_lengths_are_exported(name: str, librispeech: Sweep) -> None:
+    check(name, export_of(name).render(Tuned(sweep=librispeech)))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_same_run_gives_the_same_bytes(name: str) -> None:
+    first, second = (export_of(name).render(Tuned(sweep=whole_sweep(), probe=made_probe())) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_nothing_of_the_machine_is_in_it(name: str) -> None:
+    text = export_of(name).render(Tuned(sweep=whole_sweep(), probe=made_probe()))
+    for path in (Path.cwd(), Path.home(), Path(__file__).parents[2], Path(tempfile.gettempdir())):
+        assert str(path) not in text
+
+
+HOSTILE = {
+    "a line break": "x\nimport os\nbatch_bins: 1",
+    "a carriage return": "x\rimport os\rbatch_bins: 1",
+    "line breaks of Unicode": "x\u0085a: 1\u2028b: 1\u2029c: 1\x0bd: 1\x0ce: 1\x1cf: 1",
+    "quotes": '""" \'\'\' \\" \\',
+    "YAML": "]}: - &a *b !!python/object:os.system ${x} $(y) `z` #",
+    "markup": "<script>{{ x }}{% y %}@CONFIG@",
+    "hidden characters": "x\u202ey\u200bz\x1b[31m",
+    "a lone surrogate": "x\udcffy",
+    "a null": "x\0y",
+    "long": "x" * 5000,
+}
+
+
+def hostile(name: str, text: str) -> Tuned:
+    """Every string of the run is this text; but the unit only where the framework takes any."""
+    run, replace = hostile_results(text), msgspec.structs.replace
+    assert run.sweep is not None and run.probe is not None
+    lengths = replace(run.sweep.lengths, unit="s" if name in IN_SECONDS else text)
+    return Tuned(sweep=replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths))
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_hostile_string_stays_in_its_comment(name: str, text: str) -> None:
+    rendered, harmless = (export_of(name).render(hostile(name, one)) for one in (text, "harmless"))
+    check(name, rendered)
+    assert content(name, rendered) == content(name, harmless)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_hostile_path_stays_a_path(name: str, text: str) -> None:
+    rendered, harmless = (
+        export_of(name).render(Tuned(sweep=made_sweep(), config=config)) for config in (text, "harmless")
+    )
+    check(name, rendered)
+    if "harmless" not in harmless:
+        assert rendered == harmless
+    elif export_of(name).file.endswith(".py"):
+        assert content(name, rendered) == content(name, harmless).replace("'harmless'", repr(text))
+    else:
+        assert content(name, rendered) == content(name, harmless)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_can_not_be_expressed_is_said(name: str) -> None:
+    text = prose(export_of(name).render(Tuned(sweep=frontier_sweep(), probe=made_probe())))
+    assert ("can't express" in text) == (name in FROM_MAX_BATCH_LENGTH)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_nothing_recommended_is_an_error(name: str) -> None:
+    with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
+        export_of(name).render(Tuned(sweep=without_recommendation(made_sweep())))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("damage", ["max_batch_length", "lengths", "quantiles"])
+def test_a_damaged_sweep_is_exported_or_an_error(name: str, damage: str) -> None:
+    made = made_sweep()
+    damaged: dict[str, Any] = {
+        "max_batch_length": 0.0,
+        "lengths": msgspec.structs.replace(made.lengths, min=0.0, max=-1.0),
+        "quantiles": [3.0, 0.0, -1.0],
+    }
+    broken = msgspec.structs.replace(made, **{damage: damaged[damage]})
+    try:
+        check(name, export_of(name).render(Tuned(sweep=broken)))
+    except ResultError as error:
+        assert "damaged" in error.message
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_it_has_its_name_and_a_file_of_its_own(name: str) -> None:
+    export = export_of(name)
+    assert export.name == name
+    assert [export_of(other).file for other in FRAMEWORKS].count(export.file) == 1
+
+
+def test_an_unknown_framework_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match=r"'keras'.*no framework"):
+        export_of("keras")
+
+
+def test_no_framework_is_imported() -> None:
+    code = (
+        "import sys; from batchtune.exports import FRAMEWORKS, export_of\n"
+        "for name in FRAMEWORKS: export_of(name)\n"
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(ran.stdout.split()) & {*FRAMEWORKS, "torch", "pandas", "scipy", "pyarrow"}

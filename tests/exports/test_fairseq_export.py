@@ -1,0 +1,144 @@
+"""fairseq: batches that it makes with the flags that are written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from report_records import made_sweep
+from ruamel.yaml import YAML
+
+from batchtune.exports import Tuned, export_of
+from batchtune.lengths import UNITS, IntArray, Lengths
+from batchtune.results import Sweep
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+RATE = 16_000
+
+
+def rendered(made: Sweep) -> str:
+    return export_of("fairseq").render(Tuned(sweep=made))
+
+
+def flags(text: str) -> dict[str, int]:
+    """As the shell gives them to fairseq-train, with `grep -v "^#"`."""
+    words = shlex.split("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    assert all(word.startswith("--") for word in words[::2])
+    return {name[2:]: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def prose(text: str) -> str:
+    return re.sub(r"\s*\n#\s*", " ", text)
+
+
+def cut(lengths: IntArray, max_tokens: int, batch_size: int) -> list[tuple[int, int]]:
+    """(batch size, longest length) of each batch of batch_by_size_vec, fairseq/data/data_utils_fast.pyx of 0.12.2.
+
+    With required_batch_size_multiple=1. Longest first, as RawAudioDataset.ordered_indices has them.
+    """
+    if lengths.max() > max_tokens:
+        raise AssertionError(f"Sentences lengths should not exceed max_tokens={max_tokens}")
+    batches, size, longest = [], 0, 0
+    for length in np.sort(lengths)[::-1].tolist():
+        if size and (size + 1 > batch_size or (size + 1) * max(longest, length) > max_tokens):
+            batches.append((size, longest))
+            size, longest = 0, 0
+        size, longest = size + 1, max(longest, length)
+    return [*batches, (size, longest)]
+
+
+@pytest.fixture(scope="module")
+def samples() -> IntArray:
+    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+    if not path.exists():
+        pytest.skip(f"{path.parent.name} is not here")
+    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1).astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def librispeech(samples: IntArray) -> Sweep:
+    settings = SweepSettings(strategies=("optimal",), num_buckets=(13,))
+    return sweep(Lengths.of(samples / RATE, unit="s"), 600.0, settings, Costs())
+
+
+def test_the_flags() -> None:
+    assert flags(rendered(made_sweep())) == {
+        "max-tokens": 9_600_000,
+        "batch-size": 425,
+        "required-batch-size-multiple": 1,
+        "max-sample-size": 392_400,
+    }
+
+
+def test_the_form_for_hydra_says_the_same() -> None:
+    lines = rendered(made_sweep()).split("fairseq-hydra-train:\n")[1].splitlines()
+    document = YAML(typ="safe", pure=True).load("\n".join(line.removeprefix("#") for line in lines))
+    assert document == {
+        "dataset": {"max_tokens": 9_600_000, "batch_size": 425, "required_batch_size_multiple": 1},
+        "task": {"max_sample_size": 392_400},
+    }
+
+
+@pytest.mark.parametrize("unit", [*UNITS, None])
+def test_max_tokens_is_max_batch_length_in_what_fairseq_counts(unit: str | None) -> None:
+    scale = {"s": 16_000, "ms": 16}.get(unit or "", 1)
+    assert flags(rendered(made_sweep(unit=unit)))["max-tokens"] == 600 * scale
+
+
+@pytest.mark.parametrize(
+    ("unit", "name", "longest"),
+    [
+        ("samples", "max-sample-size", 25),
+        ("frames", "max-source-positions", 25),
+        ("tokens", "max-source-positions", 26),
+    ],
+)
+def test_no_example_is_cropped_or_dropped(unit: str, name: str, longest: int) -> None:
+    assert flags(rendered(made_sweep(unit=unit)))[name] == longest
+
+
+def test_the_users_largest_batch_size_is_kept() -> None:
+    made = msgspec.structs.replace(made_sweep(), settings={"max_batch_size": 64})
+    assert flags(rendered(made))["batch-size"] == 64
+
+
+def test_it_says_where_fairseq_stops() -> None:
+    assert "the longest here, 24.52 s, does not" in prose(rendered(made_sweep()))
+    short = msgspec.structs.replace(made_sweep(), max_batch_length=20.0)
+    assert "fairseq WILL stop" in prose(rendered(short))
+    written = flags(rendered(short))
+    with pytest.raises(AssertionError, match="should not exceed max_tokens"):
+        cut(np.array([392_400]), written["max-tokens"], written["batch-size"])
+
+
+def test_the_rule_on_librispeech(samples: IntArray, librispeech: Sweep) -> None:
+    text = rendered(librispeech)
+    written = flags(text)
+    found = cut(samples, written["max-tokens"], written["batch-size"])
+    assert max(size * longest for size, longest in found) <= 600 * RATE
+    assert max(size for size, _ in found) <= 425
+    about = re.search(r"about ([\d,]+) an epoch", prose(text))
+    assert about is not None
+    assert int(about[1].replace(",", "")) == pytest.approx(len(found), rel=0.02)
+
+
+def test_the_real_batches_on_librispeech(samples: IntArray, librispeech: Sweep) -> None:
+    fast: Any = pytest.importorskip("fairseq.data.data_utils_fast")
+    written = flags(rendered(librispeech))
+    indices = np.argsort(samples, kind="stable")[::-1].copy()
+    found = fast.batch_by_size_vec(
+        indices,
+        samples[indices],
+        written["max-tokens"],
+        written["batch-size"],
+        written["required-batch-size-multiple"],
+    )
+    sizes = [(len(batch), int(samples[batch].max())) for batch in found]
+    assert sizes == cut(samples, written["max-tokens"], written["batch-size"])
+    assert max(size * longest for size, longest in sizes) <= 600 * RATE

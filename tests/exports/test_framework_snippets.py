@@ -1,0 +1,216 @@
+"""The snippets for PyTorch and its trainers, run: the batches they train on are those of the sweep."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from batchtune import BucketBatchSampler
+from batchtune.exports import Tuned, export_of
+from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import Sweep
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+# Frameworks warn of matters of their own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+EPOCHS = 2
+
+
+class Examples(Dataset[torch.Tensor]):
+    """An example is its own index."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+class Tiny(torch.nn.Module):
+    """Its forward pass is a loss; it keeps the batches that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(list(map(int, x.flatten().tolist())))
+        return {"loss": self.layer(x / 1e5).mean()}
+
+
+def stacked(examples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack(examples)}
+
+
+def loss_of(model: Tiny, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = model(**batch)["loss"]
+    return loss
+
+
+@pytest.fixture(scope="module", params=["made", "librispeech"])
+def lengths(request: pytest.FixtureRequest) -> FloatArray:
+    if request.param == "made":
+        return np.random.default_rng(0).integers(1, 40, 900).astype(np.float64)
+    path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+    if not path.exists():
+        pytest.skip(f"{path.parent.name} is not here")
+    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000
+
+
+@pytest.fixture(scope="module")
+def made(lengths: FloatArray) -> Sweep:
+    settings = SweepSettings(strategies=("optimal",), num_buckets=(13,))
+    return sweep(Lengths.of(lengths, unit="s"), 600.0, settings, Costs())
+
+
+@pytest.fixture(scope="module")
+def config(made: Sweep, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("run") / "sampler.yaml"
+    path.write_text(render_sampler_yaml(sampler_config(made)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def run(made: Sweep, config: str) -> Callable[[str], dict[str, Any]]:
+    """The snippet for a framework, executed: its names."""
+
+    def executed(framework: str) -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "snippet"}
+        exec(compile(export_of(framework).render(Tuned(sweep=made, config=config)), framework, "exec"), names)
+        return names
+
+    return executed
+
+
+@pytest.fixture
+def hold(made: Sweep, config: str, lengths: FloatArray) -> Callable[[list[list[int]]], None]:
+    """Checks batches of two epochs: the sampler's own, as many as the sweep's row has, every example once."""
+
+    def check(seen: list[list[int]]) -> None:
+        sampler = BucketBatchSampler.from_config(config, lengths)
+        row = made.recommended_row
+        assert row is not None
+        assert len(seen) == EPOCHS * len(sampler) == EPOCHS * row.batches
+        assert seen == [batch for _ in range(EPOCHS) for batch in sampler]
+        for epoch in (seen[: len(sampler)], seen[len(sampler) :]):
+            assert sorted(index for batch in epoch for index in batch) == list(range(lengths.size))
+
+    return check
+
+
+Snippet = Callable[[str], dict[str, Any]]
+Hold = Callable[[list[list[int]]], None]
+
+
+def test_pytorch(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
+    names, model = run("pytorch"), Tiny()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as that the table was tuned on other lengths
+        loader = names["train_loader"](Examples(lengths.size), lengths, stacked, num_workers=0)
+        names["train"](model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS)
+    hold(model.seen)
+
+
+def test_accelerate(run: Snippet, hold: Hold, lengths: FloatArray) -> None:
+    pytest.importorskip("accelerate")
+    names, model = run("accelerate"), Tiny()
+    loader = names["train_loader"](Examples(lengths.size), lengths, stacked, num_workers=0)
+    names["train"](model, torch.optim.SGD(model.parameters(), 1e-3), loss_of, loader, EPOCHS)
+    hold(model.seen)
+
+
+def test_lightning(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    names, tiny = run("lightning"), Tiny()
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tiny = tiny
+
+        def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+            return loss_of(self.tiny, batch)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    data = names["BucketDataModule"](Examples(lengths.size), lengths, stacked, num_workers=0)
+    names["fit"](
+        Module(),
+        data,
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    hold(tiny.seen)
+
+
+@pytest.fixture
+def torchaudio_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty module in torchaudio's place where it does not load: transformers imports it if it is installed."""
+    try:
+        importlib.import_module("torchaudio")
+    except (ImportError, OSError):
+        empty = types.ModuleType("torchaudio")
+        empty.__spec__ = ModuleSpec("torchaudio", None)
+        monkeypatch.setitem(sys.modules, "torchaudio", empty)
+
+
+@pytest.mark.usefixtures("torchaudio_or_none")
+def test_transformers(run: Snippet, hold: Hold, lengths: FloatArray, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        num_train_epochs=EPOCHS,
+    )
+    trainer = run("transformers")["BucketTrainer"](
+        model=Tiny(),
+        args=arguments,
+        train_dataset=Examples(lengths.size),
+        data_collator=stacked,
+        lengths=lengths,
+    )
+    trainer.train()
+    hold(trainer.model.seen)
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "accelerate"])
+def test_the_loader_takes_the_manifest_that_was_tuned_on(
+    run: Snippet, lengths: FloatArray, tmp_path: Path, framework: str
+) -> None:
+    manifest = tmp_path / "train.csv"
+    manifest.write_text("id,duration\n" + "".join(f"{index},{value}\n" for index, value in enumerate(lengths.tolist())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        names = run(framework)
+        loader = names["train_loader"](Examples(lengths.size), str(manifest), stacked, num_workers=0)
+    assert isinstance(loader, DataLoader)
+    assert isinstance(loader.batch_sampler, BucketBatchSampler)
+    assert len(loader) == len(BucketBatchSampler.from_config(names["CONFIG"], lengths))

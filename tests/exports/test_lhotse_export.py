@@ -1,0 +1,182 @@
+"""The Lhotse export, run by Lhotse's own sampler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from report_records import hostile_results, made_sweep, without_recommendation
+
+from batchtune.errors import ResultError
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
+from batchtune.exports.lhotse import in_seconds, least_buffer
+from batchtune.lengths import Lengths
+from batchtune.results import Row, Sweep
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+CUTS = DATA / "derived-librispeech-formats" / "lhotse_cuts.jsonl.gz"
+EXPORT = export_of("lhotse")
+
+
+@pytest.fixture(scope="module")
+def librispeech() -> np.ndarray:
+    if not LIBRISPEECH.exists():
+        pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
+    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000
+
+
+@pytest.fixture(scope="module")
+def swept(librispeech: np.ndarray) -> Sweep:
+    return sweep(Lengths.of(librispeech, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs())
+
+
+def render(result: Sweep) -> str:
+    return EXPORT.render(Tuned(sweep=result))
+
+
+def module_of(text: str) -> dict[str, Any]:
+    pytest.importorskip("lhotse")
+    names: dict[str, Any] = {"__name__": "snippet"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(text, "snippet", "exec"), names)
+    return names
+
+
+def batches(text: str, cuts: Iterable[Any], **options: Any) -> list[list[float]]:
+    """The durations in each batch of an epoch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [[cut.duration for cut in batch] for batch in module_of(text)["make_sampler"](cuts, **options)]
+
+
+def dummy_cuts(durations: Iterable[float]) -> list[Any]:
+    cut = pytest.importorskip("lhotse").MonoCut
+    return [cut(id=str(i), start=0, duration=float(value), channel=0) for i, value in enumerate(durations)]
+
+
+def recommended(result: Sweep) -> Row:
+    assert result.recommended_row is not None
+    return result.recommended_row
+
+
+def with_row(boundaries: list[float], sizes: list[int], unit: str | None = "s") -> Sweep:
+    row = msgspec.structs.replace(recommended(made_sweep()), boundaries=boundaries, batch_sizes=sizes)
+    lengths = msgspec.structs.replace(made_sweep().lengths, unit=unit, max=boundaries[-1])
+    return msgspec.structs.replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)
+
+
+def test_lhotse_makes_as_many_batches_as_the_row_of_real_lengths(librispeech: np.ndarray, swept: Sweep) -> None:
+    row = recommended(swept)
+    found = batches(render(swept), dummy_cuts(librispeech))
+    assert len(found) == row.batches
+    assert sorted(length for batch in found for length in batch) == sorted(librispeech)
+    for batch in found:
+        assert len(batch) <= row.batch_sizes[int(np.searchsorted(row.boundaries, max(batch)))]
+
+
+def test_the_least_buffer_is_enough(librispeech: np.ndarray, swept: Sweep) -> None:
+    row = recommended(swept)
+    found = batches(render(swept), dummy_cuts(librispeech[:6000]), buffer_size=least_buffer(row.batch_sizes))
+    counts = np.bincount(np.searchsorted(row.boundaries, librispeech[:6000]), minlength=len(row.boundaries))
+    assert len(found) == int(np.sum(-(-counts // np.array(row.batch_sizes))))
+
+
+def test_the_buffer_grows_with_the_batch_sizes() -> None:
+    assert module_of(render(with_row([1.0, 2.0], [30_000, 7])))["BUFFER_SIZE"] == 30_006
+
+
+def test_one_example_less_in_the_buffer_is_too_few() -> None:
+    text = render(with_row([1.0, 2.0], [3, 2]))
+    lengths = [1.0, 1.0, 2.0] + [1.0] * 4 + [2.0]  # 4 of the 8 fill no bucket: 2 short ones, 1 long one
+    assert len(batches(text, dummy_cuts(lengths), shuffle=False, buffer_size=least_buffer([3, 2]))) == 3
+    assert len(batches(text, dummy_cuts(lengths), shuffle=False, buffer_size=least_buffer([3, 2]) - 1)) == 4
+
+
+def test_a_measured_size_for_each_bucket_is_kept() -> None:
+    names = module_of(render(with_row([1.5, 2.5, 4.0], [9, 2, 5])))
+    assert (names["BOUNDARIES"], names["BATCH_SIZES"]) == ([1.5, 2.5, 4.0], [9, 2, 5])
+
+
+def test_milliseconds_become_seconds() -> None:
+    assert module_of(render(with_row([1500.0, 24525.0], [9, 2], "ms")))["BOUNDARIES"] == [1.5, 24.525]
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("samples", 16_000), ("frames", 100)])
+def test_samples_and_frames_are_measured_as_such(unit: str, scale: int) -> None:
+    lhotse = pytest.importorskip("lhotse")
+    lengths = [1.0, 1.5, 2.0, 0.5, 1.25]
+    features = lhotse.Features(
+        type="fbank", num_frames=200, num_features=80, frame_shift=0.01, sampling_rate=16_000, start=0, duration=2.0,
+        storage_type="none", storage_path="none", storage_key="none", channels=0,
+    )  # fmt: skip
+    recording = lhotse.Recording(id="r", sources=[], sampling_rate=16_000, num_samples=32_000, duration=2.0)
+    cuts = [
+        lhotse.MonoCut(id=str(i), start=0, duration=d, channel=0, recording=recording, features=features)
+        for i, d in enumerate(lengths)
+    ]
+    found = batches(render(with_row([scale * 1.25, scale * 2.0], [2, 1], unit)), cuts)
+    assert sorted(map(sorted, found)) in (
+        [[0.5, 1.0], [1.25], [1.5], [2.0]],
+        [[0.5], [1.0, 1.25], [1.5], [2.0]],
+        [[0.5, 1.25], [1.0], [1.5], [2.0]],
+    )
+
+
+def test_a_cut_beyond_the_last_boundary_stops_lhotse() -> None:
+    with pytest.raises(AssertionError, match="exceeds the highest allowed length"):
+        batches(render(with_row([1.0, 2.0], [3, 2])), dummy_cuts([1.0, 3.0]))
+
+
+@pytest.mark.parametrize("unit", ["tokens", "bytes"])
+def test_what_is_no_time_is_refused(unit: str) -> None:
+    with pytest.raises(ResultError, match=f"counts seconds, but the lengths count {unit}"):
+        render(made_sweep(unit=unit))
+
+
+def test_in_seconds_takes_an_unknown_unit_for_seconds() -> None:
+    assert in_seconds([2.0], None, "X") == [2.0]
+    assert "taken to be seconds" in render(made_sweep(unit=None))
+
+
+def test_a_table_that_ends_before_the_longest_example_is_refused() -> None:
+    result = with_row([1.0, 2.0], [3, 2])
+    lengths = msgspec.structs.replace(result.lengths, max=2.5)
+    with pytest.raises(ResultError, match=r"ends at 2, before the longest example of 2\.5"):
+        render(msgspec.structs.replace(result, lengths=lengths))
+
+
+def test_without_a_recommendation_there_is_nothing_to_write() -> None:
+    with pytest.raises(ResultError, match="recommends no bucket table"):
+        render(without_recommendation(made_sweep()))
+
+
+@pytest.mark.parametrize("text", ["\nimport os\n", "\u2028import os", "\x85import os", "'''", '"""'])
+def test_strings_of_the_sweep_stay_in_comments(text: str) -> None:
+    hostile = hostile_results(text).sweep
+    written = render(msgspec.structs.replace(hostile, lengths=made_sweep().lengths))
+    assert all(line.isprintable() for line in written.split("\n"))
+    assert module_of(written).keys() == module_of(render(made_sweep())).keys()
+    with pytest.raises(ResultError):
+        render(hostile)
+
+
+@pytest.mark.slow
+def test_the_file_counts_the_batches_of_a_manifest(swept: Sweep, tmp_path: Path) -> None:
+    pytest.importorskip("lhotse")
+    if not CUTS.exists():
+        pytest.skip(f"{CUTS.name} is not here")
+    path = tmp_path / EXPORT.file
+    path.write_text(render(swept), encoding="utf-8")
+    done = subprocess.run([sys.executable, path, CUTS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == recommended(swept).batches

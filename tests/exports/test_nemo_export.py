@@ -1,0 +1,310 @@
+"""The NeMo export, run by NeMo itself where it is installed, and by the sampler that it calls."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from report_records import hostile_results, made_probe, made_sweep, whole_sweep, without_recommendation
+from ruamel.yaml import YAML
+
+from batchtune.errors import ResultError
+from batchtune.exports import export_of
+from batchtune.exports.base import Tuned
+from batchtune.exports.nemo import DurationLimit, duration_limit
+from batchtune.lengths import Lengths
+from batchtune.results import CostModel, Models, Probe, Row, Sweep, TwoDimensionalRow
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
+CUTS = DATA / "derived-librispeech-formats" / "lhotse_cuts.jsonl.gz"
+EXPORT = export_of("nemo")
+TWO = TwoDimensionalRow(
+    num_buckets=3,
+    buckets=[(4.0, 10.0), (4.0, 20.0), (9.0, 25.0)],
+    batch_sizes=[3, 2, 1],
+    batches=900,
+    estimated_epoch_seconds=200.0,
+    one_dimensional_batches=1000,
+    one_dimensional_epoch_seconds=230.0,
+)
+
+
+@pytest.fixture(scope="module")
+def librispeech() -> np.ndarray:
+    if not LIBRISPEECH.exists():
+        pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
+    return np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000
+
+
+@pytest.fixture(scope="module")
+def swept(librispeech: np.ndarray) -> Sweep:
+    return sweep(Lengths.of(librispeech, unit="s"), 600, SweepSettings(num_buckets=(13,)), Costs())
+
+
+@pytest.fixture(scope="module")
+def nemo() -> Any:
+    """NeMo's own data loading, which few machines have."""
+    if importlib.util.find_spec("nemo") is None:
+        pytest.skip("nemo is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("nemo.collections.common.data.lhotse.dataloader")
+
+
+def render(result: Sweep, probe: Probe | None = None) -> str:
+    return EXPORT.render(Tuned(sweep=result, probe=probe))
+
+
+def train_ds(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
+    assert list(document) == ["model"] and list(document["model"]) == ["train_ds"]
+    settings: dict[str, Any] = document["model"]["train_ds"]
+    return settings
+
+
+def alternative(text: str, first: str) -> dict[str, Any]:
+    """The fragment with the commented alternative that begins with this key in place of what it replaces."""
+    lines = text[text.index(f"    # {first}:") :].split("\n\n")[0].splitlines()
+    commented = YAML(typ="safe", pure=True).load("\n".join(line.replace("    # ", "", 1) for line in lines))
+    return {**train_ds(text), **commented}
+
+
+def recommended(result: Sweep) -> Row:
+    assert result.recommended_row is not None
+    return result.recommended_row
+
+
+def nemo_batches(nemo: Any, settings: dict[str, Any], path: Path, tokenizer: Any = None) -> list[list[float]]:
+    """The durations in each batch of an epoch, by NeMo's own reading of the settings."""
+    from omegaconf import OmegaConf
+
+    asked = {**settings, "cuts_path": str(path), "force_finite": True, "shard_seed": 0, "concurrent_bucketing": False}
+    asked.pop("use_lhotse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = nemo.make_structured_with_schema_warnings(OmegaConf.create(asked))
+        sampler, _ = nemo.get_lhotse_sampler_from_config(config, 0, 1, tokenizer=tokenizer)
+        return [[cut.duration for cut in batch] for batch in sampler]
+
+
+def lhotse_batches(settings: dict[str, Any], durations: Iterable[float]) -> list[list[float]]:
+    """The same by the sampler and the constraint that NeMo gives these settings to."""
+    lhotse = pytest.importorskip("lhotse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sampling = importlib.import_module("lhotse.dataset.sampling.dynamic_bucketing")
+        bins = settings["bucket_duration_bins"]
+        sampler = sampling.DynamicBucketingSampler(
+            [lhotse.MonoCut(id=str(i), start=0, duration=float(d), channel=0) for i, d in enumerate(durations)],
+            constraint=sampling.FixedBucketBatchSizeConstraint(bins, settings["bucket_batch_size"]),
+            duration_bins=bins,
+            shuffle=settings["shuffle"],
+            drop_last=settings["drop_last"],
+            num_buckets=settings["num_buckets"],
+            buffer_size=settings["bucket_buffer_size"],
+        )
+        return [[cut.duration for cut in batch] for batch in sampler]
+
+
+def write_cuts(path: Path, durations: Iterable[float], tokens: Iterable[int] | None = None) -> Path:
+    lhotse = pytest.importorskip("lhotse")
+    cuts = []
+    texts = [1] * 10_000 if tokens is None else list(tokens)
+    for index, (duration, count) in enumerate(zip(durations, texts, strict=False)):
+        recording = lhotse.Recording(
+            id=str(index), sources=[], sampling_rate=16_000, num_samples=round(duration * 16_000), duration=duration
+        )
+        said = lhotse.SupervisionSegment(
+            id=str(index), recording_id=str(index), start=0, duration=duration, text="x" * count
+        )
+        cuts.append(
+            lhotse.MonoCut(
+                id=str(index), start=0, duration=duration, channel=0, recording=recording, supervisions=[said]
+            )
+        )
+    lhotse.CutSet.from_cuts(cuts).to_file(path)
+    return path
+
+
+def test_lhotses_sampler_makes_full_batches_of_real_lengths(librispeech: np.ndarray, swept: Sweep) -> None:
+    some, row = librispeech[::4], recommended(swept)
+    counts = np.bincount(np.searchsorted(row.boundaries, some), minlength=len(row.boundaries))
+    found = lhotse_batches(train_ds(render(swept)), some)
+    assert len(found) == int(np.sum(-(-counts // np.array(row.batch_sizes))))
+    assert sum(map(len, found)) == len(some)
+
+
+@pytest.mark.slow
+def test_nemo_makes_as_many_batches_as_the_row_of_real_lengths(nemo: Any, swept: Sweep) -> None:
+    if not CUTS.exists():
+        pytest.skip(f"{CUTS.name} is not here")
+    found = nemo_batches(nemo, train_ds(render(swept)), CUTS)
+    assert len(found) == recommended(swept).batches
+    assert sum(map(len, found)) == swept.lengths.count
+
+
+def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo: Any, tmp_path: Path) -> None:
+    durations = [1.5, 24.525, 24.6, 3.582, 3.583]
+    path = write_cuts(tmp_path / "cuts.jsonl", durations)
+    found = nemo_batches(nemo, train_ds(render(made_sweep())), path)
+    assert sorted(map(sorted, found)) == [[1.5, 3.582], [3.583], [24.525]]
+
+
+def test_nemo_obeys_the_limit_of_the_alternative(nemo: Any, tmp_path: Path) -> None:
+    settings = alternative(render(made_sweep(), made_probe()), "bucket_batch_size")
+    assert settings["bucket_batch_size"] is None
+    path = write_cuts(tmp_path / "cuts.jsonl", [20.0] * 100)
+    limit = DurationLimit(batch_duration=settings["batch_duration"], quadratic_duration=settings["quadratic_duration"])
+    assert max(map(len, nemo_batches(nemo, settings, path))) == fitting(limit, 20.0)
+
+
+def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo: Any, tmp_path: Path) -> None:
+    def letters(text: str) -> list[int]:
+        """One token a letter."""
+        return list(range(len(text)))
+
+    text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO]))
+    settings = alternative(text, "num_buckets")
+    durations, tokens = [3.0] * 3 + [3.1] * 2 + [3.2, 8.0], [10] * 3 + [11] * 2 + [21, 5]
+    path = write_cuts(tmp_path / "cuts.jsonl", durations, tokens)
+    found = nemo_batches(nemo, settings, path, tokenizer=letters)
+    assert sorted(map(sorted, found)) == [[3.0, 3.0, 3.0], [3.1, 3.1], [3.2], [8.0]]
+
+
+def test_the_fragment_has_the_recommended_table_and_turns_other_limits_off() -> None:
+    settings = train_ds(render(made_sweep()))
+    row = recommended(made_sweep())
+    assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (row.boundaries, row.batch_sizes)
+    assert (settings["use_lhotse"], settings["use_bucketing"], settings["num_buckets"]) == (True, True, 13)
+    assert (settings["batch_size"], settings["batch_duration"], settings["max_duration"]) == (None, None, 24.525)
+    assert settings["bucket_duration_bins"][-1] >= made_sweep().lengths.max
+
+
+def test_the_buffer_is_never_too_small_for_the_batch_sizes() -> None:
+    row = msgspec.structs.replace(recommended(made_sweep()), batch_sizes=[2000] * 13)
+    settings = train_ds(render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0)))
+    assert settings["bucket_buffer_size"] == 13 * 1999 + 1
+
+
+def test_milliseconds_become_seconds() -> None:
+    lengths = msgspec.structs.replace(made_sweep().lengths, unit="ms", max=24525.0)
+    boundaries = [1000 * boundary for boundary in recommended(made_sweep()).boundaries]
+    row = msgspec.structs.replace(recommended(made_sweep()), boundaries=boundaries)
+    settings = train_ds(render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0, lengths=lengths)))
+    assert settings["bucket_duration_bins"] == pytest.approx(recommended(made_sweep()).boundaries, rel=1e-15)
+    assert settings["max_duration"] == 24.525
+
+
+@pytest.mark.parametrize(("unit", "remedy"), [("samples", "1/16000"), ("frames", "0.01"), ("tokens", "seconds")])
+def test_other_units_are_refused_with_what_to_do(unit: str, remedy: str) -> None:
+    with pytest.raises(ResultError, match=f"NeMo counts seconds, but the lengths count {unit}") as caught:
+        render(made_sweep(unit=unit))
+    assert remedy in str(caught.value.hint)
+
+
+def test_without_a_recommendation_there_is_nothing_to_write() -> None:
+    with pytest.raises(ResultError, match="recommends no bucket table"):
+        render(without_recommendation(made_sweep()))
+
+
+def fitting(limit: DurationLimit, length: float) -> int:
+    """How many examples of one length Lhotse puts in a batch."""
+    quadratic = 0.0 if limit.quadratic_duration is None else length**2 / limit.quadratic_duration
+    return max(1, int(limit.batch_duration / (length + quadratic)))
+
+
+def with_model(probe: Probe, **fields: float) -> Probe:
+    model = probe.models.peak_bytes
+    assert model is not None
+    changed = msgspec.structs.replace(model, **fields)
+    return msgspec.structs.replace(probe, models=Models(peak_bytes=changed, step_seconds=None))
+
+
+class TestDurationLimit:
+    @pytest.mark.parametrize("quadratic", [0.0, 1e5, 1e7, 1e8])
+    def test_no_batch_of_equal_lengths_is_beyond_the_memory_model_or_the_frontier(self, quadratic: float) -> None:
+        probe = with_model(made_probe(), quadratic=quadratic)
+        limit, model = duration_limit(probe), probe.models.peak_bytes
+        assert limit is not None and isinstance(model, CostModel)
+        for length in np.linspace(1.41, 24.525, 500).tolist():
+            if fitting(limit, length) > 1:
+                used = model.constant + fitting(limit, length) * model.per_example(length)
+                assert used <= probe.device.limit_bytes
+        for point in probe.frontier:
+            assert fitting(limit, point.length) <= point.batch_size
+
+    def test_memory_in_proportion_to_the_length_needs_no_quadratic_duration(self) -> None:
+        limit = duration_limit(with_model(made_probe(), quadratic=0.0))
+        assert limit is not None and limit.quadratic_duration is None
+        assert "# quadratic_duration: null" in render(made_sweep(), with_model(made_probe(), quadratic=0.0))
+
+    def test_the_quadratic_duration_is_the_ratio_of_the_coefficients(self) -> None:
+        limit = duration_limit(with_model(made_probe(), linear=2e8, quadratic=1e7))
+        assert limit is not None and limit.quadratic_duration == 20
+
+    def test_milliseconds_become_seconds(self) -> None:
+        probe = made_probe("ms")
+        model = CostModel(floor=0, constant=2e9, linear=2.1e5, quadratic=0.1, relative_error=0.004)
+        points = [msgspec.structs.replace(point, length=point.length * 1000) for point in probe.frontier]
+        lengths = msgspec.structs.replace(probe.lengths, max=24525.0)
+        changed = msgspec.structs.replace(
+            probe, models=Models(peak_bytes=model, step_seconds=None), frontier=points, lengths=lengths
+        )
+        assert duration_limit(changed) == duration_limit(made_probe())
+
+    @pytest.mark.parametrize("fields", [{"target_linear": 1.0}, {"cross": 1.0}, {"linear": 0.0}, {"constant": 1e15}])
+    def test_where_none_can_be_derived_a_comment_says_so(self, fields: dict[str, float]) -> None:
+        probe = with_model(made_probe(), **fields)
+        assert duration_limit(probe) is None
+        assert "can't be derived here" in render(made_sweep(), probe)
+
+    def test_without_a_probe_there_is_no_such_alternative(self) -> None:
+        assert "quadratic_duration" not in render(made_sweep())
+
+
+class TestTwoDimensions:
+    def test_pairs_and_their_gain_stand_in_comments(self) -> None:
+        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO]))
+        settings = alternative(text, "num_buckets")
+        assert settings["bucket_duration_bins"] == [[4, 10], [4, 20], [9, 25]]
+        assert (settings["bucket_batch_size"], settings["bucketing_2d_strict_mode"]) == ([3, 2, 1], False)
+        plain = " ".join(re.sub(r"\n *# ", " ", text).split())
+        assert "3 bins, 900 batches an epoch, where the best table over durations alone with as many" in plain
+        assert "bins needs 1000 (3 min 20 s instead of 3 min 50 s)" in plain
+
+    def test_long_lists_stay_in_comments(self) -> None:
+        many = msgspec.structs.replace(
+            TWO, buckets=[(float(i), 2.0 * i) for i in range(1, 41)], batch_sizes=list(range(40, 0, -1)), num_buckets=40
+        )
+        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO, many]))
+        assert train_ds(text) == train_ds(render(made_sweep()))
+        lots = msgspec.structs.replace(many, estimated_epoch_seconds=10.0)
+        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO, lots]))
+        assert len(alternative(text, "num_buckets")["bucket_duration_bins"]) == 40
+
+    @pytest.mark.parametrize(
+        "fields", [{"batch_sizes": [1]}, {"buckets": []}, {"buckets": [(9.0, 1.0), (4.0, 1.0), (4.0, 2.0)]}]
+    )
+    def test_damaged_ones_are_left_out(self, fields: dict[str, Any]) -> None:
+        damaged = msgspec.structs.replace(TWO, **fields)
+        assert render(msgspec.structs.replace(made_sweep(), two_dimensional=[damaged])) == render(made_sweep())
+
+
+@pytest.mark.parametrize("text", ["\nmodel: 1\n", "\u2028evil: 1", "\x85evil: 1", "\x1b[2J"])
+def test_strings_of_the_sweep_stay_in_comments(text: str) -> None:
+    hostile = msgspec.structs.replace(hostile_results(text).sweep, lengths=whole_sweep().lengths)
+    written = render(hostile, made_probe())
+    assert all(line.isprintable() for line in written.split("\n"))
+    assert train_ds(written) == train_ds(render(whole_sweep(), made_probe()))
+    with pytest.raises(ResultError):
+        render(hostile_results(text).sweep)

@@ -1,0 +1,64 @@
+"""Made records for the tests of the HTML report: all that a page can show."""
+
+from __future__ import annotations
+
+import msgspec
+from report_records import COUNT, TOTAL_SECONDS, hostile_results, made_probe, made_verification, whole_sweep
+
+from batchtune.reports import RunResults
+from batchtune.results import BucketUse, HistogramBin, Sweep
+
+CONFIGS = {
+    "sampler.yaml": "# <b>the</b> recommendation\nnum_buckets: 13\n\nbucket_boundaries: [1.5, 3.25]  # & more\n",
+    "speechbrain": "\n  dynamic_batching: !new:x\n    note: \"it's 'quoted'\"\n",
+    "nemo": "trainer:\n  max_epochs: 1",
+}
+
+
+def with_data(sweep: Sweep, count: int = COUNT, *, logarithmic: bool = True) -> Sweep:
+    """The sweep with a histogram, quantiles and use of buckets, of so many examples."""
+    ratio = 24.525 / 1.41
+    edges = [1.41 * ratio ** (i / 40) if logarithmic else 1.41 + (24.525 - 1.41) * i / 40 for i in range(41)]
+    shares = [i * (40 - i) for i in range(40)]
+    bins = [
+        HistogramBin(from_=low, to=high, count=count * share // sum(shares))
+        for low, high, share in zip(edges, edges[1:], shares, strict=False)
+    ]
+    row = sweep.recommended_row
+    buckets = [
+        BucketUse(
+            boundary=boundary,
+            batch_size=size,
+            examples=count // len(row.boundaries),
+            batches=-(-count // len(row.boundaries) // size),
+            length=TOTAL_SECONDS * count / COUNT / len(row.boundaries),
+            padded_length=TOTAL_SECONDS * count / COUNT / len(row.boundaries) * 1.05,
+        )
+        for boundary, size in (zip(row.boundaries, row.batch_sizes, strict=True) if row is not None else ())
+    ]
+    return msgspec.structs.replace(
+        sweep,
+        lengths=msgspec.structs.replace(sweep.lengths, count=count, total=TOTAL_SECONDS * count / COUNT),
+        histogram=bins,
+        quantiles=[1.41 * ratio ** (i / 1000) for i in range(1001)],
+        buckets=buckets,
+    )
+
+
+def full_results(count: int = COUNT) -> RunResults:
+    """A run whose report has every section."""
+    return RunResults(
+        name="librispeech-100",
+        probe=made_probe(),
+        sweep=with_data(whole_sweep(), count),
+        verification=made_verification(),
+    )
+
+
+def hostile_full_results(text: str) -> RunResults:
+    """A run with every section in which every string that a file can freely choose holds this text."""
+    results = hostile_results(text)
+    assert results.sweep is not None
+    return RunResults(
+        name=results.name, probe=results.probe, sweep=with_data(results.sweep), verification=results.verification
+    )

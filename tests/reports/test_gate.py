@@ -1,0 +1,463 @@
+"""The CI gate: what its rules mean, at their edges."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_records import (
+    failed_verification,
+    made_lengths,
+    made_sweep,
+    made_verification,
+    whole_sweep,
+    without_recommendation,
+)
+
+from batchtune.errors import ResultError, UsageError
+from batchtune.reports import load_run
+from batchtune.reports.gate import Evidence, Verdict, exit_code, judge, not_judged, parse_rules
+from batchtune.reports.gate.fields import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, all_fields
+from batchtune.reports.gate.grammar import parse_rule
+from batchtune.reports.gate.words import drift_sentences, verdict_sentence, verdict_table
+from batchtune.results import Drift, Sweep, write_result
+
+replace = msgspec.structs.replace
+SWEEP = made_sweep()
+
+
+def with_row(sweep: Sweep | None = None, **changes: Any) -> Sweep:
+    """A sweep with other numbers in its recommended row."""
+    sweep = sweep or SWEEP
+    assert sweep.recommended is not None
+    rows = list(sweep.rows)
+    rows[sweep.recommended] = replace(rows[sweep.recommended], **changes)
+    return replace(sweep, rows=rows)
+
+
+def made_drift(**changes: Any) -> Drift:
+    drift = Drift(
+        lengths=made_lengths(),
+        changed=True,
+        distance=0.034,
+        beyond=12,
+        batches=655,
+        retuned_batches=634,
+        epoch_seconds=None,
+        retuned_epoch_seconds=None,
+        stale=655 / 634 - 1,
+    )
+    return replace(drift, **changes)
+
+
+def verdict_of(rule: str, evidence: Evidence) -> Verdict:
+    (verdict,) = judge(parse_rules([rule]), evidence)
+    return verdict
+
+
+def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
+    return verdict_of(rule, Evidence(sweep=sweep or SWEEP, **evidence)).outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "expected"),
+    [
+        (100, "batches > 100", "holds"),
+        (101, "batches > 100", "fails"),
+        (100, "batches >= 100", "fails"),
+        (99, "batches >= 100", "holds"),
+        (100, "batches < 100", "holds"),
+        (100, "batches <= 100", "fails"),
+        (100, "batches == 100", "fails"),
+        (100, "batches != 100", "holds"),
+        (99, "batches != 100", "fails"),
+        (100, "batches > 1e2", "holds"),
+        (101, "batches>+100.", "fails"),
+        (100, "batches > -1", "fails"),
+    ],
+)
+def test_counts_are_compared(value: int, rule: str, expected: str) -> None:
+    assert outcome(rule, with_row(batches=value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "rule", "expected"),
+    [
+        (0.08, "padding_ratio > 8%", "holds"),
+        (0.08, "padding_ratio > 0.08", "holds"),
+        (0.08, "padding_ratio >= 8%", "fails"),
+        (0.08, "padding_ratio == 8 %", "fails"),
+        (0.08000000000000002, "padding_ratio > 8%", "fails"),
+        (0.07999999999999999, "padding_ratio >= 8%", "holds"),
+        (0.147, "padding_ratio == 14.7%", "fails"),
+        (0.07, "padding_ratio == 7%", "fails"),
+        (0.99999, "padding_ratio >= 100%", "holds"),
+        (1.0, "padding_ratio >= 100%", "fails"),
+        (0.99999, "padding_ratio < 1", "fails"),
+        (0.0, "padding_ratio > 0%", "holds"),
+        (5e-324, "padding_ratio > 0%", "fails"),
+    ],
+)
+def test_ratios_are_compared_as_the_decimals_that_people_read(value: float, rule: str, expected: str) -> None:
+    assert outcome(rule, with_row(padding_ratio=value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(99.999, "holds"), (100.0, "holds"), (100.00000000000001, "fails"), (100.001, "fails")]
+)
+def test_what_is_shown_as_a_round_number_is_not_taken_for_one(seconds: float, expected: str) -> None:
+    sweep = with_row(estimated_epoch_seconds=seconds)
+    assert outcome("estimated_epoch_seconds > 100", sweep) == expected
+
+
+def test_a_message_has_the_digits_that_tell_the_value_from_the_limit() -> None:
+    sweep = with_row(estimated_epoch_seconds=99.9999)
+    verdict = verdict_of("estimated_epoch_seconds >= 100", Evidence(sweep=sweep))
+    assert verdict.message == "estimated_epoch_seconds is 99.9999, not >= 100"
+
+
+def test_a_limit_in_per_cent_is_answered_in_per_cent() -> None:
+    verdict = verdict_of("padding_ratio > 8%", Evidence(sweep=with_row(padding_ratio=0.09421)))
+    assert verdict.message == "padding_ratio is 9.421%, which is > 8%"
+    assert (verdict.value, verdict.limit, verdict.outcome) == (0.09421, 0.08, "fails")
+
+
+@pytest.mark.parametrize(
+    ("field", "ours", "theirs", "rule", "expected"),
+    [
+        ("batches", 102, 100, "2%", "holds"),
+        ("batches", 1224, 1200, "2%", "holds"),
+        ("batches", 1225, 1200, "2%", "fails"),
+        ("batches", 100, 100, "0%", "holds"),
+        ("batches", 101, 100, "0%", "fails"),
+        ("batches", 50, 100, "0%", "holds"),
+        ("padding_ratio", 0.102, 0.1, "2%", "holds"),
+        ("padding_ratio", 0.1021, 0.1, "2%", "fails"),
+        ("padding_ratio", 0.0, 0.0, "2%", "holds"),
+        ("padding_ratio", 0.0001, 0.0, "500%", "fails"),
+        ("fill", 0.98, 1.0, "2%", "holds"),
+        ("fill", 0.9799, 1.0, "2%", "fails"),
+        ("fill", 1.5, 1.0, "2%", "holds"),
+        ("mean_batch_size", 90.0, 100.0, "9.9%", "fails"),
+    ],
+)
+def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float, rule: str, expected: str) -> None:
+    ours_sweep, theirs_sweep = with_row(**{field: ours}), with_row(**{field: theirs})
+    assert outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
+
+
+def test_a_worse_value_is_told_with_the_baselines() -> None:
+    evidence = Evidence(sweep=with_row(batches=655), baseline=with_row(batches=634))
+    verdict = verdict_of("batches worse 2%", evidence)
+    assert verdict.message == "batches is 655, 3.312% worse than 634 in the baseline, above 2%"
+    assert (verdict.value, verdict.baseline, verdict.limit) == (655, 634, 0.02)
+
+
+def test_a_baseline_of_other_lengths_is_told_as_such() -> None:
+    other = replace(SWEEP, lengths=replace(SWEEP.lengths, fingerprint="0" * 64))
+    verdict = verdict_of("batches worse 2%", Evidence(sweep=SWEEP, baseline=other))
+    assert verdict.message == "batches is 634, no worse than 634 in the baseline (of other lengths)"
+
+
+def test_verdicts_are_read_back_as_they_were_written() -> None:
+    rules = parse_rules(["batches > 1", "padding_ratio > 8%", "verify.holds == false", "batchs > 1"])
+    verdicts = judge(rules, Evidence(sweep=SWEEP, verification=made_verification()))
+    assert msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...]) == verdicts
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("drift > 3.4%", "holds"),
+        ("drift > 0.0339", "fails"),
+        ("beyond > 0", "fails"),
+        ("beyond > 12", "holds"),
+        ("changed == true", "fails"),
+        ("changed != TRUE", "holds"),
+        ("stale > 2%", "fails"),
+        ("stale > 200%", "holds"),
+    ],
+)
+def test_drift_is_held_to_rules(rule: str, expected: str) -> None:
+    assert outcome(rule, drift=made_drift()) == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("verify.holds == false", "holds"),
+        ("verify.holds != true", "holds"),
+        ("verify.time_ratio > 102%", "holds"),
+        ("verify.time_ratio > 1.01", "fails"),
+        ("verify.device.limit_bytes > 0", "fails"),
+    ],
+)
+def test_a_verification_is_held_to_rules(rule: str, expected: str) -> None:
+    assert outcome(rule, verification=made_verification()) == expected
+
+
+def test_a_verification_that_does_not_hold_fails() -> None:
+    assert outcome("verify.holds == false", verification=failed_verification()) == "fails"
+
+
+@pytest.mark.parametrize(
+    "rule", ["current.batches > 600", "bound.batches > 600", "ranks.independent_epoch_seconds > 1"]
+)
+def test_other_records_can_be_named(rule: str) -> None:
+    assert outcome(rule, whole_sweep()) == "fails"
+
+
+CAN_NOT_TELL = {
+    "a field that is none": ("batchs > 600", {}, "did you mean batches"),
+    "a field like no other": ("xyzzy > 1", {}, "some that are: num_buckets"),
+    "a field that is text": ("strategy > 1", {}, "no number"),
+    "a list": ("boundaries > 1", {}, "no number"),
+    "a method": ("__class__ > 1", {}, "no number"),
+    "no sweep": ("batches > 600", {"sweep": None}, "sweep-buckets"),
+    "no sweep for a bound": ("bound.batches > 600", {"sweep": None}, "sweep-buckets"),
+    "nothing recommended": (
+        "batches > 600",
+        {"sweep": without_recommendation(made_sweep())},
+        "no table needs fewer batches",
+    ),
+    "an unknown value": ("estimated_epoch_seconds > 1", {"sweep": made_sweep(timed=False)}, "not known"),
+    "a record that is null": ("ranks.independent_epoch_seconds > 1", {}, "not known"),
+    "no current config": ("current.batches > 600", {}, "--current"),
+    "no verification": ("verify.holds == false", {}, "batchtune verify"),
+    "a verification of another table": (
+        "verify.holds == false",
+        {"verification": replace(made_verification(), bucket_batch_sizes=[1] * 13)},
+        "another table",
+    ),
+    "a verification of other lengths": (
+        "verify.holds == false",
+        {"verification": replace(made_verification(), lengths=replace(made_lengths(), fingerprint="0" * 64))},
+        "other lengths",
+    ),
+    "no manifest": ("stale > 2%", {}, "--manifest"),
+    "a manifest that can't be read": ("stale > 2%", {"missing": {"drift": "x.csv is empty"}}, "x.csv is empty"),
+    "no baseline": ("batches worse 2%", {}, "--baseline"),
+    "a baseline that can't be read": ("batches worse 2%", {"missing": {"baseline": "old is gone"}}, "old is gone"),
+    "a baseline that recommends nothing": (
+        "batches worse 2%",
+        {"baseline": without_recommendation(made_sweep())},
+        "baseline recommends no row",
+    ),
+    "a baseline of another unit": ("batches worse 2%", {"baseline": made_sweep(unit="tokens")}, "count tokens"),
+    "a baseline without the value": (
+        "estimated_epoch_seconds worse 2%",
+        {"baseline": made_sweep(timed=False)},
+        "in the baseline",
+    ),
+    "a field without a direction": ("num_buckets worse 2%", {"baseline": made_sweep()}, "can't be worse"),
+    "a flag that is held to a number": ("verify.holds == 1", {}, "true or false"),
+    "a number that is held to a flag": ("batches == true", {}, "a number"),
+    "a count in per cent": ("batches > 8%", {}, "no ratio"),
+    "a share above 1": ("padding_ratio > 8", {}, "from 0 to 1"),
+    "a negative share": ("drift > -1", {"drift": made_drift()}, "from 0 to 1"),
+}
+
+
+@pytest.mark.parametrize("name", CAN_NOT_TELL)
+def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
+    rule, changes, words = CAN_NOT_TELL[name]
+    verdict = verdict_of(rule, Evidence(**{"sweep": made_sweep(), **changes}))
+    assert verdict.outcome == "error"
+    assert words in verdict.message
+
+
+TYPOS = {
+    "": None,
+    "  ": None,
+    "padding_ratio": 13,
+    "padding_ratio => 0.08": 14,
+    "padding_ratio = 8%": 14,
+    "padding_ratio >": 15,
+    "padding_ratio > eight": 16,
+    "padding_ratio > nan": 16,
+    "padding_ratio > -inf": 16,
+    "padding_ratio > 8 percent": 18,
+    "padding_ratio > 0,08": 17,
+    "batches > 1_000": 11,
+    "batches > 0x10": 11,
+    "batches > 1e999": 10,
+    "batches > 1e99999": 10,
+    "batches > \u0661": 10,
+    "batches > 600 and fill < 1": 14,
+    "padding ratio > 8%": 8,
+    "5 > batches": 0,
+    "> 5": 0,
+    "batches worse 2": 14,
+    "batches worse -2%": 14,
+    "batches worse true": 14,
+    "batches worsethan 2%": 8,
+    "current.batches worse 2%": 0,
+    "stale worse 2%": 0,
+    "verify.holds > true": 13,
+    "verify.holds == truely": 16,
+    "verify. holds == true": 6,
+}
+
+
+@pytest.mark.parametrize("text", TYPOS)
+def test_a_typo_is_wrong_usage_that_shows_the_place_and_an_example(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_rule(text)
+    assert "padding_ratio > 8%" in str(caught.value.hint)
+    place = TYPOS[text]
+    if place is not None:
+        shown, caret = caught.value.message.splitlines()[1:]
+        assert (shown, caret) == (f"  {text}", f"  {' ' * place}^")
+
+
+def test_a_rule_without_end_is_not_shown_whole() -> None:
+    with pytest.raises(UsageError, match="100,000 characters") as caught:
+        parse_rule("x" * 100_000)
+    assert len(caught.value.message) < 200
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}"))
+@settings(deadline=None, max_examples=300)
+def test_any_text_is_a_rule_or_wrong_usage_and_never_fails_otherwise(text: str) -> None:
+    try:
+        rules = parse_rules([text])
+    except UsageError:
+        return
+    assert judge(rules, Evidence(sweep=SWEEP))[0].message
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([">", ">=", "<", "<=", "==", "!="]))
+@settings(deadline=None, max_examples=200)
+def test_a_rule_fails_exactly_where_its_comparison_is_true(value: int, limit: int, operator: str) -> None:
+    failed = outcome(f"batches {operator} {limit}", with_row(batches=value)) == "fails"
+    assert failed == eval(f"{value} {operator} {limit}")
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+@settings(deadline=None, max_examples=200)
+def test_floats_are_compared_as_they_are_written(value: float, limit: float) -> None:
+    rule = f"padding_ratio > {limit:.20f}"  # no exponent
+    written = Fraction(f"{limit:.20f}")
+    assert (outcome(rule, with_row(padding_ratio=value)) == "fails") == (Fraction(repr(value)) > written)
+
+
+def test_a_rule_given_twice_counts_once() -> None:
+    assert [rule.text for rule in parse_rules(["batches > 1", " batches  >\t1", "fill < 1"])] == [
+        "batches > 1",
+        "fill < 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [
+        ([], 0),
+        (["batches > 1000"], 0),
+        (["batches > 1000", "batches > 1"], 3),
+        (["batches > 1", "batchs > 1"], 1),
+        (["batchs > 1", "batches > 1000"], 1),
+    ],
+)
+def test_an_error_goes_before_a_failure_in_the_exit_code(rules: list[str], code: int) -> None:
+    assert exit_code(judge(parse_rules(rules), Evidence(sweep=made_sweep()))) == code
+
+
+def test_all_rules_are_judged_in_their_order() -> None:
+    verdicts = judge(parse_rules(["batches > 1", "batchs > 1", "fill < 0"]), Evidence(sweep=made_sweep()))
+    assert [verdict.outcome for verdict in verdicts] == ["fails", "error", "holds"]
+
+
+def test_rules_on_a_run_that_can_not_be_read_are_errors() -> None:
+    assert [verdict.outcome for verdict in not_judged(parse_rules(["batches > 1"]), "gone")] == ["error"]
+
+
+def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
+    assert HIGHER_IS_BETTER | LOWER_IS_BETTER | RATIOS | SHARES <= set(all_fields())
+
+
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        (["batches > 1000"], "The rule holds."),
+        (["batches > 1"], "The rule fails."),
+        (["batchs > 1"], "The rule can't be told."),
+        (["batches > 1000", "fill < 0"], "All 2 rules hold."),
+        (["batches > 1", "fill < 0"], "Of 2 rules, 1 fails."),
+        (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be told."),
+    ],
+)
+def test_the_verdicts_in_one_sentence(rules: list[str], sentence: str) -> None:
+    assert verdict_sentence(judge(parse_rules(rules), Evidence(sweep=made_sweep()))) == sentence
+
+
+def test_what_went_wrong_comes_first_in_the_table() -> None:
+    verdicts = judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), Evidence(sweep=made_sweep()))
+    assert [row[0] for row in verdict_table(verdicts).rows] == ["error", "fails", "holds"]
+
+
+def test_drift_is_told_with_what_it_costs() -> None:
+    assert drift_sentences(made_drift()) == [
+        "The lengths of the manifest (28,539 examples) are others than those of the run: their distributions differ "
+        "by 0.034 (Kolmogorov-Smirnov, to within 0.001), and 12 examples are beyond the last boundary.",
+        "On them the table costs 3.3% more than one tuned anew: 655 batches against 634.",
+    ]
+
+
+def test_unchanged_lengths_are_told_as_such() -> None:
+    assert drift_sentences(made_drift(changed=False)) == [
+        "The lengths of the manifest are those of the run: 28,539 examples."
+    ]
+
+
+EDITED = {
+    "batches": 0,
+    "padded_length": -1.0,
+    "padding_ratio": 1.5,
+    "fill": -0.1,
+    "mean_batch_size": -3.0,
+    "effective_buckets": -1.0,
+    "largest_padded_length": -1.0,
+    "estimated_epoch_seconds": -1.0,
+    "steps": -1,
+    "boundaries": [2.0] * 13,
+    "batch_sizes": [0] * 13,
+}
+
+
+@pytest.mark.parametrize("field", EDITED)
+def test_a_number_that_no_sweep_writes_is_told_with_its_row_and_field(tmp_path: Path, field: str) -> None:
+    sweep = made_sweep()
+    rows = [*sweep.rows[:3], replace(sweep.rows[3], **{field: EDITED[field]}), *sweep.rows[4:]]
+    write_result(tmp_path / "sweep.json", replace(sweep, rows=rows))
+    with pytest.raises(ResultError, match=rf"sweep\.json is edited or damaged: row 3: {field}"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["batches", "padding_ratio"])
+def test_numbers_of_the_recommended_row_that_disagree_are_told(tmp_path: Path, field: str) -> None:
+    sweep = made_sweep()
+    row = sweep.recommended_row
+    assert row is not None
+    write_result(tmp_path / "sweep.json", with_row(**{field: getattr(row, field) / 2 if field != "batches" else 300}))
+    with pytest.raises(ResultError, match=rf"row {sweep.recommended}: {field} is"):
+        load_run(tmp_path)
+
+
+def test_an_edited_current_config_baseline_or_bound_is_told(tmp_path: Path) -> None:
+    sweep = whole_sweep()
+    assert sweep.current is not None
+    write_result(tmp_path / "sweep.json", replace(sweep, current=replace(sweep.current, batches=-5)))
+    with pytest.raises(ResultError, match="current: batches is -5"):
+        load_run(tmp_path)
+    write_result(tmp_path / "sweep.json", replace(sweep, lower_bound=replace(sweep.lower_bound, batches=0)))
+    with pytest.raises(ResultError, match="lower_bound: batches is 0"):
+        load_run(tmp_path)
+    edited = [replace(sweep.baselines[0], padding_ratio=-1.0)]
+    write_result(tmp_path / "sweep.json", replace(sweep, baselines=edited))
+    with pytest.raises(ResultError, match="baseline fixed-random: padding_ratio"):
+        load_run(tmp_path)

@@ -1,0 +1,254 @@
+"""The HTML report in a real browser: what it draws, what its buttons do, and what it does not do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from html_records import CONFIGS, full_results, hostile_full_results
+from report_records import made_sweep
+
+from batchtune.reports import RunResults
+from batchtune.reports.html import figures, render
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HOSTILE = (
+    "</script></pre></style><script>window.broken=1</script>"
+    "<img src=x onerror='window.broken=1'><a href='https://example.com'>a</a>"
+)
+WITHOUT_CHARTS = RunResults(
+    name="run", probe=None, sweep=msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
+)
+QUIET = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@cache
+def whole_page() -> str:
+    return render(full_results(), CONFIGS)
+
+
+@cache
+def chromium() -> str | None:
+    """An installed Chromium that starts; a stub that asks to install another package does not."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        path = shutil.which(name)
+        if path and subprocess.run([path, "--version"], capture_output=True, check=False, timeout=60).returncode == 0:
+            return path
+    return None
+
+
+pytest.importorskip("playwright", reason="playwright is not installed: the HTML report is not tested in a browser")
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="Chromium is not installed: the HTML report is not tested in a browser"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium(), args=QUIET)
+        yield started
+        started.close()
+
+
+@dataclass(slots=True)
+class Opened:
+    """A report in the browser, and all that it asked for and complained of."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def count(self, selector: str) -> int:
+        return self.page.locator(selector).count()
+
+
+Open = Callable[..., AbstractContextManager[Opened]]
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Open:
+    """`opened(text, **context)`: a page of this text, opened from a file as a reader would."""
+
+    @contextmanager
+    def opened(text: str, *, before: str | None = None, drawn: bool = True, **settings: Any) -> Iterator[Opened]:
+        path: Path = tmp_path_factory.mktemp("page") / "report.html"
+        path.write_text(text, encoding="utf-8")
+        context = browser.new_context(**{"viewport": {"width": 960, "height": 900}, **settings})
+        report = Opened(context.new_page())
+        report.page.on("request", lambda request: report.requests.append(request.url))
+        report.page.on("console", lambda message: report.complaints.append(message.text))
+        report.page.on("pageerror", lambda error: report.complaints.append(str(error)))
+        report.page.on("dialog", lambda dialog: report.complaints.append(dialog.message))
+        if before:
+            report.page.add_init_script(before)
+        report.page.goto(path.as_uri())
+        if drawn:
+            report.page.wait_for_selector("html[data-drawn]", state="attached")
+        yield report
+        context.close()
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def light(opened: Open) -> Iterator[Opened]:
+    """A whole run's report, shared: who changes it changes it back."""
+    with opened(whole_page(), color_scheme="light") as report:
+        yield report
+
+
+def test_every_trace_of_every_chart_is_drawn(light: Opened) -> None:
+    for figure in figures(full_results()):
+        for kind, drawn in (("scatter", ".scatterlayer .trace"), ("bar", ".barlayer .trace")):
+            expected = sum(trace["type"] == kind for trace in figure.views[0].data)
+            assert light.count(f"#plot-{figure.name} {drawn}") == expected, (figure.name, kind)
+
+
+def test_every_point_and_every_bar_is_drawn(light: Opened) -> None:
+    for figure in figures(full_results()):
+        marked = [trace for trace in figure.views[0].data if "markers" in trace.get("mode", "")]
+        assert light.count(f"#plot-{figure.name} .scatterlayer .point") == sum(len(trace["x"]) for trace in marked)
+        bars = [trace for trace in figure.views[0].data if trace["type"] == "bar"]
+        assert light.count(f"#plot-{figure.name} .barlayer .point") == sum(len(trace["x"]) for trace in bars)
+
+
+def test_the_page_loads_nothing_and_complains_of_nothing(light: Opened) -> None:
+    assert [url.rsplit("/", 1)[1] for url in light.requests] == ["report.html"]
+    assert light.complaints == []
+
+
+def test_a_point_tells_its_row_where_the_pointer_is(light: Opened) -> None:
+    light.page.locator("#plot-padding").scroll_into_view_if_needed()
+    light.page.locator("#plot-padding .barlayer .point").first.hover(force=True)
+    text = light.page.locator("#plot-padding .hoverlayer .hovertext").first.text_content()
+    assert text is not None and "padding" in text and "examples in" in text
+
+
+def test_a_charts_buttons_show_its_other_view(light: Opened) -> None:
+    title = light.page.locator("#plot-sweep .ytitle")
+    assert title.text_content() == "estimated time of one epoch (min)"
+    for button, shown in (("batches", "batches of one epoch"), ("time", "estimated time of one epoch (min)")):
+        light.page.locator("[data-views=sweep] button", has_text=button).click()
+        light.page.locator("#plot-sweep .ytitle", has_text=shown).wait_for()
+        assert light.page.locator("[data-views=sweep] [aria-pressed=true]").text_content() == button
+
+
+def test_the_filter_of_the_trial_log_leaves_the_rows_that_hold_its_words(light: Opened) -> None:
+    light.page.locator("#trial-log summary").click()
+    light.page.locator("#trial-log input").fill("OOM 12 s")
+    rows = light.page.locator("#trial-log tbody tr:visible").all_text_contents()
+    assert rows and all("oom" in row and "12 s" in row for row in rows)
+    assert light.page.locator("#trial-log output").text_content() == f"{len(rows)} of 12"
+
+
+@pytest.mark.parametrize("clipboard", ["allowed", "absent", "forbidden"])
+def test_the_button_copies_the_config_to_the_letter(opened: Open, clipboard: str) -> None:
+    before = {
+        "allowed": None,
+        "absent": "Object.defineProperty(navigator, 'clipboard', {value: undefined})",
+        "forbidden": "navigator.clipboard.writeText = () => Promise.reject(new Error('forbidden'))",
+    }[clipboard]
+    permissions = ["clipboard-read", "clipboard-write"] if clipboard == "allowed" else []
+    with opened(render(WITHOUT_CHARTS, CONFIGS), before=before, drawn=False, permissions=permissions) as report:
+        for name, text in CONFIGS.items():
+            report.page.locator("[data-config]", has_text=name).click()
+            report.page.locator(".copy:visible").click()
+            report.page.locator(".copy:visible", has_text="Copied").wait_for()
+            assert pasted(report.page) == text
+        assert report.complaints == []
+
+
+def pasted(page: Page) -> str:
+    """What the clipboard holds, as a reader would find out."""
+    page.evaluate("document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))")
+    page.locator("#pasted").focus()
+    page.keyboard.press("Control+V")
+    value = page.locator("#pasted").input_value()
+    page.evaluate("document.getElementById('pasted').remove()")
+    return value
+
+
+def test_strings_of_html_and_script_do_nothing_and_are_shown_as_they_are(opened: Open) -> None:
+    with opened(render(hostile_full_results(HOSTILE), {HOSTILE: HOSTILE})) as report:
+        report.page.locator("[data-views=frontier] button").nth(1).click()
+        legend = report.page.locator("#plot-sweep .legendtext").all_text_contents()
+        assert f"{HOSTILE[:39]}…" in legend
+        report.page.locator("#plot-sweep").scroll_into_view_if_needed()
+        report.page.locator("#plot-sweep .scatterlayer .trace").last.locator(".point").hover(force=True)
+        hovered = report.page.locator("#plot-sweep .hoverlayer .hovertext").first.text_content()
+        assert hovered is not None and HOSTILE in hovered
+        assert report.page.evaluate("window.broken") is None
+        assert report.count("a, img, iframe") == 0
+        assert report.page.locator(".config pre").text_content() == HOSTILE
+        assert len(report.requests) == 1 and report.complaints == []
+
+
+def test_the_policy_stops_what_escaping_would_have_let_through(opened: Open) -> None:
+    text = render(full_results()).replace(
+        "<main>", "<main><script>window.broken=1</script><img src='https://a.invalid/x'>"
+    )
+    with opened(text, drawn=False) as report:
+        assert report.page.evaluate("window.broken") is None
+        assert any("Content Security Policy" in complaint for complaint in report.complaints)
+
+
+def test_page_and_charts_follow_the_readers_colour_scheme(light: Opened) -> None:
+    seen = {}
+    for scheme, paper in (("dark", "rgb(21, 23, 26)"), ("light", "rgb(252, 252, 251)")):
+        light.page.emulate_media(color_scheme=scheme)
+        light.page.locator(f"#plot-frontier .main-svg[style*='{paper}']").first.wait_for(state="attached")
+        seen[scheme] = colours(light.page)
+        assert seen[scheme]["page"] == seen[scheme]["chart"] == paper
+    assert seen["dark"]["series"] != seen["light"]["series"]
+
+
+def colours(page: Page) -> dict[str, str]:
+    return {
+        name: page.evaluate(f"getComputedStyle(document.querySelector({selector!r})).{what}")
+        for name, selector, what in (
+            ("page", "body", "backgroundColor"),
+            ("chart", "#plot-sweep .main-svg", "backgroundColor"),
+            ("series", "#plot-sweep .scatterlayer .point", "fill"),
+        )
+    }
+
+
+@pytest.mark.parametrize("width", [480, 960])
+def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
+    light.page.set_viewport_size({"width": width, "height": 800})
+    main = light.page.locator("main").bounding_box()
+    assert main is not None and main["width"] <= width
+    for figure in figures(full_results()):
+        room = light.page.locator(f"#plot-{figure.name}").bounding_box()
+        assert room is not None
+        drawn = light.page.locator(f"#plot-{figure.name} .main-svg[width='{room['width']:g}']").first
+        drawn.wait_for(state="attached")
+    assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width
+
+
+def test_without_scripts_everything_but_the_charts_can_be_read(opened: Open) -> None:
+    with opened(whole_page(), drawn=False, java_script_enabled=False) as report:
+        assert report.page.locator(".no-charts").is_visible()
+        assert report.count(".config:visible") == len(CONFIGS)
+        assert report.count("button:visible") == report.count(".plot:visible") == report.count(".filter:visible") == 0

@@ -1,0 +1,191 @@
+"""The example's workflow for GitHub Actions: its steps are run here as the runner would run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import tomllib
+from made_once import MadeOnce
+from report_records import made_probe
+from ruamel.yaml import YAML
+from without_torch import UNINSTALLED, blocking
+
+from batchtune.cli.app import load_command
+from batchtune.manifests import load_lengths
+from batchtune.results import CostModel, FrontierPoint, Models, write_result
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+WORKFLOW: dict[str, Any] = YAML(typ="safe").load(ROOT / "examples" / "ci" / "batchtune.yml")
+JOBS: dict[str, Any] = WORKFLOW["jobs"]
+RUNS = [(job, step) for job in JOBS for step in JOBS[job]["steps"] if "run" in step]
+
+
+def step_named(job: str, name: str) -> dict[str, Any]:
+    return next(step for step in JOBS[job]["steps"] if step.get("name") == name)
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The calls of batchtune in a step, with the workflow's variables put in."""
+    filled = re.sub(r"\$(\w+)", lambda match: WORKFLOW["env"].get(match[1], match[0]), text)
+    lines = [line.strip() for line in filled.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("batchtune ")]
+
+
+@pytest.fixture
+def checkout(made_once: MadeOnce, tmp_path: Path) -> Path:
+    """A repository with the manifest and a run folder as the probe job commits it, and `batchtune` on the path."""
+
+    def make(folder: Path) -> None:
+        (folder / "examples").mkdir()
+        shutil.copy(ROOT / "examples" / "stdlib_lengths.csv", folder / "examples")
+        write_made_probe(folder)
+        command = folder / "bin" / "batchtune"
+        command.parent.mkdir()
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m batchtune "$@"\n')
+        command.chmod(0o755)
+        blocking(UNINSTALLED, folder / "bin")
+
+    shutil.copytree(made_once("ci-checkout", make), tmp_path / "checkout")
+    return tmp_path / "checkout"
+
+
+def write_made_probe(folder: Path) -> None:
+    """A probe.json of the example's lengths: 20,000 tokens fit, and a step takes 20 ms and 1 µs a token."""
+    lengths = load_lengths([str(folder / WORKFLOW["env"]["MANIFEST"])])
+    limit = 20_000
+    points = [
+        FrontierPoint(
+            length=length,
+            target_length=None,
+            batch_size=int(limit / length),
+            closed_by="memory",
+            oom_batch_size=None,
+            step_seconds=0.02 + 1e-6 * limit,
+            peak_bytes=100 << 30,
+        )
+        for length in (lengths.shortest, 45.0, 277.0, lengths.longest)
+    ]
+    probe = msgspec.structs.replace(
+        made_probe("tokens"),
+        lengths=lengths.summary(),
+        frontier=points,
+        trials=[],
+        models=Models(
+            peak_bytes=None,
+            step_seconds=CostModel(floor=0, constant=0.02, linear=1e-6, quadratic=0, relative_error=0.01),
+        ),
+        max_batch_length=float(limit),
+    )
+    (folder / WORKFLOW["env"]["RUN"]).mkdir()
+    write_result(folder / WORKFLOW["env"]["RUN"] / "probe.json", probe)
+
+
+def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Runs a step's script as GitHub's runner does: bash, ending with the first command that fails."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("BATCHTUNE_", "GITHUB_"))}
+    env = {
+        **clean,
+        **WORKFLOW["env"],
+        "PATH": f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{checkout / 'bin'}{os.pathsep}{ROOT}",
+        "GITHUB_STEP_SUMMARY": str(checkout / "summary.md"),
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_RUN_ID": "7",
+    }
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
+    return subprocess.run(shell, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_steps_of_the_job_without_a_gpu_run_where_there_is_no_torch(checkout: Path) -> None:
+    for step in JOBS["buckets"]["steps"]:
+        if "run" in step and not step["name"].startswith("Install"):
+            ran = run_step(checkout, step["run"])
+            assert ran.returncode == 0, f"{step['name']}: {ran.stderr}"
+    uploaded = JOBS["buckets"]["steps"][-1]["with"]["path"].replace("${{ env.RUN }}", WORKFLOW["env"]["RUN"]).split()
+    assert [name for name in uploaded if not (checkout / name).is_file()] == []
+    suite = ElementTree.parse(checkout / "junit.xml").getroot()
+    assert list(suite.iter("testcase")) and not list(suite.iter("failure"))
+    assert "# batchtune report" in (checkout / "summary.md").read_text()
+    assert (checkout / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_a_rule_that_does_not_hold_fails_its_step_and_is_shown(checkout: Path) -> None:
+    sweep = step_named("buckets", "Compare the bucket tables")["run"]
+    assert run_step(checkout, sweep).returncode == 0
+    gate = step_named("buckets", "Hold the recommendation to the rules")["run"]
+    ran = run_step(checkout, gate.replace("> 0.15", "> 0.0001"))
+    assert ran.returncode == 3
+    assert "padding_ratio > 0.0001" in ran.stderr
+    assert list(ElementTree.parse(checkout / "junit.xml").getroot().iter("failure"))
+    assert "padding_ratio" in (checkout / "summary.md").read_text()
+
+
+def test_changed_lengths_fail_and_say_so(checkout: Path) -> None:
+    with (checkout / WORKFLOW["env"]["MANIFEST"]).open("a") as manifest:
+        manifest.write("another,9\n" * 3)
+    ran = run_step(checkout, step_named("buckets", "Compare the bucket tables")["run"])
+    assert ran.returncode == 1
+    assert "holds a run of other lengths" in ran.stderr
+
+
+def test_what_was_measured_is_committed_to_a_branch_where_it_has_changed(checkout: Path) -> None:
+    git = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    step = step_named("probe", "Commit the run folder to a branch")["run"]
+
+    def told(*arguments: str) -> str:
+        return subprocess.run([*git, *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout
+
+    told("init", "--bare", "origin.git")
+    told("init")
+    told("remote", "add", "origin", "origin.git")
+    told("add", "examples")
+    told("commit", "-m", "Before")
+    assert run_step(checkout, step).returncode == 0
+    assert "batchtune-7" in told("ls-remote", "origin")
+    assert "batchtune-run/probe.json" in told("ls-tree", "-r", "--name-only", "HEAD")
+    again = run_step(checkout, step.replace("git switch -c", "git switch"))
+    assert again.returncode == 0 and "Nothing has changed" in again.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [words for _, step in RUNS for words in commands_of(step["run"])], ids=lambda words: " ".join(words)
+)
+def test_every_command_of_every_job_is_one_with_these_options(arguments: list[str]) -> None:
+    load_command(arguments[0]).make_context(arguments[0], list(arguments[1:]))  # raises where one is unknown
+
+
+def test_the_gpu_is_used_by_hand_only_and_pull_requests_can_write_nothing() -> None:
+    assert set(WORKFLOW["on"]) == {"pull_request", "workflow_dispatch"}
+    assert JOBS["probe"]["if"] == "github.event_name == 'workflow_dispatch'"
+    assert JOBS["buckets"]["if"] == "github.event_name == 'pull_request'"
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert "permissions" not in JOBS["buckets"]
+
+
+@pytest.mark.parametrize(("job", "step"), RUNS, ids=lambda value: value if isinstance(value, str) else value["name"])
+def test_no_script_has_anything_put_into_its_text(job: str, step: dict[str, Any]) -> None:
+    # What GitHub puts into a script's text could be anybody's commands; variables can't.
+    assert "${{" not in step["run"]
+
+
+def test_what_is_installed_without_torch_is_what_batchtune_depends_on_else() -> None:
+    text = step_named("buckets", "Install batchtune without torch")["run"]
+    installed = set(text.splitlines()[1].split()[4:])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w.-]+", name)[0] for name in project["dependencies"]}  # type: ignore[index]
+    assert installed == needed - {"torch", "pandas", "nvidia-ml-py", "tomli"}

@@ -1,0 +1,28 @@
+"""A Python where packages are as good as not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# What only a machine that trains has.
+UNINSTALLED = ("torch", "pandas", "pynvml")
+
+_SITECUSTOMIZE = """\
+import sys
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def blocking(names: tuple[str, ...], folder: Path) -> Path:
+    """Makes a folder one that, first on PYTHONPATH, lets no process import these packages."""
+    (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(names=names))
+    return folder
