@@ -17,13 +17,14 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     """What to know beside what to set, most important first."""
     row = sweep.recommended_row
     if row is not None:
+        yield from _waiting(sweep, row)
+    if sweep.saturation is not None:
+        yield from _saturation(sweep, sweep.saturation)
+    if row is not None:
         yield from _equals(sweep, row)
     yield from _knee(sweep)
     if row is not None:
         yield from _randomness(sweep, row)
-        yield from _waiting(sweep, row)
-    if sweep.saturation is not None:
-        yield from _saturation(sweep, sweep.saturation)
     yield from _two_dimensions(sweep)
 
 

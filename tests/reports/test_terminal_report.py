@@ -89,7 +89,7 @@ def test_the_summary_comes_first_and_what_matters_less_after_the_tables() -> Non
     ]
     places = [text.index(mark) for mark in order]
     assert places == sorted(places)
-    assert text.index("- On 8 ranks") > text.index("\nMore\n")
+    assert text.index("- Batches hold") > text.index("\nMore\n")
     assert "\nMore\n" not in render(RUNS["both"])
 
 
