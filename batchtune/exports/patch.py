@@ -7,9 +7,7 @@ written anew but the pieces that change. What comes out is parsed again and comp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Tuned
@@ -23,14 +21,10 @@ from batchtune.exports.speechbrain import (
     plain_row,
     table_row,
 )
+from batchtune.exports.yaml_places import DEEPEST, PASTE_IN, Keys, Node, Tree, reference_path
 from batchtune.results import Row, Sweep
 
-_LARGEST = 2 << 20
-# The scanner takes time with the square of a line's length.
-_LONGEST_LINE = 100_000
-_DEEPEST = 64
 _MOST_LISTED = 8
-_STANDARD_TAG = "tag:yaml.org,2002:"
 
 _LIMITS = ("max_batch_length", "max_batch_len")
 _BUCKETS = ("num_buckets", "bucket_boundaries")
@@ -40,48 +34,6 @@ _GONE = ("left_bucket_length", "left_bucket_len", "bucket_length_multiplier", "m
 _KNOWN = (*_LIMITS, *_BUCKETS, "max_batch_ex", "feats_hop_size", "shuffle_ex", "max_batch_len_val", *_GONE)
 _NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE)
 _REFERENCE = re.compile(r"<([^<>]*)>")
-_EXPORT = "`batchtune export --to speechbrain` writes a block to paste in by hand."
-
-_Path = tuple[str, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A piece of the file.
-
-    Attributes:
-        text: A scalar's text, or an alias's name.
-        tag: As written; None for YAML's own.
-        start, end: Its place in the file, tag and anchor included; a block's end is that of its last piece.
-        line: From 1.
-        column: From 0.
-        style: Of a scalar: None, quotes, `|` or `>`. Of a collection: `flow` or None.
-    """
-
-    kind: Literal["scalar", "alias", "list", "mapping"]
-    text: str
-    tag: str | None
-    anchor: str | None
-    start: int
-    end: int
-    line: int
-    column: int
-    style: str | None
-    pairs: list[tuple[_Node, _Node]] = field(default_factory=list)
-    named: dict[str, tuple[_Node, _Node]] = field(default_factory=dict)
-    items: list[_Node] = field(default_factory=list)
-    target: _Node | None = None
-
-    def pair(self, key: str) -> tuple[_Node, _Node] | None:
-        """The key and its value, as nodes; None where this is no mapping or has no such key of its own."""
-        return self.named.get(key)
-
-    def children(self) -> Iterator[tuple[str, _Node]]:
-        """What is in it, by key or by index."""
-        for key, value in self.pairs:
-            yield key.text, value
-        for index, item in enumerate(self.items):
-            yield str(index), item
 
 
 def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> str:
@@ -109,7 +61,7 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
         ResultError: The file is no YAML, has no such block or several, shares it with something else, or has the
             values in a form that can't be changed; or no row can be expressed.
     """
-    tree = _Tree(text, one_line(name))
+    tree = Tree(text, one_line(name))
     path, block = _found(tree, key_path)
     patch = _Patch(tree, path, block, tuned.sweep)
     patch.plan()
@@ -118,175 +70,7 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
     return result
 
 
-class _Tree:
-    """A parsed file.
-
-    Args:
-        text: The file.
-        name: What to call it.
-
-    Raises:
-        ResultError: It is no YAML of one mapping, or a key is repeated.
-    """
-
-    def __init__(self, text: str, name: str) -> None:
-        self.text = text
-        self.name = name
-        self.aliases: list[tuple[_Path, _Node]] = []
-        self.references: list[tuple[_Path, _Node, list[_Path]]] = []
-        self.leaves: dict[_Path, tuple[str | None, ...]] = {}
-        self.mappings: list[tuple[_Path, _Node]] = []
-        self.root = self._parsed()
-        if self.root.kind != "mapping":
-            raise ResultError(f"{name} holds no settings by name", "Give the YAML file of a SpeechBrain recipe.")
-        self._walk()
-
-    def wrong(self, node: _Node, problem: str, hint: str = _EXPORT) -> ResultError:
-        """The error about a place in the file."""
-        return ResultError(f"{self.name}, line {node.line}: {one_line(problem)}", hint)
-
-    def _parsed(self) -> _Node:
-        from ruamel.yaml import YAML
-        from ruamel.yaml.error import YAMLError
-
-        if len(self.text) > _LARGEST:
-            raise ResultError(f"{self.name} is too large for a recipe's YAML", "Give the recipe's hyperparameter file.")
-        for index, line in enumerate(self.text.splitlines(), 1):
-            if len(line) > _LONGEST_LINE:
-                raise ResultError(f"{self.name}, line {index} has {len(line):,} characters", "Break the line.")
-        builder = _Builder(self)
-        try:
-            for event in YAML(typ="safe", pure=True).parse(self.text):
-                builder.take(event)
-        # The scanner raises others than its own on some damaged escapes and directives.
-        except (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            place = one_line(" ".join(str(error).split()))[:300]
-            raise ResultError(
-                f"{self.name} is no YAML that can be read: {place}", "Mend the file where it says."
-            ) from error
-        if builder.root is None:
-            raise ResultError(f"{self.name} is empty", "Give the YAML file of a SpeechBrain recipe.")
-        return builder.root
-
-    def _walk(self) -> None:
-        """Notes all pieces with their paths."""
-        waiting: list[tuple[_Path, _Node]] = [((), self.root)]
-        while waiting:
-            path, node = waiting.pop()
-            self.leaves[path] = (node.kind, node.tag, node.anchor, node.text)
-            if node.kind == "mapping":
-                self.mappings.append((path, node))
-            if node.kind == "alias":
-                self.aliases.append((path, node))
-            if node.kind == "scalar" and node.tag in ("!ref", "!copy"):
-                paths = [_reference_path(match) for match in _REFERENCE.findall(node.text)]
-                self.references.append((path, node, paths))
-            waiting += [((*path, key), child) for key, child in reversed(list(node.children()))]
-
-    def at(self, path: Sequence[str]) -> _Node | None:
-        """The node at a path of keys; None where there is none."""
-        node: _Node | None = self.root
-        for key in path:
-            pair = None if node is None else node.pair(key)
-            node = None if pair is None else pair[1]
-        return node
-
-
-def _reference_path(reference: str) -> _Path:
-    """`key[inner]` → (key, inner), as hyperpyyaml reads it; attributes of objects count as the object."""
-    return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
-
-
-@dataclass(slots=True)
-class _Builder:
-    """Puts the parser's events together."""
-
-    tree: _Tree
-    root: _Node | None = None
-    open: list[_Node] = field(default_factory=list)
-    keys: list[_Node | None] = field(default_factory=list)
-    anchors: dict[str, _Node] = field(default_factory=dict)
-
-    def take(self, event: Any) -> None:
-        """Takes the next event.
-
-        Raises:
-            ResultError: A second document, a repeated key, an alias without an anchor, or too deep.
-        """
-        from ruamel.yaml import events
-
-        if isinstance(event, events.AliasEvent):
-            node = _node(event, "alias", str(event.anchor))
-            node.target = self.anchors.get(node.text)
-            if node.target is None:
-                raise self.tree.wrong(node, f"*{node.text[:60]} is not defined before", "Mend the file there.")
-            self._place(node)
-        elif isinstance(event, events.ScalarEvent):
-            self._place(_node(event, "scalar", str(event.value)))
-        elif isinstance(event, events.CollectionStartEvent):
-            self._open(_node(event, "mapping" if isinstance(event, events.MappingStartEvent) else "list", ""))
-        elif isinstance(event, events.CollectionEndEvent):
-            self._close(int(event.end_mark.index))
-        elif isinstance(event, events.DocumentStartEvent) and self.root is not None:
-            raise ResultError(f"{self.tree.name} holds more than one document", "Give a file of one.")
-
-    def _open(self, node: _Node) -> None:
-        self._place(node)
-        if len(self.open) >= _DEEPEST:
-            raise self.tree.wrong(node, f"the file nests more than {_DEEPEST} levels deep")
-        self.open.append(node)
-        self.keys.append(None)
-
-    def _close(self, end: int) -> None:
-        node = self.open.pop()
-        self.keys.pop()
-        last = node.items[-1] if node.items else node.pairs[-1][1] if node.pairs else None
-        if node.style == "flow":
-            node.end = end
-        elif last is not None:
-            node.end = max(last.end, node.pairs[-1][0].end if node.pairs else 0)
-
-    def _place(self, node: _Node) -> None:
-        if node.anchor is not None:
-            self.anchors[node.anchor] = node
-        if not self.open:
-            self.root = node
-            return
-        parent = self.open[-1]
-        key = self.keys[-1]
-        if parent.kind == "list":
-            parent.items.append(node)
-        elif key is None:
-            self.keys[-1] = node
-        else:
-            if key.kind == "scalar" and key.text in parent.named:
-                raise self.tree.wrong(key, f"the key {key.text[:60]!r} stands here a second time", "Keep one of them.")
-            parent.pairs.append((key, node))
-            if key.kind == "scalar":
-                parent.named[key.text] = (key, node)
-            self.keys[-1] = None
-
-
-def _node(event: Any, kind: Literal["scalar", "alias", "list", "mapping"], text: str) -> _Node:
-    tag = None if getattr(event, "tag", None) is None else str(event.tag)
-    if kind == "scalar":
-        style = event.style or None
-    else:
-        style = "flow" if getattr(event, "flow_style", False) else None
-    return _Node(
-        kind=kind,
-        text=text,
-        tag=None if tag is None or tag.startswith(_STANDARD_TAG) or tag == "!" else tag,
-        anchor=None if kind == "alias" else event.anchor,
-        start=int(event.start_mark.index),
-        end=int(event.end_mark.index),
-        line=int(event.start_mark.line) + 1,
-        column=int(event.start_mark.column),
-        style=style,
-    )
-
-
-def _found(tree: _Tree, key_path: str | None) -> tuple[_Path, _Node]:
+def _found(tree: Tree, key_path: str | None) -> tuple[Keys, Node]:
     """The block with the sampler's settings."""
     if key_path is not None:
         path = tuple(key_path.split("."))
@@ -305,7 +89,7 @@ def _found(tree: _Tree, key_path: str | None) -> tuple[_Path, _Node]:
     blocks = [block for block in blocks if not _is_validation(block[0])] or blocks
     blocks = [block for block in blocks if "train" in ".".join(block[0])] or blocks
     if not blocks:
-        raise ResultError(f"{tree.name} has no settings of a DynamicBatchSampler (max_batch_length)", _EXPORT)
+        raise ResultError(f"{tree.name} has no settings of a DynamicBatchSampler (max_batch_length)", PASTE_IN)
     if len(blocks) > 1:
         paths = [one_line(".".join(path)) for path, _ in blocks]
         listed = ", ".join(paths[:_MOST_LISTED]) + (", ..." if len(paths) > _MOST_LISTED else "")
@@ -316,18 +100,18 @@ def _found(tree: _Tree, key_path: str | None) -> tuple[_Path, _Node]:
     return blocks[0]
 
 
-def _is_validation(path: _Path) -> bool:
+def _is_validation(path: Keys) -> bool:
     return any(_NOT_TRAINING.fullmatch(word) for key in path for word in re.split(r"[^A-Za-z]+", key))
 
 
-def _keys(block: _Node) -> dict[str, _Node]:
+def _keys(block: Node) -> dict[str, Node]:
     """Known key → value, those that `<<` brings in included."""
     sources = [block]
     merged = block.pair("<<")
     if merged is not None:
         named = [merged[1]] if merged[1].kind != "list" else merged[1].items
         sources += [source for node in named if (source := node.target if node.kind == "alias" else node) is not None]
-    found: dict[str, _Node] = {}
+    found: dict[str, Node] = {}
     for source in sources:
         for key in _KNOWN:
             pair = source.pair(key)
@@ -340,12 +124,12 @@ def _keys(block: _Node) -> dict[str, _Node]:
 class _Patch:
     """What is to change, gathered and then done."""
 
-    tree: _Tree
-    path: _Path
-    block: _Node
+    tree: Tree
+    path: Keys
+    block: Node
     sweep: Sweep
     edits: list[tuple[int, int, str]] = field(default_factory=list)
-    changed: set[_Path] = field(default_factory=set)
+    changed: set[Keys] = field(default_factory=set)
     wanted: dict[str, float | list[float]] = field(default_factory=dict)
 
     def plan(self) -> None:
@@ -381,7 +165,7 @@ class _Patch:
             text = text[:start] + replacement + text[end:]
         return text
 
-    def _refuse_old(self, keys: dict[str, _Node]) -> None:
+    def _refuse_old(self, keys: dict[str, Node]) -> None:
         gone = [key for key in _GONE if key in keys]
         if gone and not any(key in keys for key in _BUCKETS):
             raise self.tree.wrong(
@@ -430,7 +214,7 @@ class _Patch:
                         "Write it out there.",
                     )
 
-    def _cap(self, current: _Node | None, row: Row) -> int | None:
+    def _cap(self, current: Node | None, row: Row) -> int | None:
         """The `max_batch_ex` to write; None to leave it as it is."""
         if current is None:
             return needed_cap(self.sweep, row)
@@ -445,14 +229,14 @@ class _Patch:
                 return None
         return needed or max(row.batch_sizes)
 
-    def _resolved(self, node: _Node) -> _Node | None:
+    def _resolved(self, node: Node) -> Node | None:
         """The node that references and aliases lead to; None where they don't lead to one."""
-        for _ in range(_DEEPEST):
+        for _ in range(DEEPEST):
             if node.kind == "alias":
                 found = node.target
             elif node.kind == "scalar" and node.tag in ("!ref", "!copy"):
                 whole = _REFERENCE.fullmatch(node.text.strip())
-                found = None if whole is None or "." in whole[1] else self.tree.at(_reference_path(whole[1]))
+                found = None if whole is None or "." in whole[1] else self.tree.at(reference_path(whole[1]))
             else:
                 return node
             if found is None:
@@ -460,7 +244,7 @@ class _Patch:
             node = found
         return None
 
-    def _set_all(self, limit: str, keys: dict[str, _Node]) -> None:
+    def _set_all(self, limit: str, keys: dict[str, Node]) -> None:
         for key, value in self.wanted.items():
             written = flow_list(value) if isinstance(value, list) else number(value)
             own = self.block.pair(key)
@@ -481,12 +265,12 @@ class _Patch:
         self._refuse_anchored(value)
         self.changed |= {(*self.path, "num_buckets"), (*self.path, "bucket_boundaries")}
 
-    def _set(self, pair: tuple[_Node, _Node], key: str, written: str) -> None:
+    def _set(self, pair: tuple[Node, Node], key: str, written: str) -> None:
         """Changes a value at its source where that is used for nothing else, in place otherwise."""
         if self._holds(pair[1], self.wanted[key]):
             return
         path = (*self.path, key)
-        for _ in range(_DEEPEST):
+        for _ in range(DEEPEST):
             source = self._source(path, pair[1])
             if source is None:
                 break
@@ -495,12 +279,12 @@ class _Patch:
         self._in_place(pair, written)
         self.changed.add(path)
 
-    def _source(self, path: _Path, node: _Node) -> tuple[_Path, tuple[_Node, _Node]] | None:
+    def _source(self, path: Keys, node: Node) -> tuple[Keys, tuple[Node, Node]] | None:
         """Where a reference leads, if to a plain value that nothing else uses."""
         whole = _REFERENCE.fullmatch(node.text.strip()) if node.kind == "scalar" and node.tag == "!ref" else None
         if whole is None or "." in whole[1]:
             return None
-        target = _reference_path(whole[1])
+        target = reference_path(whole[1])
         holder = self.tree.at(target[:-1])
         pair = None if holder is None else holder.pair(target[-1])
         if pair is None:
@@ -517,18 +301,18 @@ class _Patch:
         )
         return (target, pair) if simple and not uses and not aliased else None
 
-    def _refuse_anchored(self, node: _Node) -> None:
+    def _refuse_anchored(self, node: Node) -> None:
         uses = [alias for _, alias in self.tree.aliases if alias.target is node]
         if uses:
             raise self.tree.wrong(
                 uses[0], f"*{node.anchor} repeats a value that has to change (line {node.line})", "Write it out there."
             )
 
-    def _holds(self, node: _Node, wanted: float | list[float]) -> bool:
+    def _holds(self, node: Node, wanted: float | list[float]) -> bool:
         found = self._resolved(node)
         return found is not None and _value(found) == wanted
 
-    def _in_place(self, pair: tuple[_Node, _Node], written: str) -> None:
+    def _in_place(self, pair: tuple[Node, Node], written: str) -> None:
         """Puts a value in the place of another."""
         key, value = pair
         if value.kind == "mapping" or value.style in ("|", ">"):
@@ -542,7 +326,7 @@ class _Patch:
         else:
             self.edits.append((value.start, value.end, f"{anchor}{written}"))
 
-    def _replace_lines(self, pair: tuple[_Node, _Node], written: str) -> None:
+    def _replace_lines(self, pair: tuple[Node, Node], written: str) -> None:
         """Puts a list on its key's line, where it stood one entry a line beneath."""
         key, value = pair
         colon = self._after_colon(key)
@@ -594,7 +378,7 @@ class _Patch:
         if not self.tree.text[:start].endswith(text):
             self.edits.append((start, start, text))
 
-    def _after_colon(self, key: _Node) -> int:
+    def _after_colon(self, key: Node) -> int:
         match = re.compile(r"[ \t]*:").match(self.tree.text, key.end)
         if match is None:
             raise self.tree.wrong(key, f"{key.text} is not written as key: value", "Write it so.")
@@ -612,7 +396,7 @@ class _Patch:
         return "\n" if match is None else match[0]
 
 
-def _value(node: _Node) -> float | list[float] | None:
+def _value(node: Node) -> float | list[float] | None:
     """A number or a list of them; None for anything else."""
     try:
         if node.kind == "list":
@@ -622,17 +406,17 @@ def _value(node: _Node) -> float | list[float] | None:
         return None
 
 
-def _reparsed(text: str, before: _Tree) -> _Tree:
+def _reparsed(text: str, before: Tree) -> Tree:
     try:
-        return _Tree(text, before.name)
+        return Tree(text, before.name)
     except ResultError as error:
         raise _unpatchable(before) from error
 
 
-def _check(before: _Tree, after: _Tree, patch: _Patch) -> None:
+def _check(before: Tree, after: Tree, patch: _Patch) -> None:
     """Makes sure that the new text says what it has to, and all else is what it was."""
 
-    def others(tree: _Tree) -> dict[_Path, tuple[str | None, ...]]:
+    def others(tree: Tree) -> dict[Keys, tuple[str | None, ...]]:
         changed = patch.changed
         return {
             path: leaf
@@ -648,5 +432,5 @@ def _check(before: _Tree, after: _Tree, patch: _Patch) -> None:
         raise _unpatchable(before)
 
 
-def _unpatchable(tree: _Tree) -> ResultError:
-    return ResultError(f"{tree.name} is written in a way in which single values can't be replaced safely", _EXPORT)
+def _unpatchable(tree: Tree) -> ResultError:
+    return ResultError(f"{tree.name} is written in a way in which single values can't be replaced safely", PASTE_IN)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import random
 import re
-import sys
-import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -156,24 +152,6 @@ class TestRecipes:
         assert patched(text.replace("\n", ends)) == patched(text).replace("\n", ends)
         bare = text.rstrip("\n")
         assert patched(bare) == patched(text).rstrip("\n")
-
-
-@pytest.fixture(scope="module")
-def sampler() -> Any:
-    """SpeechBrain's own class; it reads no audio, so an empty module stands in where torchaudio does not load."""
-    if importlib.util.find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")
-        try:
-            importlib.import_module("torchaudio")
-        except (ImportError, OSError):
-            patch.setitem(sys.modules, "torchaudio", types.ModuleType("torchaudio"))
-        try:
-            return importlib.import_module("speechbrain.dataio.sampler").DynamicBatchSampler
-        finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "speechbrain"]:
-                del sys.modules[name]
 
 
 def test_the_patched_recipe_makes_as_many_batches_as_the_row_of_real_lengths(sampler: Any) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import types
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,24 +24,6 @@ from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 
 LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"
 EXPORT = export_of("speechbrain")
-
-
-@pytest.fixture(scope="module")
-def sampler() -> Any:
-    """SpeechBrain's own class; it reads no audio, so an empty module stands in where torchaudio does not load."""
-    if importlib.util.find_spec("speechbrain") is None:
-        pytest.skip("speechbrain is not installed")
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore")
-        try:
-            importlib.import_module("torchaudio")
-        except (ImportError, OSError):
-            patch.setitem(sys.modules, "torchaudio", types.ModuleType("torchaudio"))
-        try:
-            return importlib.import_module("speechbrain.dataio.sampler").DynamicBatchSampler
-        finally:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "speechbrain"]:
-                del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+from batching.conftest import load_dynamic_batch_sampler
+
+
+@pytest.fixture(scope="session")
+def sampler() -> Any:
+    """SpeechBrain's own class."""
+    if importlib.util.find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    return load_dynamic_batch_sampler()
