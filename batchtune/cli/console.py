@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -65,14 +65,34 @@ def result_console() -> Console:
     return console
 
 
-def write_result(text: str, output: Path | None) -> None:
-    """Writes a result to a file, whole or not at all; to stdout for None and `-`."""
+def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()) -> None:
+    """Writes a result to a file, whole or not at all; to stdout for None and `-`.
+
+    Raises:
+        UsageError: The file is one of `inputs`, or one that a run folder needs.
+        ResultError: It can't be written.
+    """
     from batchtune.files import write_whole
 
     if output is None or str(output) == "-":
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
     else:
+        refuse_overwriting(output, inputs)
         write_whole(output, text)
+
+
+def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
+    """Raises UsageError where a file is one that was read, or one that a run folder needs."""
+    from batchtune.errors import UsageError
+    from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE
+
+    needed = {PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE}
+    if not output.exists():
+        return
+    if output.name in needed:
+        raise UsageError(f"{output} is a file of a run folder, and is not overwritten", "Give another name.")
+    if any(Path(one).exists() and output.samefile(one) for one in inputs):
+        raise UsageError(f"{output} is what is read, and is not overwritten", "Give another name.")
 
 
 def describe(lengths: Lengths) -> list[str]:

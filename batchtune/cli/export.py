@@ -32,7 +32,9 @@ def frameworks() -> Sequence[str]:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")] = DEFAULT_RUN_FOLDER,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
+    ] = DEFAULT_RUN_FOLDER,
     to: Annotated[
         str | None,
         option(

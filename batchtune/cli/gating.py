@@ -35,12 +35,16 @@ class Gate:
         baseline: The folder of the run that `worse` compares with.
         load_lengths: Reads the lengths that drift is measured on; None where none are given.
         junit: Where the verdicts go as JUnit XML; `-` is stdout.
+        inputs: Files that are read, and must not be overwritten.
+        github: Whether to annotate what does not hold.
     """
 
     rules: tuple[Rule, ...]
     baseline: Path | None
     load_lengths: Callable[[], Lengths] | None
     junit: Path | None
+    inputs: tuple[str, ...] = ()
+    github: bool = False
 
     def results_of(self, folder: Path) -> RunResults:
         """Reads a run and judges it.
@@ -56,7 +60,10 @@ class Gate:
         try:
             return _judged(load_run(folder), folder, self)
         except BatchtuneError as error:
-            self.write_junit(not_judged(self.rules, error.message), folder.resolve().name or "run")
+            verdicts = not_judged(self.rules, error.message)
+            if self.github:
+                annotate([workflow_command("error", "batchtune: the run can't be read", error.message)])
+            self.write_junit(verdicts, folder.resolve().name or "run")
             raise
 
     def write_junit(self, verdicts: Sequence[Verdict], name: str) -> None:
@@ -64,7 +71,7 @@ class Gate:
         from batchtune.reports.junit import render_junit
 
         if self.junit is not None:
-            console.write_result(render_junit(verdicts, name), self.junit)
+            console.write_result(render_junit(verdicts, name), self.junit, inputs=self.inputs)
 
 
 def rules_from(ctx: typer.Context, name: str, given: list[str] | None) -> list[str]:
@@ -72,7 +79,10 @@ def rules_from(ctx: typer.Context, name: str, given: list[str] | None) -> list[s
     if getattr(ctx.get_parameter_source(name), "name", None) != "ENVIRONMENT":
         return given or []
     written = os.environ.get(RULES_VARIABLE, "").replace("\n", ";").split(";")
-    return [rule for rule in written if rule.strip()]
+    rules = [rule for rule in written if rule.strip()]
+    if not rules:  # two empty variables put together would else be a gate that is open
+        raise UsageError(f"{RULES_VARIABLE} is set, but holds no rule", "Unset it, or give it rules.")
+    return rules
 
 
 def tell(verdicts: Sequence[Verdict]) -> None:
@@ -118,7 +128,12 @@ def tell_github(results: RunResults, summary: Path) -> None:
         if verdict.outcome in titles
     ]
     warnings = [workflow_command("warning", "batchtune", text) for text in build_page(results).warnings]
-    for command in commands[:_MOST_ANNOTATIONS] + warnings[:_MOST_ANNOTATIONS]:
+    annotate(commands[:_MOST_ANNOTATIONS] + warnings[:_MOST_ANNOTATIONS])
+
+
+def annotate(commands: Sequence[str]) -> None:
+    """Has GitHub annotate; it reads stderr too."""
+    for command in commands:
         print(command, file=sys.stderr, flush=True)
 
 

@@ -84,7 +84,9 @@ class NewLengths(ManifestOptions):
 def report(
     ctx: typer.Context,
     new: NewLengths,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")] = DEFAULT_RUN_FOLDER,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
+    ] = DEFAULT_RUN_FOLDER,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; - is stdout.")
     ] = None,
@@ -127,7 +129,7 @@ def report(
     Reads the run folder; writes nothing unless told. With --fail-if, all rules are judged and shown; the exit code is 3
     where one fails, and 1 where one can't be told (a field that is not known, a missing verify.json), which goes first.
     """
-    from batchtune.cli import gating
+    from batchtune.cli import console, gating
     from batchtune.reports.gate import exit_code, parse_rules
 
     report_format = _format_of(new.format, output, as_json=json)
@@ -136,16 +138,22 @@ def report(
         baseline=baseline,
         load_lengths=new.load_and_tell if new.manifest else None,
         junit=junit_xml,
+        inputs=tuple(new.manifest or ()),
+        github=github,
     )
     _check(gate, output)
     summary = gating.summary_file() if github else None
     new.read_options()  # a wrong one is told before anything is read
+    if output is not None and str(output) != "-":
+        console.refuse_overwriting(output, gate.inputs)
     results = gate.results_of(run)
-    gate.write_junit(results.verdicts, results.name)
-    _show(results, report_format, output, run)
-    if summary is not None:
-        gating.tell_github(results, summary)
-    gating.tell(results.verdicts)
+    try:
+        gate.write_junit(results.verdicts, results.name)
+        _show(results, report_format, output, run)
+        if summary is not None:
+            gating.tell_github(results, summary)
+    finally:  # what can't be written must not hide what fails
+        gating.tell(results.verdicts)
     code = exit_code(results.verdicts)
     if code:
         raise typer.Exit(code)

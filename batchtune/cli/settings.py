@@ -182,10 +182,11 @@ def _options(command: Any) -> dict[str, _Option]:
     return {
         parameter.name: _Option(
             shared_name=parameter.envvar.removeprefix(_PREFIX).lower() if parameter.envvar else parameter.name,
-            multiple=parameter.multiple,
+            multiple=getattr(parameter, "multiple", False),
         )
         for parameter in command.params
-        if parameter.param_type_name == "option" and parameter.name not in _NEVER
+        # Where a command takes the run folder as an argument, it is the same setting.
+        if (parameter.param_type_name == "option" or parameter.name == "run") and parameter.name not in _NEVER
     }
 
 

@@ -95,7 +95,7 @@ def _found(tree: Tree, key_path: str | None) -> tuple[Keys, Node]:
         listed = ", ".join(paths[:_MOST_LISTED]) + (", ..." if len(paths) > _MOST_LISTED else "")
         raise ResultError(
             f"{tree.name} has {len(blocks)} blocks of a DynamicBatchSampler's settings: {listed}",
-            f"Say which one by its key path: {paths[0]}.",
+            f"Say which one: --key-path {paths[0]}.",
         )
     return blocks[0]
 

@@ -130,6 +130,8 @@ def _check_sweep(sweep: Sweep, path: Path) -> None:
 
 def _wrong_numbers(sweep: Sweep) -> Iterator[tuple[str, str]]:
     """Numbers that no sweep writes: which record has them, and what is wrong."""
+    if not 0 < sweep.max_batch_length < math.inf:
+        yield "max_batch_length", f"is {sweep.max_batch_length}"
     for index, row in enumerate(sweep.rows):
         for wrong in _wrong_in_row(row):
             yield f"row {index}", wrong

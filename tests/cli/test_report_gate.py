@@ -304,3 +304,57 @@ def test_the_gate_runs_without_torch(swept: Path) -> None:
     assert "torch" not in loaded_after(
         ["report", str(swept), "--manifest", manifest, "--baseline", str(swept), *rules, "--format", "markdown"]
     )
+
+
+@pytest.mark.parametrize("setting", ["environment", "project"])
+def test_the_run_folder_is_taken_from_the_settings_as_by_other_commands(
+    batchtune: Run, swept: Path, tmp_path: Path, setting: str
+) -> None:
+    shutil.copytree(swept, tmp_path / "kept")
+    env = {"BATCHTUNE_RUN": "kept"} if setting == "environment" else None
+    if setting == "project":
+        (tmp_path / "pyproject.toml").write_text('[tool.batchtune]\nrun = "kept"\n')
+    assert batchtune("report", "--fail-if", FAILS, env=env).returncode == 3
+    assert "BucketBatchSampler" in batchtune("export", "--to", "pytorch", env=env).stdout
+
+
+def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, swept: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(swept, tmp_path / "mine")
+    manifest = write_lengths(tmp_path / "new.csv")
+    for arguments in (
+        ["report", run, "-o", run / "sweep.json"],
+        ["report", run, "--fail-if", FAILS, "--junit-xml", run / "sampler.yaml"],
+        ["report", run, "--manifest", manifest, "--fail-if", "drift > 0.5", "--junit-xml", manifest],
+        ["report", run, "--manifest", manifest, "-o", manifest],
+        ["export", run, "--to", "speechbrain", "-o", run / "sweep.json"],
+        ["schema", "sweep", "-o", run / "sweep.json"],
+    ):
+        before = {path: path.read_bytes() for path in (run / "sweep.json", run / "sampler.yaml", manifest)}
+        ran = batchtune(*arguments)
+        assert ran.returncode == 2, arguments
+        assert "is not overwritten" in ran.stderr
+        assert {path: path.read_bytes() for path in before} == before
+
+
+def test_an_environment_that_holds_no_rule_is_no_open_gate(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, env={"BATCHTUNE_FAIL_IF": " ; "})
+    assert (ran.returncode, "holds no rule" in ran.stderr) == (2, True)
+
+
+def test_what_can_not_be_written_does_not_hide_what_fails(batchtune: Run, swept: Path) -> None:
+    ran = batchtune("report", swept, "--fail-if", FAILS, "--junit-xml", "/dev/full")
+    assert ran.returncode == 1
+    assert f"Fails: {FAILS}" in ran.stderr
+
+
+def test_github_is_told_of_a_run_that_can_not_be_read(batchtune: Run, tmp_path: Path) -> None:
+    env = {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    ran = batchtune("report", "gone", "--github", "--fail-if", FAILS, env=env)
+    assert ran.returncode == 1
+    assert "::error title=batchtune%3A the run can't be read::" in ran.stderr
+
+
+def test_the_headline_can_be_held_to_a_rule(batchtune: Run, swept: Path, edited: Callable[..., Path]) -> None:
+    assert batchtune("report", swept, "--fail-if", "max_batch_length < 61").returncode == 3
+    damaged = batchtune("report", edited(max_batch_length=-1.0))
+    assert (damaged.returncode, "max_batch_length: is -1.0" in damaged.stderr) == (1, True)

@@ -61,12 +61,14 @@ def baseline_value_of(field: Field, evidence: Evidence) -> Value:
     return _value_in(other.recommended_row, field, " in the baseline")
 
 
-def _record(field: Field, evidence: Evidence) -> Row | LowerBound | Verification | Drift:
+def _record(field: Field, evidence: Evidence) -> Row | Sweep | LowerBound | Verification | Drift:
     if field.source == "drift":
         return _drift(evidence)
     if field.source == "verify":
         return _verification(evidence)
     sweep = _sweep(evidence)
+    if field.source == "sweep":
+        return sweep
     if field.source == "bound":
         return sweep.lower_bound
     if field.source == "current":
@@ -76,7 +78,7 @@ def _record(field: Field, evidence: Evidence) -> Row | LowerBound | Verification
     return _recommended(sweep)
 
 
-def _value_in(record: Row | LowerBound | Verification | Drift, field: Field, where: str) -> Value:
+def _value_in(record: Row | Sweep | LowerBound | Verification | Drift, field: Field, where: str) -> Value:
     value: Any = record
     for name in field.path:
         value = None if value is None else getattr(value, name)

@@ -14,7 +14,7 @@ import msgspec
 from batchtune.reports.gate.grammar import DRIFT_FIELDS
 from batchtune.results import Drift, LowerBound, Record, Row, Verification
 
-Source = Literal["row", "current", "verify", "bound", "drift"]
+Source = Literal["row", "sweep", "current", "verify", "bound", "drift"]
 Kind = Literal["number", "count", "flag"]
 
 _ROOTS: tuple[tuple[str, Source, type[Record]], ...] = (
@@ -72,6 +72,9 @@ def all_fields() -> dict[str, Field]:
         for path, kind in _leaves(record):
             name = prefix + ".".join(path)
             found[name] = Field(name=name, source=source, path=path, kind=kind)
+    found["max_batch_length"] = Field(
+        name="max_batch_length", source="sweep", path=("max_batch_length",), kind="number"
+    )
     kinds = dict(_leaves(Drift))
     for name, attribute in DRIFT_FIELDS.items():
         found[name] = Field(name=name, source="drift", path=(attribute,), kind=kinds[(attribute,)])
