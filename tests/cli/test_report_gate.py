@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from cli.conftest import Run, command
+from cli.conftest import Run, command, run_here
 from test_house import HEAVY, loaded_after
-from typer.testing import CliRunner
 
-from batchtune.cli.app import app
 from batchtune.cli.gating import workflow_command
 
 Ran = subprocess.CompletedProcess[str]
@@ -36,18 +33,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lengths(folder / "train.csv")
     assert run_here("sweep-buckets", folder / "train.csv", *SWEEP, "--run", folder / "run").returncode == 0
     return folder / "run"
-
-
-def run_here(*arguments: object, env: dict[str, str] | None = None) -> Ran:
-    """Runs a command in this process, which starts no other: there are many of these tests."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    if ran.exception is not None and not isinstance(ran.exception, SystemExit):
-        raise ran.exception
-    return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
 
 
 @pytest.fixture

@@ -103,6 +103,7 @@ def test_a_limit_of_the_users_own_holds_for_every_batch(batchtune: Run, manifest
     assert all(row["largest_padded_length"] <= 20 for row in rows)
 
 
+@pytest.mark.slow
 def test_trials_that_are_taken_over_are_told_and_so_is_a_changed_workload(
     batchtune: Run, manifest: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_without_a_terminal_there_is_no_progress_bar_and_no_colour(tuned: Path) 
     assert "\r" not in stderr
 
 
+@pytest.mark.slow
 def test_the_steps_one_by_one_give_the_same_as_tune(
     batchtune: Run, manifest: Path, tmp_path: Path, tuned: Path
 ) -> None:

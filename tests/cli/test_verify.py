@@ -85,6 +85,7 @@ def test_the_run_folder_may_stand_before_the_manifest(batchtune: Run, run: Path,
     assert (tmp_path / "elsewhere" / "verify.json").exists()
 
 
+@pytest.mark.slow
 def test_batches_that_are_too_large_end_with_3_and_a_proposal_that_passes(batchtune: Run, run: Path) -> None:
     first, *rest = sampler(run)["bucket_batch_sizes"]
     edited(run, bucket_batch_sizes=[2 * first, *rest])
@@ -98,6 +99,7 @@ def test_batches_that_are_too_large_end_with_3_and_a_proposal_that_passes(batcht
     assert batchtune("verify", "lengths.csv", "--steps", 14, *ANY_TIME).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_leak_ends_with_3_and_is_told_as_one(batchtune: Run, run: Path) -> None:
     edited(run, bucket_batch_sizes=[5] * len(sampler(run)["bucket_batch_sizes"]))
     ran = batchtune("verify", "lengths.csv", "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 20)})

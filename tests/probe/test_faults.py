@@ -46,6 +46,7 @@ def test_a_real_segmentation_fault_is_a_crash() -> None:
     assert "SIGSEGV" in (trial.error or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "outcome"), [(ONE, "ok"), (TWO, "crash"), (THREE, "timeout")])
 def test_what_the_workload_started_ends_with_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: BatchShape, outcome: str
@@ -122,6 +123,7 @@ def test_the_end_of_a_flood_of_output_is_kept() -> None:
         assert 0 < len(supervisor._worker.output()) <= 1 << 18
 
 
+@pytest.mark.slow
 def test_a_setup_may_take_longer_than_a_trial() -> None:
     with supervise("SlowToSetUp", timeout_seconds=1.0) as supervisor:
         assert supervisor.measure(ONE, 0)[0].outcome == "ok"
@@ -152,6 +154,7 @@ def test_a_workload_that_meddles_with_the_channel_is_a_crash(name: str) -> None:
     assert trial.outcome == "crash"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["HungryInNumpy", "HungryInMakeBatch"])
 def test_numpy_runs_out_of_memory_as_torch_does(name: str) -> None:
     with supervise(name) as supervisor:
@@ -213,6 +216,7 @@ def test_where_not_a_byte_is_left_the_lack_of_memory_is_told_and_the_worker_live
     assert "MemoryError" in (trials[0].error or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "outcome", "error"),
     [("Killed", "crash", "SIGKILL"), ("Hangs", "timeout", "no answer"), ("HungryInNumpy", "oom", "allocate")],

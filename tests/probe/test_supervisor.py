@@ -35,6 +35,7 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     assert outcomes == ["ok", "oom", "ok"]
 
 
+@pytest.mark.slow
 def test_an_optimizer_whose_state_was_half_made_does_not_spoil_the_next_trial() -> None:
     # Beside the batch, about 910 MiB are needed before the state's second half, and 200 MiB for it.
     with supervise("HungryInOptimizer", memory_bytes=2 << 30) as supervisor:

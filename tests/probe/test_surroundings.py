@@ -155,6 +155,7 @@ def settings_after() -> dict[str, dict[str, object]]:
     return dict(json.loads(line) for line in ran.stdout.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", TF32_SWITCHES)
 def test_tf32_is_told_whichever_switch_was_used(settings_after: dict[str, dict[str, object]], code: str) -> None:
     found = settings_after[code]

@@ -158,6 +158,7 @@ def test_a_single_step_keeps_the_cache_unless_told_otherwise(release: bool, time
     assert made._meter.released == times  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_leak_is_told_after_ten_more_steps() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.used += MIB
@@ -175,6 +176,7 @@ def test_what_grows_in_the_first_steps_only_is_no_leak(last: int) -> None:
     assert session(act).measure(TRIAL).outcome == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, 3, 6, 12])
 def test_a_leak_that_uses_up_the_memory_is_told_as_one(steps: int) -> None:
     """Whether it does so while the step is timed (3) or while the leak is watched (12)."""

@@ -186,6 +186,7 @@ def killed_at_the_next_line(probing: Probing) -> bool:
     return not by_itself
 
 
+@pytest.mark.slow
 def test_killed_after_every_line_it_finds_what_an_undisturbed_run_finds(tmp_path: Path) -> None:
     probing = Probing(tmp_path, lengths=(6, 20))
     assert probing.finish("undisturbed").returncode == 0
@@ -238,6 +239,7 @@ def test_killed_in_the_middle_of_a_step_it_leaves_no_child_of_the_steps(probing:
         kill(process, probing)
 
 
+@pytest.mark.slow
 def test_a_line_cut_in_two_is_measured_again(probing: Probing, undisturbed: Path) -> None:
     take_over(undisturbed, probing)
     whole = probing.journal().read_bytes()
@@ -361,6 +363,7 @@ def squeezed(tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Cal
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "name"), CASES)
 def test_no_room_for_a_file_is_one_message_that_names_it_and_the_reason(
     squeezed: Callable[[str], Squeezed], way: str, name: str

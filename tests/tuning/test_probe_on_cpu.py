@@ -116,6 +116,7 @@ def test_a_folder_of_other_lengths_is_refused_and_left_alone(copied: Path) -> No
     assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_limit_is_refused_unless_forced(copied: Path) -> None:
     with pytest.raises(ResultError, match="memory_bytes"):
         run_probe(LENGTHS, settings(500 * MIB), copied)
@@ -160,6 +161,7 @@ def test_a_workload_that_always_crashes_or_hangs_is_no_lack_of_memory(tmp_path: 
     assert "no lack of memory" in (caught.value.hint or "")
 
 
+@pytest.mark.slow
 def test_an_error_in_disguise_is_a_lack_of_memory_where_a_smaller_batch_passes(tmp_path: Path) -> None:
     probe = run_probe(Lengths.of([1.0] * 30), settings(600 * MIB, f"{FAULTY}:DisguisedAboveFour", {}), tmp_path)
     assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [(4, "oom")]
