@@ -731,6 +731,24 @@ class Doctor(Result, frozen=True, kw_only=True):
     warnings: list[str]
 
 
+class Exported(Result, frozen=True, kw_only=True):
+    """What `batchtune export --json` prints: a recommendation in another framework's words.
+
+    Attributes:
+        framework: As `--to` names it.
+        title: The framework's own name.
+        file: Where it was written, or what to call it.
+        content: The config or the snippet.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/export"
+
+    framework: str
+    title: str
+    file: str
+    content: str
+
+
 R = TypeVar("R", bound=Result)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from batchtune.exports.sampler import SamplerConfig
 from batchtune.reports.json_format import Report
-from batchtune.results import Doctor, Probe, Record, Run, Scan, Sweep, Trial, Verification
+from batchtune.results import Doctor, Exported, Probe, Record, Run, Scan, Sweep, Trial, Verification
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # One entry of a Google-style section: one or several names, a colon, the text.
@@ -53,6 +53,9 @@ SCHEMAS = {
         record=Report,
         file="report --format json, tune --json",
         one_line="the summary of a run, and its result files",
+    ),
+    "export": Described(
+        record=Exported, file="export --json", one_line="the recommendation in another framework's words"
     ),
     "scan": Described(record=Scan, file="scan --json", one_line="what the lengths of a data set look like"),
     "doctor": Described(record=Doctor, file="doctor --json", one_line="what a machine offers"),

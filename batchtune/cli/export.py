@@ -210,8 +210,13 @@ def _difference(before: str, after: str, name: str) -> str:
 
 
 def _as_json(framework: Export, file: str, content: str) -> str:
+    from batchtune.results import Exported, encode, meta_of
+
     file = file.encode(errors="backslashreplace").decode()  # a name that is no UTF-8
-    return _encoded({"framework": framework.name, "title": framework.title, "file": file, "content": content})
+    exported = Exported(
+        meta=meta_of(Exported), framework=framework.name, title=framework.title, file=file, content=content
+    )
+    return encode(exported).decode()
 
 
 def _listed(*, as_json: bool) -> str:

@@ -77,7 +77,7 @@ def test_a_file_that_can_not_be_written_is_an_error(batchtune: Run, tmp_path: Pa
 def test_as_json(batchtune: Run, tmp_path: Path, output: list[str]) -> None:
     ran = batchtune("export", "--to", "espnet", "--json", *output)
     document = json.loads(ran.stdout)
-    assert list(document) == ["framework", "title", "file", "content"]
+    assert list(document) == ["meta", "framework", "title", "file", "content"]
     assert (document["framework"], document["title"]) == ("espnet", "ESPnet")
     assert document["content"] == expected("espnet")
     assert document["file"] == ("x.yaml" if output == ["-o", "x.yaml"] else "batchtune_espnet.yaml")

@@ -55,6 +55,7 @@ def written(made_once: MadeOnce) -> Path:
             "scan": ["lengths.csv"],
             "doctor": [],
             "report": ["--format", "json"],
+            "export": ["--to", "pytorch"],
             "schema": [],
         }
         for command, arguments in commands.items():
@@ -81,6 +82,7 @@ def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
         "scan": "scan",
         "doctor": "doctor",
         "report": "report",
+        "export": "export",
     }
     for command, name in printed.items():
         yield f"{command} --json", name, json.loads((written / f"{command}.stdout").read_text())
