@@ -109,6 +109,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not loaded & (HEAVY | {"numpy", "rich", "msgspec"})
 
 
+@pytest.mark.slow
 def test_a_sweep_and_a_report_run_without_torch(tmp_path: Path) -> None:
     manifest = tmp_path / "lengths.csv"
     manifest.write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))

@@ -203,6 +203,7 @@ def test_a_second_probe_in_the_same_folder_is_refused(batchtune: Run, manifest: 
     assert "another probe is at work" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_probe_keeps_the_sweep_that_was_there_before_it(batchtune: Run, manifest: Path, run: Path) -> None:
     before = (run / "sweep.json").read_bytes()
     (run / "probe.json").unlink()

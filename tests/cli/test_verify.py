@@ -61,6 +61,7 @@ def sampler(run: Path) -> dict[str, list[int]]:
     return YAML(typ="safe").load(run / "sampler.yaml")  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_tune_verifies_at_the_end_and_says_so(tuned: Path) -> None:
     found = json.loads((tuned / "batchtune-run" / "verify.json").read_text())
     assert (found["holds"], found["steps"], found["meta"]["format"]) == (True, 30, "batchtune/verify")

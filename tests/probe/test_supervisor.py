@@ -85,6 +85,7 @@ def test_a_device_that_is_not_there_is_told() -> None:
         supervisor.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage", "message"),
     [
