@@ -120,6 +120,7 @@ def survey(lengths: Lengths) -> Survey:
     spread = _spread(lengths.total, [float(values[values.size - rank]) for rank in _ranks(values.size)], values.size)
     distinct = 1 + sum(int(np.count_nonzero(part[1:] != part[:-1])) for part in _chunks(values, overlap=1))
     fractional = sum(int(np.count_nonzero(_fractional(part))) for part in _chunks(values))
+    whole = not fractional and spread.longest >= 0.5  # what is all but 0 is no whole number of anything
     log_bins = spread.longest > 100 * spread.shortest and spread.longest > 10 * spread.median
     targets = None
     if lengths.targets is not None:
@@ -129,7 +130,7 @@ def survey(lengths: Lengths) -> Survey:
         **asdict(spread),
         count=lengths.count,
         distinct=distinct,
-        histogram=_histogram(values, (_log_edges if log_bins else _even_edges)(spread, whole=not fractional)),
+        histogram=_histogram(values, (_log_edges if log_bins else _even_edges)(spread, whole=whole)),
         log_bins=log_bins,
         targets=targets,
         left_out=dict(lengths.left_out),

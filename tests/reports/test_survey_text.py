@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchtune.lengths import Lengths, Unit
@@ -65,6 +65,7 @@ def test_the_survey_is_as_in_its_snapshot(name: str) -> None:
 
 
 @given(st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=50), st.booleans(), st.integers(60, 120))
+@example([0.0078125, 1.192092896e-07], False, 60)
 @settings(deadline=None, max_examples=100)
 def test_no_line_is_wider_than_asked_for(values: list[float], with_targets: bool, width: int) -> None:
     text = shown(Lengths.of(values, values if with_targets else None, unit="s"), width)
