@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from batchtune.batching.lhotse import lhotse_boundaries
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -236,9 +237,9 @@ def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray,
         # NeMo's own guess, `determine_bucket_duration_bins`.
         edges = np.linspace(settings.get("min_duration", 0.0), settings["max_duration"], buckets + 1)[1:-1]
     else:
-        distinct, so_far = kept.histogram.lengths, kept.histogram.cumulative_total
-        shares = so_far[-1] * np.arange(1, buckets) / buckets
-        edges = distinct[np.minimum(np.searchsorted(so_far, shares), distinct.size - 1)]
+        edges = (
+            lhotse_boundaries(kept.values, min(buckets, kept.count)) if min(buckets, kept.count) > 1 else np.empty(0)
+        )
         notes.append(
             f"the bins are those of equal total length over all examples; Lhotse estimates them from the first "
             f"{_DEFAULT_CUTS:,} or so that it reads"
