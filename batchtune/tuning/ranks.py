@@ -34,8 +34,6 @@ def rank_times(
     batch_cost: BatchCost,
     world_size: int,
     accumulate: int = 1,
-    *,
-    epoch_seconds: float | None = None,
 ) -> RankTimes:
     """The time of one epoch on several ranks, on average over shuffles and over how batches are dealt.
 
@@ -68,13 +66,12 @@ def rank_times(
         batch_cost: Seconds of batches by their sizes and longest lengths.
         world_size: Number of ranks; 1: all three are the plain sum over the batches.
         accumulate: Batches whose gradients are added up before ranks wait for each other.
-        epoch_seconds: The sum of the cost over all batches, where it is known already.
 
     Raises:
         ValueError: `world_size` or `accumulate` is below 1.
     """
     _check(world_size, accumulate)
-    plain = expected.sum_of(batch_cost) if epoch_seconds is None else epoch_seconds
+    plain = expected.sum_of(batch_cost)
     if world_size == 1:
         return RankTimes(
             without_waiting_epoch_seconds=plain, independent_epoch_seconds=plain, same_bucket_epoch_seconds=plain
