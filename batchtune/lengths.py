@@ -146,10 +146,23 @@ class Lengths:
         """
         if self.targets is None:
             return None
-        first = self.count - int(np.searchsorted(self.values[::-1], length, side="right"))
-        if first == self.count:
+        up_to = int(np.searchsorted(self.values[::-1], length, side="right"))
+        if not up_to:
             raise ValueError(f"no example is at most {length} long")
-        return float(self.targets[first:].max())
+        return float(self._worst_targets[up_to - 1])
+
+    @cached_property
+    def _worst_targets(self) -> FloatArray:
+        """Shape (count,): the longest target of so many of the shortest examples."""
+        assert self.targets is not None
+        return cast(FloatArray, np.maximum.accumulate(self.targets[::-1]))
+
+    def count_within(self, length: float, target_length: float | None = None) -> int:
+        """Number of examples that are at most `length` long, with a target of at most `target_length` where given."""
+        count = self.histogram.count_up_to(length)
+        if self.targets is None or target_length is None or not count or target_length >= self.worst_target(length):
+            return count
+        return int(np.count_nonzero(self.targets[self.count - count :] <= target_length))
 
     def summary(self) -> LengthsSummary:
         """The record that every result file carries."""

@@ -74,6 +74,9 @@ class Trial(Record, frozen=True, kw_only=True):
         rest_bytes: In use after the trial, when its batch was freed.
         outside_bytes: Memory of the device that the worker holds outside torch's allocator (context, workspaces).
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
+        steady_peak_bytes: As `peak_bytes`, the first step left out: the first step of a process may need more.
+        peak_spread_bytes: Largest - smallest peak of the steps after the first; None for fewer than two.
+        timing: Whether the shape was run for its time alone, with a typical target: no size is searched there.
     """
 
     index: int
@@ -95,6 +98,9 @@ class Trial(Record, frozen=True, kw_only=True):
     outside_bytes: int | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: list[str] | None = None
+    steady_peak_bytes: int | None = None
+    peak_spread_bytes: int | None = None
+    timing: bool = False
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -156,6 +162,8 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
             less room than one step more needs, by the fit), `data` (the data can't fill more), or `timeout` and
             `crash` (one step more failed so, twice).
         oom_batch_size: The smallest batch size that was seen to run out; None unless one was.
+        trial: Index of the trial that proves the batch size: it ran with at least as many examples, as long a length
+            and as long a target. None where an older batchtune wrote the file.
     """
 
     length: float
@@ -165,6 +173,25 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
     oom_batch_size: int | None
     step_seconds: float | None
     peak_bytes: int | None
+    trial: int | None = None
+
+
+class Margin(Record, frozen=True, kw_only=True):
+    """The memory that a proven batch leaves free, because peaks of equal batches differ.
+
+    A batch counts as proven where the lowest peak that was seen of it, plus `bytes`, is within the limit.
+
+    Attributes:
+        bytes: 1.1 × `spread_bytes`, or `first_step_bytes` where that is more, + 0.1% of the limit.
+        spread_bytes: The widest range of peaks of equal batches, or of what the process holds between trials.
+        first_step_bytes: By how much the first step of a process exceeds later ones with the same batch.
+        repetitions: How many peaks were compared.
+    """
+
+    bytes: int
+    spread_bytes: int
+    first_step_bytes: int
+    repetitions: int
 
 
 class CostModel(Record, frozen=True, kw_only=True):
@@ -253,7 +280,11 @@ class Probe(Result, frozen=True, kw_only=True):
     """`probe.json`: what fits, and what a batch costs.
 
     Attributes:
+        frontier: In ascending order of length, each with the longest target at or below it. A size holds for all
+            lengths up to its own.
+        joint_frontier: The same for shorter targets than those; empty without targets.
         confirmation: None where the run was written by an older batchtune.
+        margin: None where peaks are not known, or where an older batchtune wrote the file.
         warnings: Why figures may not be trusted, each with its remedy.
     """
 
@@ -268,7 +299,14 @@ class Probe(Result, frozen=True, kw_only=True):
     models: Models
     max_batch_length: float
     confirmation: Confirmation | None = None
+    margin: Margin | None = None
+    joint_frontier: list[FrontierPoint] = []
     warnings: list[str] = []
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its sizes were run alone and in turns, with a margin: not by an older batchtune."""
+        return all(point.trial is not None for point in self.frontier)
 
 
 class RankTimes(Record, frozen=True, kw_only=True):
@@ -304,6 +342,8 @@ class Row(Record, frozen=True, kw_only=True):
         batch_size_variation: Their standard deviation / their mean.
         steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
         ranks: What the ranks' waiting for each other costs; None for one rank, or without step times.
+        unproven: How many buckets have a batch size that is not proven: no batch that ran, alone and in turns, was at
+            least as large in every respect. None without a probe.
     """
 
     strategy: str
@@ -327,6 +367,7 @@ class Row(Record, frozen=True, kw_only=True):
     batch_size_variation: float | None = None
     steps: int | None = None
     ranks: RankTimes | None = None
+    unproven: int | None = None
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -365,6 +406,7 @@ class BucketUse(Record, frozen=True, kw_only=True):
         batches: Batches of one epoch, the last, which may not be full, included.
         length: True length of its examples.
         padded_length: Cells of its batches, expected over shuffles.
+        proven_by: The trial, as `trials.jsonl` counts them, that shows that its batches fit; None where none does.
     """
 
     boundary: float
@@ -373,6 +415,7 @@ class BucketUse(Record, frozen=True, kw_only=True):
     batches: int
     length: float
     padded_length: float
+    proven_by: int | None = None
 
 
 class Drift(Record, frozen=True, kw_only=True):
@@ -459,6 +502,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
         one_dimensional_batches, one_dimensional_epoch_seconds: Of the optimal table over length alone, sized by the
             frontier, with as many buckets, from the same shuffles.
+        unproven: As for a row.
     """
 
     num_buckets: int
@@ -468,6 +512,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
     estimated_epoch_seconds: float | None
     one_dimensional_batches: int
     one_dimensional_epoch_seconds: float | None
+    unproven: int | None = None
 
 
 class Sweep(Result, frozen=True, kw_only=True):

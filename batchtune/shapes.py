@@ -31,5 +31,14 @@ class BatchShape:
         """Batch size × length of the longest example."""
         return self.batch_size * self.length
 
+    def contains(self, other: BatchShape) -> bool:
+        """Whether it is at least as large in every respect, and larger in one."""
+        no_less = (
+            self.batch_size >= other.batch_size
+            and self.length >= other.length
+            and (self.target_length or 0.0) >= (other.target_length or 0.0)
+        )
+        return no_less and self != other
+
     def __str__(self) -> str:
         return f"{self.batch_size} × {self.length:g}"

@@ -323,8 +323,17 @@ class ProbeOptions:
     ] = False
     num_lengths: Annotated[
         int,
-        option("How many lengths to probe, the shortest and the longest included.", name="NUM_LENGTHS", metavar="N"),
+        option(
+            "How many lengths to span the data with, the shortest and the longest included. More are added where the "
+            "bucket tables need them.",
+            name="NUM_LENGTHS",
+            metavar="N",
+        ),
     ] = 12
+    max_lengths: Annotated[
+        int | None,
+        option("How many lengths to probe in all; 5 times --num-lengths.", name="MAX_LENGTHS", metavar="N"),
+    ] = None
     tolerance: Annotated[
         float,
         option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE", metavar="X"),
@@ -362,6 +371,7 @@ class ProbeOptions:
             reserve_bytes=parse_size(self.reserve) if self.reserve is not None else 0,
             ddp=self.ddp,
             num_lengths=self.num_lengths,
+            max_lengths=self.max_lengths,
             tolerance=self.tolerance,
             max_batch_size=max_batch_size,
             trial_timeout_seconds=self.trial_timeout,

@@ -1,8 +1,7 @@
 """What a batch shape costs: models of peak memory and step time, and the frontier between measurements."""
 
 from batchtune.cost.fitting import fit_cost
-from batchtune.cost.frontier import Frontier, largest_max_batch_length
-from batchtune.cost.joint_frontier import JointFrontier
+from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length
 from batchtune.cost.models import needs_targets, per_example, predict
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 

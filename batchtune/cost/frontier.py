@@ -1,8 +1,7 @@
-"""The largest batch size that fits, at any length, from the lengths that were measured."""
+"""The largest batch size that is proven to fit, at any length, from the lengths that were measured."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,51 +9,32 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.cost.models import needs_targets, per_example
 from batchtune.lengths import FloatArray, Histogram, IntArray
-from batchtune.results import CostModel, FrontierPoint
+from batchtune.results import FrontierPoint
 
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """The measured frontier, made a function of the length.
+    """The measured frontier, made a function of the length; nothing is interpolated.
 
-    At a measured length it is the measured batch size. Between two, 1 / batch size is interpolated linearly:
-    1 / B(L) is proportional to what one example needs, b·L + c·L², which is convex, so the chord lies above it and
-    the interpolated batch size at or below the true one. The chord's ends are batch sizes with their fraction: the
-    part of one more example that the measured peak leaves room for, by the fit; rounded down to whole examples,
-    small batch sizes would lose up to half. With targets, whose worst case jumps, the chord holds only between
-    points with the same worst target. Elsewhere, and where it is more, the batch size of the next longer measured
-    length is taken: what fits there fits at any shorter length. Where the measurements show the contrary, a shorter
-    length that holds fewer (not for want of examples), the smaller of both is taken between them.
+    At a measured length it is the measured batch size, between two that of the next longer one: memory grows with the
+    length, so what fits there fits at any shorter length. Where a shorter length was seen to hold fewer (not for want
+    of examples), longer ones get no more than it.
 
     Attributes:
         lengths: Shape (points,), strictly ascending.
-        batch_sizes: Shape (points,), as measured.
-        fractional_sizes: Shape (points,), at least `batch_sizes` and below `batch_sizes + 1`.
-        chords: Shape (points,): whether lengths between the point before and this one are interpolated.
-        dips: Shape (points,): whether the device held fewer at the point before than at this one.
+        batch_sizes: Shape (points,), never rising.
     """
 
     lengths: FloatArray
     batch_sizes: IntArray
-    fractional_sizes: FloatArray
-    chords: npt.NDArray[np.bool_]
-    dips: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(
-        cls,
-        points: Sequence[FrontierPoint],
-        limit_bytes: int | None = None,
-        peak_model: CostModel | None = None,
-    ) -> Frontier:
+    def of(cls, points: Sequence[FrontierPoint]) -> Frontier:
         """The frontier through measured points, in ascending order of length.
 
         Args:
             points: As in `probe.json`.
-            limit_bytes: The limit they were measured under; None: fractions are not known.
-            peak_model: What a batch needs; None likewise.
 
         Raises:
             ValueError: No points, or not in ascending order.
@@ -63,12 +43,12 @@ class Frontier:
         if lengths.size == 0 or (np.diff(lengths) <= 0).any():
             raise ValueError("frontier points must be given in strictly ascending order of length")
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
-        fractions = np.array([_fraction(point, limit_bytes, peak_model) for point in points])
-        targets = [point.target_length for point in points]
-        chords = np.array([False] + [before == after for before, after in itertools.pairwise(targets)])
-        pairs = itertools.pairwise(points)
-        dips = [False] + [a.batch_size < b.batch_size and a.closed_by != "data" for a, b in pairs]
-        return cls(lengths, sizes, sizes + fractions, chords, np.array(dips))
+        # Not for want of examples: there the data end, not the memory.
+        held = np.array([2**53 if point.closed_by == "data" else point.batch_size for point in points])
+        failed = np.array([point.oom_batch_size or 2**53 for point in points], dtype=np.int64)
+        # A step of the search lies between what passed and what failed: only a real dip counts.
+        dips = np.minimum.accumulate(np.where(np.append(held[:-1] < held[1:], False), held, failed - 1))
+        return cls(lengths, np.maximum.accumulate(np.minimum(sizes, dips)[::-1])[::-1])
 
     def __call__(self, length: npt.ArrayLike) -> IntArray:
         """The largest batch size that fits.
@@ -79,26 +59,18 @@ class Frontier:
         Returns:
             Batch sizes of the same shape, at least 1; 1 beyond the longest measured length, where nothing is known.
         """
-        wanted = np.asarray(length, dtype=np.float64)
-        index = np.searchsorted(self.lengths, wanted, side="left")
-        right = np.minimum(index, self.lengths.size - 1)
-        left = np.maximum(right - 1, 0)
-        span = np.where(right > 0, self.lengths[right] - self.lengths[left], 1.0)
-        share = np.clip((self.lengths[right] - wanted) / span, 0.0, 1.0)
-        inverse = share / self.fractional_sizes[left] + (1 - share) / self.fractional_sizes[right]
-        # 1e-9: at the points themselves the two divisions must give back the integers.
-        on_chord = np.floor(1 / inverse * (1 + 1e-9)).astype(np.int64)
-        measured = self.batch_sizes[right]
-        inside = (wanted > self.lengths[left]) & (wanted < self.lengths[right])
-        sizes = np.where(inside & self.chords[right], np.maximum(on_chord, measured), measured)
-        sizes = np.where(inside & self.dips[right], self.batch_sizes[left], sizes)
-        return np.where(index < self.lengths.size, sizes, 1).astype(np.int64)
+        return np.maximum(self.proven(length), 1)
+
+    def proven(self, length: npt.ArrayLike) -> IntArray:
+        """The same, but 0 beyond the longest measured length."""
+        index = np.searchsorted(self.lengths, np.asarray(length, dtype=np.float64), side="left")
+        return np.append(self.batch_sizes, 0)[index]
 
     def continued(self, length: npt.ArrayLike) -> IntArray:
-        """The same, and what must fit a little beyond the longest measured length, where batches are padded further.
+        """The same, and what should fit a little beyond the longest measured length, where batches are padded further.
 
         An example there needs at most (L / longest)² times the memory of the longest: memory grows with the length or
-        its square.
+        its square. That has not been run.
 
         Args:
             length: Any shape, in the manifest's unit.
@@ -108,20 +80,60 @@ class Frontier:
         """
         wanted = np.asarray(length, dtype=np.float64)
         stretched = np.maximum(wanted / self.lengths[-1], 1.0)
-        beyond = np.maximum(1.0, np.floor(self.fractional_sizes[-1] / stretched**2))
+        beyond = np.maximum(1.0, np.floor(self.batch_sizes[-1] / stretched**2))
         return np.where(stretched > 1, beyond, self(wanted)).astype(np.int64)
 
 
-def _fraction(point: FrontierPoint, limit_bytes: int | None, model: CostModel | None) -> float:
-    """The part of one more example that fits, from 0 to just below 1; 0 where it is not known."""
-    if limit_bytes is None or model is None or point.peak_bytes is None:
-        return 0.0
-    if needs_targets(model) and point.target_length is None:
-        return 0.0
-    # Where the model errs, it must not be towards what does not fit.
-    need = float(per_example(model, point.length, point.target_length)) * (1 + model.relative_error)
-    room = limit_bytes - point.peak_bytes
-    return min(max(0.0, room / need), 1 - 1e-6) if need > 0 else 0.0
+@dataclass(frozen=True, slots=True, eq=False)
+class JointFrontier:
+    """How many examples are proven to fit whose longest length and whose longest target are given.
+
+    The largest batch size of the measured shapes that are no smaller in either.
+
+    Attributes:
+        lengths, targets, batch_sizes: Shape (points,), by falling batch size.
+    """
+
+    lengths: FloatArray
+    targets: FloatArray
+    batch_sizes: IntArray
+
+    @classmethod
+    def of(cls, points: Sequence[FrontierPoint]) -> JointFrontier:
+        """Through measured points, in any order.
+
+        Args:
+            points: As in `probe.json`, of both kinds.
+
+        Raises:
+            ValueError: No points, or one without a target.
+        """
+        rows = [(-point.batch_size, point.length, point.target_length) for point in points]
+        if not rows or any(target is None for _, _, target in rows):
+            raise ValueError("points with target lengths are needed")
+        sizes, lengths, targets = np.array(sorted(rows), dtype=np.float64).T
+        return cls(lengths, targets, (-sizes).astype(np.int64))
+
+    def __call__(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
+        """The largest batch size.
+
+        Args:
+            lengths: Any shape; broadcast against the targets.
+            targets: Target lengths.
+
+        Returns:
+            Batch sizes of the broadcast shape, at least 1.
+        """
+        return np.maximum(self.proven(lengths, targets), 1)
+
+    def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
+        """The same, but 0 where no measured shape is as large."""
+        long, target = np.broadcast_arrays(np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64))
+        found = np.zeros(long.shape, dtype=np.int64)
+        # From the smallest size up, so that the largest is what stays.
+        for length, most, size in zip(self.lengths[::-1], self.targets[::-1], self.batch_sizes[::-1], strict=True):
+            found[(long <= length) & (target <= most)] = size
+        return found
 
 
 def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None) -> float:

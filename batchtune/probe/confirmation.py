@@ -1,14 +1,16 @@
 """Do the batches at the limit also fit one after the other? Training never runs one shape alone.
 
 An allocator keeps what it freed in blocks that another shape may not fit into. So the shapes run in turns, the cache
-kept, first in the worker that the search leaves behind, then in a fresh one, as training starts.
+kept, first in the worker that the search leaves behind, then in a fresh one, as training starts. The first step of a
+fresh worker may need more than later ones with the same batch: by how much is measured, and becomes a part of the
+margin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from batchtune.probe.protocol import Stepped
 from batchtune.shapes import BatchShape
@@ -49,13 +51,33 @@ class Turns:
         alloc_retries: How often the allocator emptied its cache to go on.
         reserved_growth_bytes: By how much its cache grew after each shape had been run once; None where it has none.
         failures: The shapes that failed; they take no further turns, and no fresh worker is started after them.
+        peaks: Peaks of the steps of each shape that passed, but for the first step of the fresh worker.
+        first_step: The shape of that step, and its peak; None where it did not come to it, or it ran out of memory.
+        first_failed: What ran out of memory in the first step of the fresh worker; it may fit in later ones.
     """
 
     steps: int = 0
     alloc_retries: int = 0
     reserved_growth_bytes: int | None = None
     failures: list[Failure] = field(default_factory=list)
+    peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
+    first_step: tuple[BatchShape, int] | None = None
+    first_failed: Failure | None = None
     _reserved_first: int = 0
+
+    @property
+    def hold(self) -> bool:
+        """Whether all shapes passed."""
+        return not self.failures and self.first_failed is None
+
+    def passed(self, shape: BatchShape, stepped: Stepped, *, first: bool) -> None:
+        """Keeps a peak."""
+        if stepped.peak_bytes is None:
+            return
+        if first:
+            self.first_step = shape, stepped.peak_bytes
+        else:
+            self.peaks.setdefault(shape, []).append(stepped.peak_bytes)
 
     def start_anew(self) -> None:
         """Another worker's cache says nothing of the one before."""
@@ -93,9 +115,30 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
     for worker, rounds in enumerate(ROUNDS):
         while not _run(stepper, shapes, rounds, turns, faults, on_step, fresh=worker > 0):
             pass
-        if turns.failures:
+        if not turns.hold:
             break
     return turns
+
+
+T = TypeVar("T")
+
+
+def alternating(shapes: list[T]) -> list[T]:
+    """Largest, smallest, second largest, second smallest, and so on: what fragments an allocator's cache most."""
+    return [shape for pair in zip(shapes, reversed(shapes), strict=True) for shape in pair][: len(shapes)]
+
+
+def first_step_excess(stepper: Stepper, shape: BatchShape) -> int | None:
+    """By how many bytes the first step of a fresh worker exceeds the second, with the same batch.
+
+    Returns:
+        None where peaks are not known, or one of the two does not pass.
+    """
+    stepper.start()
+    peaks = [stepped.peak_bytes for stepped in (stepper.step(shape), stepper.step(shape)) if stepped.outcome == "ok"]
+    if len(peaks) < 2 or peaks[0] is None or peaks[1] is None:
+        return None
+    return max(0, peaks[0] - peaks[1])
 
 
 def _run(
@@ -122,6 +165,10 @@ def _run(
             return False
         if stepped.outcome == "ok":
             turns.note(turn, stepped)
+            turns.passed(shape, stepped, first=first and fresh)
+        elif first and fresh and stepped.outcome == "oom":
+            turns.first_failed = Failure(shape, stepped)
+            break
         else:
             turns.failures.append(Failure(shape, stepped))
         if stepped.outcome == "error":  # the workload's own: nothing more can be learnt

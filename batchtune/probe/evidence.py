@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from batchtune.lengths import Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.ladder import step_at
-from batchtune.results import ClosedBy, CostModel, Trial
+from batchtune.results import ClosedBy, CostModel, Margin, Trial
+from batchtune.shapes import BatchShape
 
 PeakFit = Callable[
     [Sequence[float], Sequence[float], Sequence[float], "Sequence[float] | None"],
@@ -30,6 +32,29 @@ _AGREEMENT = 0.25
 # without any. So far the model may be set right by it.
 _TELLING_SHARE = 0.3
 _MOST_CORRECTION = 2.0
+# The margin: so many times the widest spread that was seen, and this part of the limit.
+_SPREADS = 1.1
+_LEAST_MARGIN = 0.001
+
+
+class Anchor(NamedTuple):
+    """Where a largest batch size is searched: what the batch's longest example and its longest target are.
+
+    Attributes:
+        length: Longest length.
+        target_length: Longest target length; None where the data have none.
+    """
+
+    length: float
+    target_length: float | None
+
+    def shape(self, batch_size: int) -> BatchShape:
+        """A batch of this size here."""
+        return BatchShape(batch_size, self.length, self.target_length)
+
+    def is_within(self, other: Anchor) -> bool:
+        """Whether it is no larger than another in any respect."""
+        return self.length <= other.length and (self.target_length or 0.0) <= (other.target_length or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +62,8 @@ class SearchSettings:
     """How to search.
 
     Attributes:
-        num_lengths: How many lengths to probe, the shortest and the longest among them.
+        num_lengths: How many lengths to span the data with, the shortest and the longest among them.
+        max_lengths: How many may be probed in all, with those that are added where tables need them.
         tolerance: How far below the true limit a batch size may be, as a share of it; one example at least.
         max_batch_size: Never try more examples; None: what the data can fill.
         limit_bytes: Memory limit that is enforced on the device.
@@ -47,29 +73,33 @@ class SearchSettings:
     tolerance: float
     max_batch_size: int | None
     limit_bytes: int
+    max_lengths: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """What is known at one length.
+    """What is known at one length and target.
 
     Attributes:
         cap: Largest batch size worth trying: what the data can fill, or the user allows.
-        passed: Largest batch size that passed, below any that failed; 0 if none did.
+        passed: Largest batch size that is proven by its own trial, below any that failed; 0 if none is.
+        ran: Largest that ran at all, below any that failed; above `passed` where it leaves no margin.
+        tight: Smallest above `passed` that ran but leaves no margin, or None.
         failed: Smallest that failed, or None.
         failed_by: How it failed.
         tried: Number of batch sizes that were tried.
         failures: Number of them that failed.
         given_up: Number of them that failed in alternation with other shapes, after they had passed alone.
-        peaks: (batch size, peak bytes) of those that passed, ascending by batch size.
-        surely: Batch size that passed at a longer length; 0 where there is none.
-        hardly: Batch size that ran out of memory at a shorter length; None where there is none.
+        peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
+        surely: Batch size that is proven by a trial with a longer length or target; 0 where there is none.
+        hardly: Batch size that failed, or left no margin, at a shorter length or target; None where there is none.
     """
 
-    length: float
-    target_length: float | None
+    anchor: Anchor
     cap: int
     passed: int
+    ran: int
+    tight: int | None
     failed: int | None
     failed_by: ClosedBy | None
     tried: int
@@ -89,173 +119,367 @@ class Bracket:
 
     @property
     def beyond(self) -> int:
-        """The smallest batch size that is out of the question."""
-        return self.failed if self.failed is not None else self.cap + 1
+        """The smallest batch size that is out of the question here."""
+        return min(self.failed or self.cap + 1, self.tight or self.cap + 1)
 
     @property
     def peak(self) -> float | None:
-        """Peak of the largest batch size that passed; None where it is not known."""
-        return self.peaks[-1][1] if self.peaks and self.peaks[-1][0] == self.passed else None
+        """Peak of the largest batch size that is proven here; None where it is not known."""
+        return next((peak for size, peak in self.peaks if size == self.passed), None)
 
 
 class Evidence:
     """What follows from a list of trials.
+
+    A shape is proven if a trial ran that is no smaller in any respect, and that leaves the margin free: memory is
+    taken to grow with batch size, length and target. Where a failure shows that it does not, the failure counts: it
+    rules out all that is no smaller in any respect, whatever passed there.
 
     Args:
         lengths: The data set.
         settings: How to search.
         trials: In the order in which they were run.
         fit: Fits the model of peak memory.
+        spread_bytes: By how much peaks of equal batches were seen to differ outside of the trials.
+        first_step_bytes: By how much the first step of a process was seen to exceed later ones.
+        confirmed: The shapes that may count as proven; None: all.
     """
 
-    def __init__(self, lengths: Lengths, settings: SearchSettings, trials: Sequence[Trial], fit: PeakFit) -> None:
+    def __init__(
+        self,
+        lengths: Lengths,
+        settings: SearchSettings,
+        trials: Sequence[Trial],
+        fit: PeakFit,
+        *,
+        spread_bytes: int = 0,
+        first_step_bytes: int = 0,
+        confirmed: Collection[BatchShape] | None = None,
+    ) -> None:
         self.lengths = lengths
         self.settings = settings
         self.trials = trials
         self._fit = fit
-        self._by_shape: dict[tuple[int, float], list[Trial]] = defaultdict(list)
-        self._sizes: dict[float, list[int]] = defaultdict(list)
+        self._spread_bytes = spread_bytes
+        self._first_step_bytes = first_step_bytes
+        self.confirmed = confirmed
+        self._by_shape: dict[BatchShape, list[Trial]] = defaultdict(list)
+        self._sizes: dict[Anchor, list[int]] = defaultdict(list)
+        self._first_of_worker: set[int] = set()
+        worker: int | None = None
         for trial in trials:
+            if trial.worker is not None and trial.worker != worker and not trial.confirmation:
+                worker = trial.worker
+                self._first_of_worker.add(trial.index)
             if trial.outcome == "error":  # the workload's own; it was shown, mended and runs anew
                 continue
-            if trial.target_length != lengths.worst_target(trial.length) and not trial.confirmation:
-                continue  # timed with a typical target: it says nothing of the worst
-            key = (trial.batch_size, trial.length)
-            if key not in self._by_shape:
-                self._sizes[trial.length].append(trial.batch_size)
-            self._by_shape[key].append(trial)
-        self._brackets: dict[float, Bracket] = {}
+            shape = BatchShape(trial.batch_size, trial.length, trial.target_length)
+            if shape not in self._by_shape:
+                self._sizes[Anchor(trial.length, trial.target_length)].append(trial.batch_size)
+            self._by_shape[shape].append(trial)
+        self._brackets: dict[Anchor, Bracket] = {}
+
+    @property
+    def anchors(self) -> list[Anchor]:
+        """Where a largest batch size was searched: all that were tried, but for those that were merely timed."""
+        return [anchor for anchor in self._sizes if not self._is_timing(anchor)]
+
+    def _is_timing(self, anchor: Anchor) -> bool:
+        return all(
+            trial.timing and trial.outcome == "ok"
+            for size in self._sizes[anchor]
+            for trial in self._by_shape[anchor.shape(size)]
+        )
+
+    def anchor(self, length: float) -> Anchor:
+        """A length with the longest target at or below it."""
+        return Anchor(length, self.lengths.worst_target(length))
 
     # What happened to one shape
 
-    def tried(self, batch_size: int, length: float) -> int:
+    def tried(self, shape: BatchShape) -> int:
         """How many trials a shape had."""
-        return len(self._by_shape.get((batch_size, length), ()))
+        return len(self._by_shape.get(shape, ()))
 
-    def passes(self, batch_size: int, length: float) -> int:
+    def passes(self, shape: BatchShape) -> int:
         """How many trials of a shape passed."""
-        return sum(trial.outcome == "ok" for trial in self._by_shape.get((batch_size, length), ()))
+        return sum(trial.outcome == "ok" for trial in self._by_shape.get(shape, ()))
 
-    def failure(self, batch_size: int, length: float) -> Trial | None:
+    def failure(self, shape: BatchShape) -> Trial | None:
         """The trial that rules a shape out.
 
         One that ran out of memory, unless a larger shape passed: then two. Two crashes or time-outs. One that failed
         in alternation with the others.
         """
-        trials = self._by_shape.get((batch_size, length), ())
+        trials = self._by_shape.get(shape, ())
         faults = [trial for trial in trials if trial.outcome in ("crash", "timeout")]
         ooms = [trial for trial in trials if trial.outcome == "oom"]
         given_up = [trial for trial in trials if trial.confirmation and trial.outcome != "ok"]
         if given_up:
             return given_up[0]
-        if len(ooms) > 1 or (ooms and not self.is_dominated(batch_size, length)):
+        if len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
             return ooms[0]
         return faults[-1] if len(faults) > 1 else None
 
-    def to_retry(self, length: float) -> int | None:
-        """A batch size at this length that is tried once more, in a fresh worker, before its failure is believed.
+    def to_retry(self, anchor: Anchor) -> int | None:
+        """A batch size here that is tried once more, in a fresh worker, before its failure is believed.
 
         One whose only trial crashed or timed out; or ran out of memory, though a larger shape passed.
         """
-        for size in self._sizes.get(length, ()):
-            trials = self._by_shape[size, length]
+        for size in self._sizes.get(anchor, ()):
+            trials = self._by_shape[anchor.shape(size)]
             if len(trials) != 1 or trials[0].confirmation:
                 continue
             if trials[0].outcome in ("crash", "timeout"):
                 return size
-            if trials[0].outcome == "oom" and self.is_dominated(size, length):
+            if trials[0].outcome == "oom" and self.is_dominated(anchor.shape(size)):
                 return size
         return None
 
-    def is_dominated(self, batch_size: int, length: float) -> bool:
+    def is_dominated(self, shape: BatchShape) -> bool:
         """Whether a shape passed that is at least as large in every respect, and larger in one."""
-        target = self._target(length)
-        return any(
-            size >= batch_size and longer >= length and (size, longer) != (batch_size, length)
-            for (size, longer) in self._passed
-            if self._target(longer) >= target
-        )
+        return self._ran.exceeds(shape)
 
-    def highest_peak(self, batch_size: int, length: float) -> int | None:
+    def highest_peak(self, shape: BatchShape) -> int | None:
         """The highest peak that was measured for a shape; None where none is known."""
-        peaks = [trial.peak_bytes for trial in self._by_shape[batch_size, length] if trial.peak_bytes is not None]
-        return max(peaks, default=None)
+        return max(self._peaks(shape), default=None)
 
-    def median_seconds(self, batch_size: int, length: float) -> float | None:
+    def peak_range(self, shape: BatchShape, others: Sequence[int] = ()) -> int:
+        """By how much the peaks of a shape's trials, and others of it, differ."""
+        peaks = [*self._peaks(shape), *others]
+        return max(peaks) - min(peaks) if peaks else 0
+
+    def _peaks(self, shape: BatchShape) -> list[int]:
+        """The highest and the lowest peak of each of a shape's trials.
+
+        What a process's first step needs besides is a part of the margin, not of the shape.
+        """
+        peaks = []
+        for trial in self._by_shape.get(shape, ()):
+            peak = trial.peak_bytes
+            if peak is not None and trial.steady_peak_bytes is not None and trial.index in self._first_of_worker:
+                peak = trial.steady_peak_bytes
+            if peak is not None:
+                peaks += [peak, peak - (trial.peak_spread_bytes or 0)]
+        return peaks
+
+    def is_proven(self, shape: BatchShape) -> bool:
+        """Whether it ran, did not fail as well, and leaves the margin free."""
+        if not self.passes(shape) or self.failure(shape) is not None:
+            return False
+        if self.confirmed is not None and shape not in self.confirmed:
+            return False
+        lowest = min(self._peaks(shape), default=None)
+        return lowest is None or lowest + self.margin.bytes <= self.settings.limit_bytes
+
+    def median_seconds(self, shape: BatchShape) -> float | None:
         """The median step time of a shape; None where none is known."""
-        times = [trial.step_seconds for trial in self._by_shape[batch_size, length] if trial.step_seconds is not None]
+        times = [trial.step_seconds for trial in self._by_shape[shape] if trial.step_seconds is not None]
         return float(np.median(times)) if times else None
 
-    @cached_property
-    def _passed(self) -> list[tuple[int, float]]:
-        return [shape for shape in self._by_shape if self.passes(*shape)]
+    def proof(self, anchor: Anchor, batch_size: int) -> int | None:
+        """The index of the trial that proves this size here: the smallest shape that is no smaller."""
+        found = [
+            (shape.padded_length, trial.index)
+            for shape, trials in self._by_shape.items()
+            if shape.batch_size >= batch_size and anchor.is_within(Anchor(shape.length, shape.target_length))
+            if self.is_proven(shape)
+            for trial in trials
+            if trial.outcome == "ok"
+        ]
+        return min(found)[1] if found else None
 
     @cached_property
-    def _ran_out(self) -> list[tuple[int, float]]:
-        return [shape for shape in self._by_shape if (trial := self.failure(*shape)) and trial.outcome == "oom"]
+    def margin(self) -> Margin:
+        """What a proven batch leaves free."""
+        ranges, repetitions = [self._spread_bytes], 0
+        for trials in self._by_shape.values():
+            shape = BatchShape(trials[0].batch_size, trials[0].length, trials[0].target_length)
+            peaks = self._peaks(shape)
+            repeated = len(trials) > 1 or any(trial.peak_spread_bytes is not None for trial in trials)
+            if peaks and repeated:
+                ranges.append(max(peaks) - min(peaks))
+                repetitions += sum(max(1, trial.steps - 1) for trial in trials if trial.peak_bytes is not None)
+        rest = [
+            trial.rest_bytes
+            for trial in self.trials
+            if trial.outcome == "ok" and trial.rest_bytes is not None and trial.index not in self._first_of_worker
+        ]
+        ranges.append(max(rest, default=0) - min(rest, default=0))
+        at_least = max(_SPREADS * max(ranges), float(self._first_step_bytes))
+        return Margin(
+            bytes=int(at_least + _LEAST_MARGIN * self.settings.limit_bytes) if self.knows_peaks else 0,
+            spread_bytes=max(ranges),
+            first_step_bytes=self._first_step_bytes,
+            repetitions=repetitions,
+        )
 
-    def _target(self, length: float) -> float:
-        return self.lengths.worst_target(length) or 0.0
+    @cached_property
+    def _ran(self) -> _Shapes:
+        return _Shapes.of([shape for shape in self._by_shape if self.passes(shape)])
+
+    @cached_property
+    def _proven(self) -> _Shapes:
+        return _Shapes.of([shape for shape in self._by_shape if self.is_proven(shape)])
+
+    @cached_property
+    def _failed(self) -> _Shapes:
+        return _Shapes.of([shape for shape in self._by_shape if self.failure(shape) is not None])
+
+    @cached_property
+    def _out_of_reach(self) -> _Shapes:
+        """What failed or left no margin."""
+        return _Shapes.of(
+            [
+                shape
+                for shape in self._by_shape
+                if ((trial := self.failure(shape)) is not None and trial.outcome == "oom")
+                or (self.passes(shape) and not self.is_proven(shape))
+            ]
+        )
+
+    # What is known of many lengths at once
+
+    def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
+        """The largest batch size that is proven; 0 where none is.
+
+        Where a shape failed though a larger one passed, the largest that ran below it.
+
+        Args:
+            lengths: Shape (n,).
+            targets: Shape (n,); None: the data have none.
+        """
+        return self._proven.largest_below(lengths, targets, self._failed)
+
+    def possible_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
+        """The largest batch size that may fit, by all that is known: the model, what failed and what was closed.
+
+        Args:
+            lengths: Shape (n,).
+            targets: Shape (n,); None: the data have none.
+
+        Returns:
+            Shape (n,), no less than the proven ones.
+        """
+        proven = self.proven_sizes(lengths, targets).astype(np.float64)
+        most = np.full(lengths.shape, np.inf)
+        beyond = self._out_of_reach.smallest_within(lengths, targets)
+        np.minimum(most, beyond - 1, out=most)
+        for anchor in self.anchors:
+            bracket = self.bracket(anchor)
+            closed_by = self.closed_by(bracket)
+            if closed_by is None or closed_by == "data":
+                continue
+            size = max(bracket.passed, bracket.surely)
+            above = lengths >= anchor.length
+            if targets is not None:
+                above &= targets >= (anchor.target_length or 0.0)
+            # What lies within a step of what is proven here is as good as that.
+            most[above] = np.minimum(most[above], size)
+        if self.model is not None and self._excesses:
+            need = self.model.per_example(lengths, 0.0 if targets is None else targets) * self._least_excess(lengths)
+            with np.errstate(divide="ignore"):
+                sizes = (self.room_bytes - self.model.constant) / need * (1 + min(self.model.relative_error, 0.5))
+            if self.model.floor <= self.room_bytes:
+                np.minimum(most, sizes, out=most)
+        cap = self.settings.max_batch_size or np.inf
+        return np.maximum(proven, np.floor(np.minimum(most, cap)))
+
+    def _least_excess(self, lengths: FloatArray) -> FloatArray:
+        """The lesser of what the nearest telling lengths on either side say of the model."""
+        known = sorted(self._excesses.items())
+        at = np.array([length for length, _ in known])
+        values = np.clip([excess for _, excess in known], 1 / _MOST_CORRECTION, _MOST_CORRECTION)
+        above = np.searchsorted(at, lengths)
+        return np.minimum(values[np.maximum(above - 1, 0)], values[np.minimum(above, at.size - 1)])
 
     # What is known at one length
 
-    def cap(self, length: float) -> int:
-        """The largest batch size that the data can fill with examples of at most this length."""
-        count = self.lengths.histogram.count_up_to(length)
+    def cap(self, anchor: Anchor) -> int:
+        """The largest batch size that the data can fill with examples that are no longer, in either length."""
+        count = self.lengths.count_within(anchor.length, anchor.target_length)
         return min(count, self.settings.max_batch_size or count)
 
-    def bracket(self, length: float) -> Bracket:
-        """What is known at this length."""
-        if length not in self._brackets:
-            self._brackets[length] = self._bracket(length)
-        return self._brackets[length]
+    def bracket(self, anchor: Anchor) -> Bracket:
+        """What is known there."""
+        if anchor not in self._brackets:
+            self._brackets[anchor] = self._bracket(anchor)
+        return self._brackets[anchor]
 
-    def _bracket(self, length: float) -> Bracket:
-        sizes = sorted(self._sizes.get(length, ()))
-        failures = {size: trial for size in sizes if (trial := self.failure(size, length)) is not None}
+    def _bracket(self, anchor: Anchor) -> Bracket:
+        sizes = sorted(self._sizes.get(anchor, ()))
+        failures = {size: trial for size in sizes if (trial := self.failure(anchor.shape(size))) is not None}
         failed = min(failures, default=None)
-        passed = [size for size in sizes if self.passes(size, length) and (failed is None or size < failed)]
-        peaks = [(size, peak) for size in passed if (peak := self.highest_peak(size, length)) is not None]
-        cap, target = self.cap(length), self._target(length)
-        surely = [size for size, longer in self._passed if longer > length and self._target(longer) >= target]
-        hardly = [size for size, short in self._ran_out if short < length and self._target(short) <= target]
+        ran = [size for size in sizes if self.passes(anchor.shape(size)) and (failed is None or size < failed)]
+        proven = [size for size in ran if self.is_proven(anchor.shape(size))]
+        passed = max(proven, default=0)
+        peaks = [(size, peak) for size in ran if (peak := self.highest_peak(anchor.shape(size))) is not None]
+        cap = self.cap(anchor)
+        hardly = self._out_of_reach.smallest_within(*_as_arrays(anchor), apart_from=anchor)[0]
+        surely = self._proven.largest_beyond(*_as_arrays(anchor), apart_from=anchor)[0]
         return Bracket(
-            length=length,
-            target_length=self.lengths.worst_target(length),
+            anchor=anchor,
             cap=cap,
-            passed=max(passed, default=0),
+            passed=passed,
+            ran=max(ran, default=0),
+            tight=min((size for size in ran if size > passed), default=None),
             failed=failed,
             failed_by=None if failed is None else cast(ClosedBy, failures[failed].outcome),
             tried=len(sizes),
             failures=len(failures),
             given_up=sum(trial.confirmation for trial in failures.values()),
             peaks=tuple((size, float(peak)) for size, peak in peaks),
-            surely=min(max(surely, default=0), cap),
-            hardly=min(hardly, default=None),
+            surely=min(int(surely), cap),
+            hardly=None if np.isinf(hardly) else int(hardly),
         )
 
     @property
     def brackets(self) -> list[Bracket]:
-        """Of every length that was tried."""
-        return [self.bracket(length) for length in self._sizes]
+        """Of everything that was tried."""
+        return [self.bracket(anchor) for anchor in self._sizes]
+
+    def is_end(self, anchor: Anchor) -> bool:
+        """Whether it is the longest or the shortest length, with the longest target there: both go on to a failure."""
+        ends = (self.lengths.longest, self.lengths.shortest)
+        return anchor.length in ends and anchor == self.anchor(anchor.length)
 
     def closed_by(self, bracket: Bracket) -> ClosedBy | None:
-        """What ends the search at this length; None where it goes on."""
+        """What ends the search there; None where it goes on."""
         if bracket.passed >= bracket.cap:
             return "data"
-        step = bracket.step(self.settings.tolerance)
-        if bracket.failed is not None and bracket.failed - bracket.passed <= step and bracket.passed:
-            return bracket.failed_by
         if bracket.failed == 1:
             return bracket.failed_by
-        is_end = bracket.length in (self.lengths.longest, self.lengths.shortest)
-        if is_end or bracket.passed == 0:
+        step = bracket.step(self.settings.tolerance)
+        is_end = self.is_end(bracket.anchor)
+        if not is_end and (shared := self._closed_by_others(bracket, step)) is not None:
+            return shared
+        if bracket.passed == 0:
+            return None
+        if bracket.failed is not None and bracket.failed - bracket.passed <= step:
+            return bracket.failed_by
+        if bracket.tight is not None and bracket.tight - bracket.passed <= step:
+            if not is_end or bracket.ran >= bracket.cap:
+                return "memory"
+            # What a step leaves of the limit above the margin is worth no search of its own.
+            if bracket.failed is not None:
+                return bracket.failed_by
+        if is_end:
             return None
         need = self._sure_need(bracket, step)
         if need is None or bracket.peak is None:
             return None
         sure = _SURE_OF_NEED if step >= _MANY else 1.0
-        return "memory" if self.usable_bytes - bracket.peak < need * step * sure else None
+        return "memory" if self.room_bytes - bracket.peak < need * step * sure else None
+
+    def _closed_by_others(self, bracket: Bracket, step: int) -> ClosedBy | None:
+        """Whether what is proven at longer lengths comes within a step of what failed here or at shorter ones."""
+        proven = max(bracket.passed, bracket.surely)
+        if proven >= bracket.cap:
+            return "data"
+        beyond = min(bracket.beyond, bracket.hardly or bracket.beyond)
+        if not proven or beyond - proven > max(step, step_at(proven, self.settings.tolerance)):
+            return None
+        return "oom" if bracket.failed_by == "oom" and bracket.failed == beyond else "memory"
 
     def _sure_need(self, bracket: Bracket, step: int) -> float | None:
         """What one more example needs, where that is sure enough to close a length without a failure.
@@ -279,7 +503,7 @@ class Evidence:
         known = [self._need_by_model(bracket)] if self.model is not None else []
         if len(bracket.peaks) == 1 and self.rest_bytes is not None:
             (size, peak) = bracket.peaks[0]
-            if self.model is None or self._excess(size, bracket.length, peak) is None:
+            if self.model is None or self._excess(size, bracket.anchor, peak) is None:
                 # All that the step took beyond what is there at rest: no less than what the examples need.
                 known.append((peak - self.rest_bytes) / size)
         return max(known, default=None)
@@ -295,17 +519,17 @@ class Evidence:
 
     def _need_by_model(self, bracket: Bracket) -> float:
         assert self.model is not None
-        need = self.model.per_example(bracket.length, bracket.target_length or 0.0)
+        need = self.model.per_example(bracket.anchor.length, bracket.anchor.target_length or 0.0)
         if bracket.peaks:
             size, peak = bracket.peaks[-1]
-            return need * _bounded(self._excess(size, bracket.length, peak))
-        return need * self._correction(bracket.length)
+            return need * _bounded(self._excess(size, bracket.anchor, peak))
+        return need * self._correction(bracket.anchor.length)
 
-    def _excess(self, size: int, length: float, peak: float) -> float | None:
+    def _excess(self, size: int, anchor: Anchor, peak: float) -> float | None:
         """How many times what the model says the examples of a shape really took; None where that is not told."""
         model = self.model
         assert model is not None
-        said = size * model.per_example(length, self._target(length))
+        said = size * model.per_example(anchor.length, anchor.target_length or 0.0)
         telling = model.constant + _TELLING_SHARE * (self.settings.limit_bytes - model.constant)
         if said <= 0 or peak < telling or model.constant + said <= model.floor * 1.05:
             return None
@@ -329,11 +553,12 @@ class Evidence:
 
     @cached_property
     def _excesses(self) -> dict[float, float]:
-        found = {}
-        for length in self._sizes:
-            peaks = self.bracket(length).peaks
-            if peaks and (excess := self._excess(peaks[-1][0], length, peaks[-1][1])) is not None:
-                found[length] = excess
+        """Length → what its largest shape says of the model; where there are several targets, of the longest."""
+        found: dict[float, float] = {}
+        for anchor in sorted(self._sizes, key=lambda anchor: anchor.target_length or 0.0):
+            peaks = self.bracket(anchor).peaks
+            if peaks and (excess := self._excess(peaks[-1][0], anchor, peaks[-1][1])) is not None:
+                found[anchor.length] = excess
         return found
 
     @cached_property
@@ -345,10 +570,10 @@ class Evidence:
         """
         limit = float(self.settings.limit_bytes)
         ends = []
-        for length in self._sizes:
-            bracket = self.bracket(length)
-            near = bracket.failed is not None and bracket.failed - bracket.passed <= step_at(
-                bracket.passed, self.settings.tolerance
+        for anchor in self._sizes:
+            bracket = self.bracket(anchor)
+            near = bracket.failed is not None and bracket.failed - bracket.ran <= step_at(
+                bracket.ran, self.settings.tolerance
             )
             if near and bracket.failed_by == "oom" and not bracket.given_up and len(bracket.peaks) > 1:
                 assert bracket.failed is not None
@@ -356,21 +581,30 @@ class Evidence:
                 ends.append(last_peak + (self._own_need(bracket) or 0.0) * (bracket.failed - largest))
         if len(ends) < 2:
             return limit
-        highest = max((peak for size, length in self._passed if (peak := self.highest_peak(size, length))), default=0)
+        highest = max((peak for shape in self._by_shape if (peak := self.highest_peak(shape))), default=0)
         return min(limit, max(*ends, float(highest)))
+
+    @property
+    def room_bytes(self) -> float:
+        """The memory that a proven batch can use: what is usable, less the margin."""
+        return self.usable_bytes - self.margin.bytes
 
     @cached_property
     def model(self) -> CostModel | None:
         """The model of peak memory, fitted to every shape that passed; None where there are too few."""
-        shapes = [
-            (size, length, peak)
-            for (size, length) in self._by_shape
-            if self.passes(size, length) and (peak := self.highest_peak(size, length)) is not None
+        found = [
+            (shape, peak)
+            for shape in self._by_shape
+            if self.passes(shape) and (peak := self.highest_peak(shape)) is not None
         ]
-        if len(shapes) < 2:
+        if len(found) < 2:
             return None
-        sizes, lengths, peaks = zip(*shapes, strict=True)
-        return self._fit(sizes, lengths, peaks, self._targets_of(lengths))
+        return self._fit(
+            [shape.batch_size for shape, _ in found],
+            [shape.length for shape, _ in found],
+            [peak for _, peak in found],
+            self._targets_of([shape.target_length for shape, _ in found]),
+        )
 
     @cached_property
     def inverse_model(self) -> CostModel | None:
@@ -379,17 +613,21 @@ class Evidence:
         For systems that tell no peaks: at the limit, batch size × need = memory.
         """
         found = []
-        for length in self._sizes:
-            bracket = self.bracket(length)
+        for anchor in self.anchors:
+            bracket = self.bracket(anchor)
             if bracket.passed and self.closed_by(bracket) not in (None, "data"):
-                found.append((length, 1 / ((bracket.passed + bracket.beyond) / 2)))
+                found.append((anchor, 1 / ((bracket.passed + bracket.beyond) / 2)))
         if not found:
             return None
         if len(found) == 1:
-            ((length, share),) = found
-            return CostModel(floor=0.0, constant=0.0, linear=share / length, quadratic=0.0, relative_error=0.0)
-        lengths, shares = zip(*found, strict=True)
-        return self._fit([1.0] * len(found), lengths, shares, self._targets_of(lengths))
+            ((anchor, share),) = found
+            return CostModel(floor=0.0, constant=0.0, linear=share / anchor.length, quadratic=0.0, relative_error=0.0)
+        return self._fit(
+            [1.0] * len(found),
+            [anchor.length for anchor, _ in found],
+            [share for _, share in found],
+            self._targets_of([anchor.target_length for anchor, _ in found]),
+        )
 
     @cached_property
     def rest_bytes(self) -> int | None:
@@ -397,13 +635,75 @@ class Evidence:
         known = [trial.rest_bytes for trial in self.trials if trial.outcome == "ok" and trial.rest_bytes is not None]
         return min(known, default=None)
 
-    def _targets_of(self, lengths: Sequence[float]) -> list[float] | None:
-        return None if self.lengths.targets is None else [self._target(length) for length in lengths]
+    def _targets_of(self, targets: Sequence[float | None]) -> list[float] | None:
+        return None if self.lengths.targets is None else [target or 0.0 for target in targets]
 
     @cached_property
     def knows_peaks(self) -> bool:
         """Whether the system tells peaks; also where nothing has passed yet."""
-        return not self._passed or any(self.highest_peak(*shape) is not None for shape in self._passed)
+        passed = [shape for shape in self._by_shape if self.passes(shape)]
+        return not passed or any(self.highest_peak(shape) is not None for shape in passed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shapes:
+    """Many batch shapes, to be compared with many lengths; shape (shapes,) each, ascending by batch size."""
+
+    sizes: FloatArray
+    lengths: FloatArray
+    targets: FloatArray
+
+    @classmethod
+    def of(cls, shapes: Sequence[BatchShape]) -> _Shapes:
+        rows = sorted((shape.batch_size, shape.length, shape.target_length or 0.0) for shape in shapes)
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        return cls(*np.ascontiguousarray(columns))
+
+    def exceeds(self, shape: BatchShape) -> bool:
+        """Whether one is at least as large as another in every respect, and not the same."""
+        own = (shape.batch_size, shape.length, shape.target_length or 0.0)
+        no_less = (self.sizes >= own[0]) & (self.lengths >= own[1]) & (self.targets >= own[2])
+        same = (self.sizes == own[0]) & (self.lengths == own[1]) & (self.targets == own[2])
+        return bool((no_less & ~same).any())
+
+    def largest_beyond(
+        self, lengths: FloatArray, targets: FloatArray | None, apart_from: Anchor | None = None
+    ) -> FloatArray:
+        """Shape (n,): the largest batch size at no shorter length and target; 0 where there is none."""
+        found = np.where(self._beyond(lengths, targets) & self._others(apart_from), self.sizes, 0.0)
+        largest: FloatArray = found.max(axis=1, initial=0.0)
+        return largest
+
+    def smallest_within(
+        self, lengths: FloatArray, targets: FloatArray | None, apart_from: Anchor | None = None
+    ) -> FloatArray:
+        """Shape (n,): the smallest batch size at no longer length and target; infinite where there is none."""
+        within = lengths[:, None] >= self.lengths
+        if targets is not None:
+            within &= targets[:, None] >= self.targets
+        found = np.where(within & self._others(apart_from), self.sizes, np.inf)
+        smallest: FloatArray = found.min(axis=1, initial=np.inf)
+        return smallest
+
+    def largest_below(self, lengths: FloatArray, targets: FloatArray | None, failed: _Shapes) -> IntArray:
+        """Shape (n,): the largest batch size at no shorter length and target that is below all that failed within."""
+        below = self.sizes < failed.smallest_within(lengths, targets)[:, None]
+        found = np.where(self._beyond(lengths, targets) & below, self.sizes, 0.0)
+        return found.max(axis=1, initial=0.0).astype(np.int64)
+
+    def _beyond(self, lengths: FloatArray, targets: FloatArray | None) -> npt.NDArray[np.bool_]:
+        beyond = lengths[:, None] <= self.lengths
+        return beyond if targets is None else beyond & (targets[:, None] <= self.targets)
+
+    def _others(self, anchor: Anchor | None) -> npt.NDArray[np.bool_]:
+        if anchor is None:
+            return np.ones(self.sizes.shape, dtype=bool)
+        return (self.lengths != anchor.length) | (self.targets != (anchor.target_length or 0.0))
+
+
+def _as_arrays(anchor: Anchor) -> tuple[FloatArray, FloatArray | None]:
+    target = anchor.target_length
+    return np.array([anchor.length]), None if target is None else np.array([target])
 
 
 def _bounded(excess: float | None) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from batchtune.probe.evidence import Bracket, Evidence
+from batchtune.probe.evidence import Anchor, Bracket, Evidence
 from batchtune.probe.ladder import Ladder
 
 # A growth beyond this factor is not extrapolated while the batch has used too little of the memory for its slope
@@ -15,21 +15,32 @@ _KNOWN_SHARE = 0.1
 _MISLED = 3
 
 
-def next_batch_size(evidence: Evidence, ladder: Ladder, length: float) -> int | None:
-    """The next batch size to try; None where the length is closed.
+def next_batch_size(evidence: Evidence, ladder: Ladder, anchor: Anchor) -> int | None:
+    """The next batch size to try; None where the length and target are closed.
 
     A length takes at most 2 + log2(cap) batch sizes, wherever the model leads: a guess that would leave more to
     bisect than the trials that are left can tell apart is moved until it does not.
     """
-    bracket = evidence.bracket(length)
+    bracket = evidence.bracket(anchor)
     if evidence.closed_by(bracket) is not None:
         return None
+    if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step(evidence.settings.tolerance):
+        return _to_a_failure(evidence, bracket)
     guess = _within_reach(evidence, bracket, _guess(evidence, ladder, bracket))
     left = 2 + int(math.log2(bracket.cap)) - bracket.tried
     if bracket.failed is None and not ladder.has(bracket.cap):
         left -= 1  # for the cap itself, which ends the length by a trial of its own
     guess = ladder.within(guess, bracket.passed, bracket.beyond, left)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
+
+
+def _to_a_failure(evidence: Evidence, bracket: Bracket) -> int:
+    """Beyond what ran without a margin: at the ends the search goes on until a batch fails."""
+    largest, peak = bracket.peaks[-1]
+    need = evidence.need(bracket)
+    room = math.ceil((evidence.settings.limit_bytes - peak) / need) if need else 0
+    size = bracket.ran + max(bracket.step(evidence.settings.tolerance), room)
+    return max(bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1))
 
 
 def _within_reach(evidence: Evidence, bracket: Bracket, guess: int) -> int:
@@ -74,7 +85,7 @@ def _by_peaks(evidence: Evidence, bracket: Bracket) -> int | None:
     need = evidence.need(bracket)
     if need is None or need <= 0:
         return 1 if bracket.passed == 0 else None
-    room, model = evidence.usable_bytes, evidence.model
+    room, model = evidence.room_bytes, evidence.model
     if not bracket.peaks:
         assert model is not None
         # A little below where the model puts the limit: a success closes the length, a failure does not.
@@ -95,11 +106,16 @@ def _by_peaks(evidence: Evidence, bracket: Bracket) -> int | None:
 
 def _safe(evidence: Evidence, bracket: Bracket) -> int | None:
     """As much padded length as passed at the next longer length: an example needs no more for each unit of length."""
-    longer = [other for other in evidence.brackets if other.length > bracket.length and other.passed]
+    here = bracket.anchor
+    longer = [
+        other
+        for other in evidence.brackets
+        if other.passed and other.anchor.length > here.length and here.is_within(other.anchor)
+    ]
     if not longer:
         return None
-    nearest = min(longer, key=lambda other: other.length)
-    return max(1, min(int(nearest.passed * nearest.length / bracket.length), bracket.cap))
+    nearest = min(longer, key=lambda other: other.anchor)
+    return max(1, min(int(nearest.passed * nearest.anchor.length / here.length), bracket.cap))
 
 
 def _by_limits(evidence: Evidence, bracket: Bracket) -> int | None:
@@ -109,7 +125,7 @@ def _by_limits(evidence: Evidence, bracket: Bracket) -> int | None:
     if model is None or (bracket.passed and bracket.failed is not None):
         return None
     if bracket.tried == 0:
-        share = model.constant + model.per_example(bracket.length, bracket.target_length or 0.0)
+        share = model.constant + model.per_example(bracket.anchor.length, bracket.anchor.target_length or 0.0)
         return max(1, min(int(1 / share), bracket.cap)) if share > 0 else None
     if bracket.failed is None:
         return bracket.passed + (step << (bracket.tried - 1))

@@ -6,24 +6,29 @@ interrupted goes on from its journal, and a made device tests it without torch.
 For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that
 failed (or what the data can fill). Where to try next is told by a model of the peak memory fitted to all trials,
 set right by what was measured at this very length and its neighbours; where that does not close in, bisection does.
+The set spans the data at first; then lengths are added, one by one, where knowing more is worth most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from batchtune.lengths import Lengths
-from batchtune.probe.evidence import Evidence, PeakFit, SearchSettings
+from batchtune.probe.evidence import Anchor, Evidence, PeakFit, SearchSettings
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.ladder import Ladder
-from batchtune.results import CostModel, FrontierPoint, Trial
+from batchtune.results import CostModel, FrontierPoint, Margin, Trial
 from batchtune.shapes import BatchShape
 
-__all__ = ["FrontierSearch", "NothingFits", "Proposal", "SearchSettings", "SingleFails", "TooLong"]
+__all__ = ["Anchor", "Evidence", "FrontierSearch", "NothingFits", "Proposal", "SearchSettings", "SingleFails", "TooLong"]
+
+
+Refine = Callable[[Evidence], "Anchor | None"]
+"""What is known → where to measure next, or None where more is not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +77,23 @@ class FrontierSearch:
         lengths: The data set.
         settings: How to search.
         fit: Fits the model of peak memory.
+        refine: Says where to measure besides the lengths that span the data; None: nowhere.
+
+    Attributes:
+        spread_bytes: By how much peaks of equal batches were seen to differ outside of the trials.
+        first_step_bytes: By how much the first step of a process was seen to exceed later ones.
     """
 
-    def __init__(self, lengths: Lengths, settings: SearchSettings, fit: PeakFit) -> None:
+    def __init__(
+        self, lengths: Lengths, settings: SearchSettings, fit: PeakFit, refine: Refine | None = None
+    ) -> None:
         self._lengths = lengths
         self._histogram = lengths.histogram
         self._settings = settings
         self._fit = fit
+        self._refine = refine
+        self.spread_bytes = 0
+        self.first_step_bytes = 0
 
     def propose(self, trials: Sequence[Trial]) -> Proposal | None:
         """What to try next, or None where all is known.
@@ -88,74 +103,113 @@ class FrontierSearch:
             TooLong: Not one example of the longest length fits.
             SingleFails: One example alone fails with something that is no lack of memory.
         """
-        evidence = self._evidence(trials)
-        longest = self._lengths.longest
-        if (alone := evidence.failure(1, longest)) is not None:
+        evidence = self.evidence(trials)
+        longest = evidence.anchor(self._lengths.longest)
+        if (alone := evidence.failure(longest.shape(1))) is not None:
             return self._longest_that_fits(evidence, alone)
-        for length in self._order(evidence):
-            if (retry := evidence.to_retry(length)) is not None:
-                return self._proposal(retry, length, fresh=True)
-            if (batch_size := next_batch_size(evidence, self._ladder, length)) is not None:
-                return self._proposal(batch_size, length)
-        return None
+        order = self._order(evidence)
+        for anchor in order:
+            if (proposal := self._at(evidence, anchor)) is not None:
+                return proposal
+        if self._refine is None or len(order) >= self._settings.max_lengths or order == [longest]:
+            return None
+        added = self._refine(evidence)
+        return None if added is None else self._at(evidence, added)
 
-    def frontier(self, trials: Sequence[Trial]) -> list[FrontierPoint]:
-        """The lengths that are closed, in ascending order."""
-        evidence = self._evidence(trials)
+    def _at(self, evidence: Evidence, anchor: Anchor) -> Proposal | None:
+        """What to try there; None where it is closed."""
+        if (retry := evidence.to_retry(anchor)) is not None:
+            return Proposal(anchor.shape(retry), fresh=True)
+        batch_size = next_batch_size(evidence, self._ladder, anchor)
+        return None if batch_size is None else Proposal(anchor.shape(batch_size))
+
+    def frontier(
+        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
+    ) -> list[FrontierPoint]:
+        """The lengths that are closed, in ascending order, each with the longest target at or below it.
+
+        Args:
+            trials: All so far.
+            confirmed: The shapes that count as proven; None: all that ran and leave the margin.
+        """
+        evidence = self.evidence(trials, confirmed)
+        return self._points(evidence, [one for one in self._order(evidence) if one == evidence.anchor(one.length)])
+
+    def joint_frontier(
+        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
+    ) -> list[FrontierPoint]:
+        """The pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
+        evidence = self.evidence(trials, confirmed)
+        return self._points(evidence, [one for one in self._order(evidence) if one != evidence.anchor(one.length)])
+
+    def _points(self, evidence: Evidence, anchors: Sequence[Anchor]) -> list[FrontierPoint]:
         points = []
-        for length in sorted(self._order(evidence)):
-            bracket = evidence.bracket(length)
+        for anchor in sorted(anchors):
+            bracket = evidence.bracket(anchor)
             closed_by = evidence.closed_by(bracket)
-            if closed_by is None or bracket.passed == 0:
+            if closed_by is None and evidence.confirmed is not None:
+                closed_by = bracket.failed_by or "memory"
+            targets = None if anchor.target_length is None else np.array([anchor.target_length])
+            size = min(int(evidence.proven_sizes(np.array([anchor.length]), targets)[0]), bracket.cap)
+            if closed_by is None or size == 0:
                 continue
             points.append(
                 FrontierPoint(
-                    length=length,
-                    target_length=bracket.target_length,
-                    batch_size=bracket.passed,
+                    length=anchor.length,
+                    target_length=anchor.target_length,
+                    batch_size=size,
                     closed_by=closed_by,
                     oom_batch_size=bracket.failed if bracket.failed_by == "oom" else None,
-                    step_seconds=evidence.median_seconds(bracket.passed, length),
-                    peak_bytes=evidence.highest_peak(bracket.passed, length),
+                    step_seconds=evidence.median_seconds(anchor.shape(size)),
+                    peak_bytes=evidence.highest_peak(anchor.shape(size)),
+                    trial=evidence.proof(anchor, size),
                 )
             )
         return points
 
     def peak_model(self, trials: Sequence[Trial]) -> CostModel | None:
         """The model of peak memory that the trials give; None where there are too few."""
-        return self._evidence(trials).model
+        return self.evidence(trials).model
 
-    def not_monotone(self, trials: Sequence[Trial]) -> list[BatchShape]:
-        """Shapes that ran out of memory twice, the second time in a fresh worker, though larger ones passed."""
-        evidence = self._evidence(trials)
-        shapes = {
-            (trial.batch_size, trial.length): trial
-            for trial in trials
-            if trial.outcome == "oom" and not trial.confirmation
-        }
-        return [
-            BatchShape(size, length, trial.target_length)
-            for (size, length), trial in sorted(shapes.items())
-            if evidence.failure(size, length) is not None and evidence.is_dominated(size, length)
-        ]
+    def margin(self, trials: Sequence[Trial]) -> Margin | None:
+        """What a proven batch leaves free; None where peaks are not known."""
+        evidence = self.evidence(trials)
+        return evidence.margin if evidence.knows_peaks else None
+
+    def not_monotone(self, trials: Sequence[Trial]) -> list[tuple[BatchShape, BatchShape]]:
+        """Shapes that ran out of memory twice, the second time in a fresh worker, each with a larger one that passed."""
+        evidence = self.evidence(trials)
+        passed = [shape_of(trial) for trial in trials if trial.outcome == "ok"]
+        failed = {shape_of(trial) for trial in trials if trial.outcome == "oom" and not trial.confirmation}
+        found = []
+        for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length)):
+            if evidence.failure(shape) is not None and evidence.is_dominated(shape):
+                found.append((shape, next(other for other in passed if other.contains(shape))))
+        return found
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """How many lengths are closed, and how many there are in all, as far as is known."""
-        evidence = self._evidence(trials)
+        evidence = self.evidence(trials)
         order = self._order(evidence)
-        closed = sum(evidence.closed_by(evidence.bracket(length)) is not None for length in order)
+        closed = sum(evidence.closed_by(evidence.bracket(anchor)) is not None for anchor in order)
         return closed, max(len(order), min(self._settings.num_lengths, self._histogram.lengths.size))
 
-    def _evidence(self, trials: Sequence[Trial]) -> Evidence:
-        return Evidence(self._lengths, self._settings, trials, self._fit)
+    def evidence(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Evidence:
+        """What follows from the trials."""
+        return Evidence(
+            self._lengths,
+            self._settings,
+            trials,
+            self._fit,
+            spread_bytes=self.spread_bytes,
+            first_step_bytes=self.first_step_bytes,
+            confirmed=confirmed,
+        )
 
     @cached_property
     def _ladder(self) -> Ladder:
         top = min(self._lengths.count, self._settings.max_batch_size or self._lengths.count)
         return Ladder(self._settings.tolerance, top)
-
-    def _proposal(self, batch_size: int, length: float, *, fresh: bool = False) -> Proposal:
-        return Proposal(BatchShape(batch_size, length, self._lengths.worst_target(length)), fresh)
 
     def _longest_that_fits(self, evidence: Evidence, alone: Trial) -> Proposal:
         """Bisects over the distinct lengths, one example at a time, for the longest that fits."""
@@ -165,20 +219,21 @@ class FrontierSearch:
         passed, failed = -1, distinct.size - 1
         while failed - passed > 1:
             # The shortest first: where even that fails, no other needs a try.
-            middle = 0 if passed < 0 and evidence.tried(1, float(distinct[0])) == 0 else (passed + failed) // 2
-            length = float(distinct[middle])
-            if (retry := evidence.to_retry(length)) is not None:
-                return self._proposal(retry, length, fresh=True)
-            if (trial := evidence.failure(1, length)) is not None:
+            shortest = evidence.anchor(float(distinct[0])).shape(1)
+            middle = 0 if passed < 0 and evidence.tried(shortest) == 0 else (passed + failed) // 2
+            anchor = evidence.anchor(float(distinct[middle]))
+            if (retry := evidence.to_retry(anchor)) is not None:
+                return Proposal(anchor.shape(retry), fresh=True)
+            if (trial := evidence.failure(anchor.shape(1))) is not None:
                 if trial.outcome != "oom":
                     raise SingleFails(trial)
                 if middle == 0:
                     raise NothingFits(trial)
                 failed, alone = middle, trial
-            elif evidence.passes(1, length):
+            elif evidence.passes(anchor.shape(1)):
                 passed = middle
             else:
-                return self._proposal(1, length)
+                return Proposal(anchor.shape(1))
         if passed < 0:
             raise NothingFits(alone)
         fitting = float(distinct[passed])
@@ -186,25 +241,23 @@ class FrontierSearch:
 
     # Which lengths
 
-    def _order(self, evidence: Evidence) -> list[float]:
-        """The lengths in the order in which they are probed: the longest, the shortest, then from the longer down.
+    def _order(self, evidence: Evidence) -> list[Anchor]:
+        """What is probed, in its order: the longest, the shortest, then from the longer down, then what was added.
 
         The longest comes first, for what it tells: how much fits at all. The others are chosen after it, so until
-        its limit is known there is only it. Where a batch between the measured lengths was given up, its length is
-        probed too.
+        its limit is known there is only it.
         """
         longest, shortest = self._lengths.longest, self._lengths.shortest
+        first = evidence.anchor(longest)
         if longest == shortest:
-            return [longest]
-        cap = evidence.cap(longest)
-        chosen_from = _first_failure(evidence.trials, longest) or (cap if evidence.passes(cap, longest) else None)
+            return [first]
+        cap = evidence.cap(first)
+        chosen_from = _first_failure(evidence.trials, longest) or (cap if evidence.passes(first.shape(cap)) else None)
         if chosen_from is None:
-            return [longest]
-        between = {
-            *self._lengths_between(chosen_from),
-            *(trial.length for trial in evidence.trials if trial.confirmation),
-        }
-        return [longest, shortest, *sorted(between - {longest, shortest}, reverse=True)]
+            return [first]
+        between = sorted(set(self._lengths_between(chosen_from)) - {longest, shortest}, reverse=True)
+        spanning = [first, *(evidence.anchor(length) for length in (shortest, *between))]
+        return [*spanning, *sorted(set(evidence.anchors) - set(spanning), reverse=True)]
 
     def _lengths_between(self, longest_batch_size: int) -> list[float]:
         """Lengths to probe between the shortest and the longest, all of them lengths of the data.
@@ -236,6 +289,11 @@ class FrontierSearch:
             room = lengths.size - 1 - (wanted - number)
             chosen.append(min(max(int(index), chosen[-1] + 1 if chosen else first), room))
         return [float(lengths[index]) for index in chosen]
+
+
+def shape_of(trial: Trial) -> BatchShape:
+    """What was measured."""
+    return BatchShape(trial.batch_size, trial.length, trial.target_length)
 
 
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:

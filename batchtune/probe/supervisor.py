@@ -94,13 +94,16 @@ class Supervisor:
         self._unused = True
         return device
 
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False) -> tuple[Trial, Measured | None]:
+    def measure(
+        self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False
+    ) -> tuple[Trial, Measured | None]:
         """Runs one trial.
 
         Args:
             shape: The batch to measure.
             index: Of the trial, for the journal.
             fresh: In a new worker, that has run nothing before.
+            timing: Whether it is run for its time alone.
 
         Returns:
             The trial for the journal, and the worker's own words (None where it died or hung).
@@ -121,6 +124,8 @@ class Supervisor:
             step_seconds=measured.step_seconds if measured else None,
             step_seconds_spread=measured.step_seconds_spread if measured else None,
             peak_bytes=measured.peak_bytes if measured else None,
+            steady_peak_bytes=measured.steady_peak_bytes if measured else None,
+            peak_spread_bytes=measured.peak_spread_bytes if measured else None,
             reserved_bytes=measured.reserved_bytes if measured else None,
             rest_bytes=measured.rest_bytes if measured else None,
             outside_bytes=measured.outside_bytes if measured else None,
@@ -128,6 +133,7 @@ class Supervisor:
             sm_clock_mhz=measured.sm_clock_mhz if measured else None,
             throttle_reasons=measured.throttle_reasons if measured else None,
             worker=self._number,
+            timing=timing,
             error=error,
             elapsed_seconds=round(time.monotonic() - started, 6),
         )

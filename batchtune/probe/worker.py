@@ -102,6 +102,7 @@ class _Attempt:
 
     seconds: list[float] = field(default_factory=list)
     in_use: list[int] = field(default_factory=list)
+    peaks: list[int | None] = field(default_factory=list)
     steps: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -114,6 +115,22 @@ class _Attempt:
     verdict: Verdict | None = None
     traceback: str | None = None
     leak: str | None = None
+
+    @property
+    def steady_peak_bytes(self) -> int | None:
+        """The highest peak of the batch's making and of the steps after the first."""
+        peaks = [peak for peak in (*self.peaks[:1], *self._steady) if peak is not None]
+        return max(peaks, default=None)
+
+    @property
+    def peak_spread_bytes(self) -> int | None:
+        """By how much the peaks of the steps after the first differ."""
+        peaks = [peak for peak in self._steady if peak is not None]
+        return max(peaks) - min(peaks) if len(peaks) > 1 else None
+
+    @property
+    def _steady(self) -> list[int | None]:
+        return self.peaks[1 + timing.WARM_UP_STEPS :]  # the first is of the batch's making
 
 
 class Session:
@@ -213,8 +230,9 @@ class Session:
         return elapsed
 
     def _note_peaks(self, attempt: _Attempt) -> None:
-        """Keeps the highest of the peaks: the first step has no optimizer state yet, later ones do."""
+        """Keeps the highest of the peaks, of the batch's making and of each step."""
         peak, reserved = self._meter.peak(), self._meter.reserved()
+        attempt.peaks.append(peak)
         if peak is not None:
             attempt.peak_bytes = max(peak, attempt.peak_bytes or 0)
         if reserved is not None:
@@ -271,6 +289,8 @@ class Session:
                 timing.interquartile_range(attempt.seconds) if passed and len(attempt.seconds) > 1 else None
             ),
             peak_bytes=attempt.peak_bytes if passed else None,
+            steady_peak_bytes=attempt.steady_peak_bytes if passed else None,
+            peak_spread_bytes=attempt.peak_spread_bytes if passed else None,
             reserved_bytes=attempt.reserved_bytes if passed else None,
             rest_bytes=self._meter.in_use(),
             outside_bytes=attempt.outside_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,7 @@ class Pricing:
         step_seconds: The time of one step; None: not known.
         targets: What is typical of the data set's targets; None: it has none, or no time is known.
         ranks: On which training runs.
+        proven: Lengths → the largest batch size that is proven to fit, 0 where none is; None: nothing was probed.
     """
 
     lengths: Lengths
@@ -74,6 +76,16 @@ class Pricing:
     step_seconds: StepSeconds | None = None
     targets: TypicalTargets | None = None
     ranks: Ranks = ONE_RANK
+    proven: Callable[[FloatArray], IntArray] | None = None
+
+    def unproven(self, longest: FloatArray, batch_sizes: IntArray) -> int | None:
+        """How many buckets can have a batch that is larger than what is proven; None where nothing was probed.
+
+        Args:
+            longest: Shape (buckets,): the longest length in each.
+            batch_sizes: Shape (buckets,): examples in their largest batch.
+        """
+        return None if self.proven is None else int(np.count_nonzero(batch_sizes > self.proven(longest)))
 
     @property
     def sigmas(self) -> FloatArray | None:
@@ -146,5 +158,6 @@ class Pricing:
             batch_size_variation=sizes.variation,
             steps=self.ranks.steps(counts, table),
             ranks=times if self.ranks.world_size > 1 else None,
+            unproven=self.unproven(longest, np.minimum(table.batch_sizes, counts)[used]),
         )
         return Priced(row, time)

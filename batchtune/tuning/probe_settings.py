@@ -9,6 +9,8 @@ from typing import Any
 from batchtune.errors import UsageError
 from batchtune.probe.protocol import Setup
 
+_TIMES_AS_MANY = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
@@ -20,7 +22,9 @@ class ProbeSettings:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         memory_bytes: Cap on the worker's memory; None: the whole device.
         memory_fraction: Part of it that may be used.
-        num_lengths: How many lengths to probe.
+        num_lengths: How many lengths to span the data with.
+        max_lengths: How many to probe in all, with those that are added where tables need them; None: five times as
+            many as span the data.
         tolerance: How far below the true limit a batch size may be.
         max_batch_size: Never try more examples.
         trial_timeout_seconds: Longest that one trial may take.
@@ -38,6 +42,7 @@ class ProbeSettings:
     memory_bytes: int | None = None
     memory_fraction: float = 0.9
     num_lengths: int = 12
+    max_lengths: int | None = None
     tolerance: float = 0.01
     max_batch_size: int | None = None
     trial_timeout_seconds: float = 300.0
@@ -56,10 +61,19 @@ class ProbeSettings:
             raise UsageError(f"the memory to keep free must be at least 0, got {self.reserve_bytes}")
         if self.num_lengths < 2:
             raise UsageError(f"at least 2 lengths must be probed, got {self.num_lengths}")
+        if self.max_lengths is not None and self.max_lengths < self.num_lengths:
+            raise UsageError(
+                f"--max-lengths must be no less than the {self.num_lengths} of --num-lengths, got {self.max_lengths}"
+            )
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise UsageError(f"the largest batch size must be at least 1, got {self.max_batch_size}")
         if not self.trial_timeout_seconds > 0:
             raise UsageError(f"the time limit of a trial must be positive, got {self.trial_timeout_seconds}")
+
+    @property
+    def most_lengths(self) -> int:
+        """How many lengths to probe in all."""
+        return _TIMES_AS_MANY * self.num_lengths if self.max_lengths is None else self.max_lengths
 
     def recorded(self) -> dict[str, Any]:
         """The settings that trials depend on, as `run.json` and `probe.json` carry them."""
@@ -68,6 +82,7 @@ class ProbeSettings:
             "memory_bytes": self.memory_bytes,
             "memory_fraction": self.memory_fraction,
             "num_lengths": self.num_lengths,
+            "max_lengths": self.most_lengths,
             "tolerance": self.tolerance,
             "max_batch_size": self.max_batch_size,
             "seed": self.seed,

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from types import TracebackType
+from typing import NoReturn, Protocol
 
 import numpy as np
 
 from batchtune.cost import Frontier, fit_cost, fit_step_seconds, largest_max_batch_length
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import ROUNDS, Failure, Turns, confirm
+from batchtune.probe.confirmation import (
+    ROUNDS,
+    Failure,
+    Stepper,
+    Turns,
+    alternating,
+    confirm,
+    first_step_excess,
+)
 from batchtune.probe.journal import append_trial, read_trials
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Measured, Stepped
-from batchtune.probe.search import FrontierSearch, NothingFits, Proposal, SearchSettings, SingleFails, TooLong
+from batchtune.probe.search import Evidence, FrontierSearch, NothingFits, Proposal, SearchSettings, SingleFails, TooLong
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
@@ -24,6 +33,7 @@ from batchtune.results import (
     TRIALS_FILE,
     Confirmation,
     Device,
+    FrontierPoint,
     Models,
     Probe,
     Run,
@@ -35,8 +45,8 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
-from batchtune.tuning.confirming import shapes_to_confirm
 from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.tuning.refining import Refinement
 from batchtune.tuning.run_folder import alone_in, clear_run, open_run, run_record, workload_sha256
 from batchtune.tuning.sweep import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
@@ -68,10 +78,37 @@ class ProbeProgress:
 # What was measured under other conditions must not be continued, so these ends need a folder of their own.
 _START_OVER = "then start over with --force, or in another folder with --run"
 
-# Where batches still fail in turns after so many times, more are not tried: the report says so.
+# What still fails in turns after so many times is left out: next to it, only smaller batches that did not fail count.
 _MOST_CONFIRMATIONS = 6
+# Of that part of a batch the first step of a process is measured where the batch itself runs out of memory in it.
+_SMALLER = 0.75
+# So many lengths are timed with typical targets.
+_MOST_TIMED = 16
+# A margin of more than this part of the limit is worth a word; so are the first few shapes at which memory falls.
+_LARGE_MARGIN = 0.02
+_MOST_NAMED = 3
 # Once after a larger shape is no matter; in one step of ten it is.
 _MANY_RETRIES = 0.1
+
+class Measurer(Stepper, Protocol):
+    """What measures: the probe's `Supervisor`."""
+
+    worker: int
+
+    def __enter__(self) -> Measurer: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
+    ) -> None: ...
+
+    def start(self) -> Device:
+        """Builds the workload in a new worker."""
+
+    def measure(
+        self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False
+    ) -> tuple[Trial, Measured | None]:
+        """Runs one trial."""
+
 
 OnProgress = Callable[[ProbeProgress], None]
 OnNote = Callable[[str], None]
@@ -86,6 +123,7 @@ def run_probe(
     sweep_settings: SweepSettings | None = None,
     on_progress: OnProgress | None = None,
     on_note: OnNote | None = None,
+    measurer: Measurer | None = None,
 ) -> Probe:
     """Finds what fits, continuing what the run folder holds, and writes `probe.json`.
 
@@ -93,11 +131,12 @@ def run_probe(
         lengths: The data set.
         settings: What to measure.
         folder: The run folder; made where missing, and held by one probe at a time.
-        sweep_settings: Of the sweep that will follow: the batches of the table that it would recommend are
-            confirmed. None: of one with 20 optimal buckets.
+        sweep_settings: Of the sweep that will follow: lengths are measured where its tables need them. None: of one
+            with 10 to 20 buckets.
         force: Start over, and throw away what the folder holds.
         on_progress: Told before and after each trial.
         on_note: Told, in a sentence, what the user should know of the trials that are already there.
+        measurer: What measures; None: worker processes on the device that the settings name.
 
     Raises:
         ResultError: The folder holds another run, or can't be written.
@@ -111,7 +150,7 @@ def run_probe(
             on_note(_about_earlier(previous, settings, trials, folder))
         if lengths.targets is not None and on_note is not None:
             on_note("Targets: each length is probed with the longest target that occurs at or below it.")
-        with Supervisor(
+        with measurer or Supervisor(
             settings.setup(previous.device.limit_bytes if previous else None),
             trial_timeout_seconds=settings.trial_timeout_seconds,
             first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
@@ -132,8 +171,7 @@ def run_probe(
                 supervisor=supervisor,
                 on_progress=on_progress,
                 trials=trials,
-                sweep_settings=sweep_settings
-                or SweepSettings(strategies=("optimal",), num_buckets=(20,), max_batch_size=settings.max_batch_size),
+                sweep_settings=sweep_settings or SweepSettings(),
             )
             return probing.run()
 
@@ -167,7 +205,7 @@ class _Probing:
     folder: Path
     first_device: Device
     device: Device
-    supervisor: Supervisor
+    supervisor: Measurer
     on_progress: OnProgress | None
     trials: list[Trial]
     sweep_settings: SweepSettings
@@ -179,8 +217,12 @@ class _Probing:
             tolerance=self.settings.tolerance,
             max_batch_size=self.settings.max_batch_size,
             limit_bytes=self.device.limit_bytes,
+            max_lengths=self.settings.most_lengths,
         )
-        self.search = FrontierSearch(self.lengths, limits, fit=fit_cost)
+        multiple_of = self.sweep_settings.multiple_of
+        padded = self.lengths if multiple_of is None else self.lengths.padded_to(multiple_of)
+        refine = Refinement(padded, self.sweep_settings.num_buckets)
+        self.search = FrontierSearch(padded, limits, fit=fit_cost, refine=refine)
 
     def run(self) -> Probe:
         """Searches, confirms, and searches again where a shape was given up, until all hold; writes `probe.json`."""
@@ -188,16 +230,13 @@ class _Probing:
         self._time_typical_targets()
         if (finished := self._finished()) is not None:
             return finished
-        shapes = self._shapes()
         for _ in range(_MOST_CONFIRMATIONS):
-            turns = self._confirm(shapes)
-            if not turns.failures:
-                break
-            for failure in turns.failures:
-                self._give_up(failure)
-            self._search()
             shapes = self._shapes()
-        probe = self._result(turns, len(shapes))
+            turns = self._confirm(shapes)
+            if not self._learn(turns):
+                break
+            self._search()
+        probe = self._result(turns, shapes)
         write_result(self.folder / PROBE_FILE, probe)
         return probe
 
@@ -215,9 +254,9 @@ class _Probing:
         while (proposal := self._propose()) is not None:
             self._measure(proposal.shape, fresh=proposal.fresh)
 
-    def _measure(self, shape: BatchShape, *, fresh: bool = False) -> None:
+    def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
         self._tell(shape, None)
-        trial, measured = self.supervisor.measure(shape, len(self.trials), fresh=fresh)
+        trial, measured = self.supervisor.measure(shape, len(self.trials), fresh=fresh, timing=timing)
         self._keep(trial)
         if trial.outcome == "error":
             raise _workload_error(self.settings, trial, measured)
@@ -269,18 +308,29 @@ class _Probing:
             return
         whole = bool((targets == np.floor(targets)).all())
         known = {(trial.batch_size, trial.length, trial.target_length) for trial in self.trials}
-        for point in reversed(self.search.frontier(self.trials)):
+        points = self.search.frontier(self.trials)
+        chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED)).round().astype(int))
+        for point in (points[index] for index in chosen[::-1]):
             target = float(typical([point.batch_size], [point.length])[0])
             target = float(np.ceil(target)) if whole else target
             shape = BatchShape(point.batch_size, point.length, target)
             if (shape.batch_size, shape.length, target) in known or target >= (point.target_length or 0.0):
                 continue
-            self._measure(shape)
+            self._measure(shape, timing=True)
 
     # The confirmation
 
     def _shapes(self) -> list[BatchShape]:
-        return shapes_to_confirm(self.lengths, self._result(Turns(), 0), self.sweep_settings)
+        """The largest batch of each point that no other point's contains, large and small ones in turns."""
+        points = [*self.search.frontier(self.trials), *self.search.joint_frontier(self.trials)]
+        own = {
+            BatchShape(trial.batch_size, trial.length, trial.target_length): trial.peak_bytes or 0
+            for trial in self.trials
+            if trial.outcome == "ok"
+        }
+        shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
+        needs = sorted((shape for shape in shapes if shape in own), key=lambda shape: (-own[shape], str(shape)))
+        return alternating(needs)
 
     @property
     def _given_up(self) -> int:
@@ -295,6 +345,32 @@ class _Probing:
             done += 1
 
         return confirm(self.supervisor, shapes, on_step) if shapes else Turns()
+
+    def _learn(self, turns: Turns) -> bool:
+        """Takes in what the turns showed; whether anything has to be measured anew for it."""
+        evidence = self.search.evidence(self.trials)
+        failures = list(turns.failures)
+        if (first := turns.first_failed) is not None and evidence.highest_peak(first.shape) is None:
+            failures.append(first)
+        for failure in failures:
+            self._give_up(failure)
+        ranges = [evidence.peak_range(shape, peaks) for shape, peaks in turns.peaks.items()]
+        self.search.spread_bytes = max(self.search.spread_bytes, *ranges, 0)
+        self.search.first_step_bytes = max(self.search.first_step_bytes, self._first_step_bytes(turns, evidence))
+        again = self.search.evidence(self.trials)
+        return bool(failures) or not all(again.is_proven(shape) for shape in turns.peaks)
+
+    def _first_step_bytes(self, turns: Turns, evidence: Evidence) -> int:
+        """By how much the first step of the fresh worker exceeded later ones of the same shape."""
+        if turns.first_step is not None:
+            shape, peak = turns.first_step
+            known = max([evidence.highest_peak(shape) or peak, *turns.peaks.get(shape, ())])
+            return max(0, peak - known)
+        if turns.first_failed is None or (highest := evidence.highest_peak(turns.first_failed.shape)) is None:
+            return 0
+        shape = turns.first_failed.shape
+        smaller = replace(shape, batch_size=max(1, int(shape.batch_size * _SMALLER)))
+        return max(self.device.limit_bytes - highest, first_step_excess(self.supervisor, smaller) or 0)
 
     def _give_up(self, failure: Failure) -> None:
         """Journals a shape that failed among the others as a trial that rules it out."""
@@ -334,10 +410,14 @@ class _Probing:
             )
             self.on_progress(progress)
 
-    def _result(self, turns: Turns, shapes: int) -> Probe:
-        points = self.search.frontier(self.trials)
+    def _result(self, turns: Turns, shapes: Sequence[BatchShape]) -> Probe:
+        failed = {failure.shape for failure in turns.failures}
+        confirmed = [shape for shape in shapes if shape not in failed]
+        points = self.search.frontier(self.trials, confirmed)
+        if not points:
+            raise self._nothing_confirmed(turns)
         peak_model = self.search.peak_model(self.trials)
-        frontier = Frontier.of(points, self.device.limit_bytes, peak_model)
+        frontier = Frontier.of(points)
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -352,13 +432,15 @@ class _Probing:
             ),
             max_batch_length=largest_max_batch_length(frontier, self.lengths.histogram, self.settings.max_batch_size),
             confirmation=Confirmation(
-                shapes=shapes,
+                shapes=len(shapes),
                 steps=turns.steps,
                 workers=len(ROUNDS) if turns.steps else 0,
                 alloc_retries=turns.alloc_retries,
                 reserved_growth_bytes=turns.reserved_growth_bytes,
                 given_up=self._given_up,
             ),
+            margin=self.search.margin(self.trials),
+            joint_frontier=self.search.joint_frontier(self.trials, confirmed),
             warnings=self._warnings(turns),
         )
 
@@ -367,15 +449,46 @@ class _Probing:
         return [
             *trust_warnings(self.device, self.trials),
             *(f"The run was continued under other settings: {text}" for text in changed),
-            *(self._leap(shape) for shape in self.search.not_monotone(self.trials)),
+            *(self._falls(smaller, larger) for smaller, larger in self.search.not_monotone(self.trials)[:_MOST_NAMED]),
+            *self._about_margin(),
             *_about_turns(turns),
         ]
 
-    def _leap(self, shape: BatchShape) -> str:
+    def _falls(self, smaller: BatchShape, larger: BatchShape) -> str:
+        shown = [
+            f"{shape.batch_size} × {format_length(shape.length, self.lengths.unit)}"
+            + ("" if shape.target_length is None else f" with targets up to {shape.target_length:g}")
+            for shape in (smaller, larger)
+        ]
         return (
-            f"Memory does not grow with the batch everywhere: {shape.batch_size} × "
-            f"{format_length(shape.length, self.lengths.unit)} ran out of it, twice, though a larger batch passed. "
-            "What lies between measured lengths is not certain there: probe more of them with --num-lengths."
+            f"Memory does not grow with the batch everywhere: {shown[0]} ran out of it, twice, though {shown[1]} passed. "
+            "All batch sizes at that length and beyond stay below the one that failed."
+        )
+
+    def _about_margin(self) -> Iterator[str]:
+        margin = self.search.margin(self.trials)
+        if margin is None or margin.bytes <= _LARGE_MARGIN * self.device.limit_bytes:
+            return
+        share, limit = f"{margin.bytes / self.device.limit_bytes:.1%}", format_size(self.device.limit_bytes)
+        if margin.first_step_bytes > margin.spread_bytes:
+            yield (
+                f"The first step of a process needs {format_size(margin.first_step_bytes)} more than later ones with "
+                f"the same batch: {share} of the limit of {limit} is left free for it. A step with a small batch "
+                "before training begins would make that room usable."
+            )
+        else:
+            yield (
+                f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}: {share} of the limit of "
+                f"{limit} is left free for that. A workload whose memory does not depend on chance can have larger "
+                "batches."
+            )
+
+    def _nothing_confirmed(self, turns: Turns) -> ProbeError:
+        failed = turns.failures[-1] if turns.failures else turns.first_failed
+        return ProbeError(
+            "no batch that fits alone passed in turns with the others"
+            + (f": {failed.shape} failed last, {failed.error}" if failed else ""),
+            f"Leave more memory free with --memory-fraction, or give more with --memory; {_START_OVER}.",
         )
 
 
@@ -384,8 +497,8 @@ def _about_turns(turns: Turns) -> Iterator[str]:
         failed = turns.failures[-1]
         yield (
             f"Confirmed {_MOST_CONFIRMATIONS} times, and each time batches failed, {failed.shape} the last: "
-            f"{failed.error}. They were made smaller, but training may fail all the same: leave more memory free with "
-            "--memory-fraction."
+            f"{failed.error}. What failed last is left out: smaller batches that passed take its place. Leave more "
+            "memory free with --memory-fraction, and probe anew with --force."
         )
     if turns.alloc_retries > _MANY_RETRIES * turns.steps:
         yield (

@@ -42,6 +42,9 @@ def recommend(
     """
     fixed = min(baselines, key=lambda baseline: baseline.batches)
     fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
+    # Sizes that were not run are taken only where there are no others.
+    if proven := [index for index in fewer if not rows[index].unproven]:
+        fewer = proven
     # A billionth less is as random: a single bucket's 1 may come with rounding errors.
     better = [index for index in fewer if 1 / rows[index].effective_buckets >= (min_randomness or 0.0) * (1 - 1e-9)]
     if not better:

@@ -109,6 +109,8 @@ def _differences(run: Run, lengths: Lengths, settings: ProbeSettings) -> Sequenc
         different.append(f"the workload {_described(run.workload)}")
     added_later = {"reserve_bytes": 0, "ddp": False}
     for name, value in settings.recorded().items():
+        if name == "max_lengths":  # trials hold, however many of them there are
+            continue
         theirs_was = run.settings.get(name, added_later.get(name))
         if theirs_was != value:
             different.append(f"{name} = {theirs_was}, now {value}")

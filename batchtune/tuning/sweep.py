@@ -48,8 +48,9 @@ class Costs:
         step_seconds: (batch sizes, lengths, target lengths) → seconds of one training step, element by element,
             broadcasting; called without target lengths where the data set has none.
         device_name: The device that was measured.
-        joint_frontier: (lengths, target lengths) → the largest batch size that fits, at least 1; None where the
-            memory is not known to depend on the targets.
+        joint_frontier: (lengths, target lengths) → the largest batch size that fits, at least 1; None where shorter
+            targets than the longest were not measured.
+        proven: Lengths → the largest batch size that is proven to fit, 0 where none is.
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
@@ -57,6 +58,7 @@ class Costs:
     step_seconds: StepSeconds | None = None
     device_name: str | None = None
     joint_frontier: JointSizes | None = None
+    proven: Callable[[FloatArray], IntArray] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +258,7 @@ def _pricing(lengths: Lengths, max_batch_length: float, settings: SweepSettings,
         step_seconds=costs.step_seconds,
         targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
         ranks=settings.ranks,
+        proven=costs.proven,
     )
 
 

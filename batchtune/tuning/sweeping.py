@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.cost import Frontier, JointFrontier, StepTimes, needs_targets
+from batchtune.cost import Frontier, JointFrontier, StepTimes
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
@@ -73,20 +73,21 @@ def run_sweep(
 
 
 def costs_of(probe: Probe) -> Costs:
-    """What a probe says a batch costs: its frontier, and the step times that it measured, with the model between.
+    """What a probe says a batch costs: what is proven to fit, and the step times that it measured, with the model between.
 
-    Where the model misses even the measurements by far, no times are known.
+    Where the model misses even the measurements by far, no times are known. Nothing is proven by a probe of version
+    0.1.0, which ran few of its batches in turns and kept no margin.
     """
     model = probe.models.step_seconds
     if model is not None and model.relative_error > WORST_TIME_ERROR:
         model = None
-    memory, limit_bytes = probe.models.peak_bytes, probe.device.limit_bytes
-    frontier = Frontier.of(probe.frontier, limit_bytes, memory)
-    knows_targets = memory is not None and needs_targets(memory)
+    frontier = Frontier.of(probe.frontier)
+    joint = JointFrontier.of([*probe.frontier, *probe.joint_frontier]) if probe.joint_frontier else None
     return Costs(
         frontier=frontier,
         continued_frontier=frontier.continued,
-        joint_frontier=JointFrontier(frontier, memory, limit_bytes) if memory is not None and knows_targets else None,
+        joint_frontier=joint,
+        proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,
     )

@@ -97,11 +97,6 @@ def worst_batches(
     return sorted(found, key=lambda planned: needs(planned.shape), reverse=True)
 
 
-def alternating(batches: list[PlannedBatch]) -> list[PlannedBatch]:
-    """Largest, smallest, second largest, second smallest, and so on: what fragments an allocator's cache most."""
-    return [batch for pair in zip(batches, reversed(batches), strict=True) for batch in pair][: len(batches)]
-
-
 def _slices(lengths: Lengths, table: BucketTable) -> Iterator[tuple[int, slice]]:
     """Each bucket that holds an example, and where its examples lie in the (descending) lengths."""
     # values[i] <= boundary from here on, as the values descend.

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from batchtune.errors import UsageError, WorkloadError
+from batchtune.probe.confirmation import alternating
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Stepped
 from batchtune.results import VERIFY_FILE, Device, VerifyFailure, VerifyPhase
 from batchtune.shapes import BatchShape
 from batchtune.tuning import verify_rules as rules
-from batchtune.tuning.verify_plan import Batches, PlannedBatch, alternating
+from batchtune.tuning.verify_plan import Batches, PlannedBatch
 
 DEFAULT_STEPS = 200
 

@@ -14,10 +14,10 @@ from batchtune.batching.samplers import count_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.shapes import BatchShape
+from batchtune.probe.confirmation import alternating
 from batchtune.tuning.verify_plan import (
     Batches,
     PlannedBatch,
-    alternating,
     check_table,
     epoch_batches,
     shuffled_batches,

@@ -1,0 +1,171 @@
+"""Where another measured length is worth most: a guide for the probe's search.
+
+Sizes between measured lengths are those of the next longer one, so a table is as good as its ends are measured. For
+each number of buckets the guide compares the best table with the sizes that are proven and the best with those that
+may be possible (the model's, bounded by all that failed and all that was closed): the difference is what is at stake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from batchtune.batching.optimal import optimal_boundaries
+from batchtune.cost import fit_step_seconds, predict
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.probe.search import Anchor, Evidence
+from batchtune.results import CostModel
+
+# Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
+_ENDS = 192
+# A table may cost so much more than with all sizes known.
+_AT_STAKE = 0.005
+# The same for max_batch_length, which serves frameworks that know no other size; for it lengths are added only up to
+# so many times as many as span the data. Where memory grows in proportion to the length, each adds next to nothing.
+_OF_MAX_BATCH_LENGTH = 0.03
+_FOR_MAX_BATCH_LENGTH = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """Says where to measure next.
+
+    Attributes:
+        lengths: The data set, as batches are padded.
+        num_buckets: The bucket counts that tables will be swept with.
+    """
+
+    lengths: Lengths
+    num_buckets: Sequence[int]
+
+    def __call__(self, evidence: Evidence) -> Anchor | None:
+        """The length that is worth most; None where all of them together are not worth it."""
+        known = _Known.of(self, evidence)
+        length = known.worst_end(self.num_buckets)
+        if length is None and self._may_refine_max_batch_length(evidence):
+            length = known.end_for_max_batch_length()
+        return None if length is None else evidence.anchor(length)
+
+    @cached_property
+    def spread_ends(self) -> FloatArray:
+        """Lengths of the data that stand for all, ascending, the longest among them."""
+        histogram = self.lengths.histogram
+        distinct, totals = histogram.lengths, histogram.cumulative_total
+        shares = np.arange(1, _ENDS + 1) / _ENDS
+        by_total = np.searchsorted(totals, totals[-1] * shares * (1 - 1e-12))
+        logs = np.log(distinct / distinct[0])
+        by_log = np.searchsorted(logs, logs[-1] * shares * (1 - 1e-12))
+        return distinct[np.union1d(by_total, by_log)]
+
+    def _may_refine_max_batch_length(self, evidence: Evidence) -> bool:
+        return len(evidence.anchors) < _FOR_MAX_BATCH_LENGTH * evidence.settings.num_lengths
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What is proven and what is possible, at lengths that stand for all; arrays of shape (ends,).
+
+    Attributes:
+        histogram: The ends, and how many examples are nearest below each.
+        shortest: The shortest length that each end stands for.
+        proven, possible: Batch sizes, at least 1.
+        fillable: How many examples are at most that long.
+        tolerance: Sizes that differ by no more than this are as good as the same.
+        seconds: (batch sizes, lengths) → cost of a step.
+    """
+
+    histogram: Histogram
+    shortest: FloatArray
+    proven: IntArray
+    possible: FloatArray
+    fillable: FloatArray
+    tolerance: float
+    seconds: Callable[[FloatArray, FloatArray], FloatArray]
+
+    @classmethod
+    def of(cls, refinement: Refinement, evidence: Evidence) -> _Known:
+        lengths = refinement.lengths
+        distinct, cumulative = lengths.histogram.lengths, lengths.histogram.cumulative
+        measured = np.array([anchor.length for anchor in evidence.anchors])
+        ends = np.union1d(refinement.spread_ends, measured[np.isin(measured, distinct)])
+        up_to = cumulative[np.searchsorted(distinct, ends)]
+        firsts = np.concatenate(([0], np.searchsorted(distinct, ends)[:-1] + 1))
+        targets = None
+        if lengths.targets is not None:
+            targets = np.array([lengths.worst_target(float(end)) for end in ends])
+        proven = np.maximum(1, evidence.proven_sizes(ends, targets))
+        return cls(
+            histogram=Histogram(ends, np.diff(up_to, prepend=0)),
+            shortest=distinct[firsts],
+            proven=proven,
+            possible=np.maximum(proven, evidence.possible_sizes(ends, targets)),
+            fillable=up_to.astype(np.float64),
+            tolerance=evidence.settings.tolerance,
+            seconds=_seconds(fit_step_seconds(evidence.trials), targets, ends),
+        )
+
+    def worst_end(self, num_buckets: Sequence[int]) -> float | None:
+        """The end whose size decides most, in the table that loses most; None where none loses much."""
+        now, best = self._example_costs(self.proven.astype(np.float64)), self._example_costs(self.possible)
+        worst: tuple[float, FloatArray] | None = None
+        pairs = zip(
+            optimal_boundaries(self.histogram, now, num_buckets),
+            optimal_boundaries(self.histogram, best, num_buckets),
+            strict=True,
+        )
+        for ours, theirs in pairs:
+            lost = self._cost(ours, now) / self._cost(theirs, best) - 1
+            if lost > (worst[0] if worst else _AT_STAKE):
+                worst = lost, theirs
+        if worst is None:
+            return None
+        ends, counts = self._used(worst[1])
+        gain = np.where(self._is_open[ends], counts * (now - best)[ends], 0.0)
+        return float(self.histogram.lengths[ends[int(gain.argmax())]]) if gain.max() > 0 else None
+
+    def end_for_max_batch_length(self) -> float | None:
+        """The middle of the lengths whose size is what holds max_batch_length down; None where it is high enough."""
+        limited = self.proven < self.fillable
+        if not limited.any():
+            return None
+        now = np.where(limited, (self.proven + 1) * self.shortest, np.inf)
+        best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
+        if now.min() >= (1 - _OF_MAX_BATCH_LENGTH) * best.min():
+            return None
+        first = int(now.argmin())
+        same = np.flatnonzero(self.proven == self.proven[first])
+        open_ends = same[(same >= first) & self._is_open[same]]
+        if not open_ends.size:
+            return None
+        ends = self.histogram.lengths[open_ends]
+        middle = np.sqrt(self.shortest[first] * self.histogram.lengths[same[-1]])
+        return float(ends[int(np.abs(np.log(ends / middle)).argmin())])
+
+    @cached_property
+    def _is_open(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        step = np.maximum(1, np.floor(self.proven * self.tolerance))
+        most = np.minimum(self.possible, self.fillable)
+        return most >= self.proven + step
+
+    def _example_costs(self, sizes: FloatArray) -> FloatArray:
+        """What an example costs in a bucket that ends there."""
+        return self.seconds(sizes, self.histogram.lengths) / sizes
+
+    def _cost(self, boundaries: FloatArray, example_costs: FloatArray) -> float:
+        ends, counts = self._used(boundaries)
+        return float(np.sum(counts * example_costs[ends]))
+
+    def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:
+        ends = np.searchsorted(self.histogram.lengths, boundaries)
+        return ends, np.diff(self.histogram.cumulative[ends], prepend=0)
+
+
+def _seconds(
+    model: CostModel | None, targets: FloatArray | None, ends: FloatArray
+) -> Callable[[FloatArray, FloatArray], FloatArray]:
+    if model is None:
+        return lambda sizes, lengths: np.ones(lengths.shape)
+    return lambda sizes, lengths: np.maximum(predict(model, sizes, lengths, targets), 1e-12)

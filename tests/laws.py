@@ -1,0 +1,238 @@
+"""Memory laws of the kinds that real models have, made devices that follow them, and the truth by brute force.
+
+A law gives the bytes that a batch takes; a device runs batches by it, with noise where the law has some. Three made
+data sets: speech that piles up near its longest length, sentences with a long tail, and tokens over two orders of
+magnitude; each with targets that depend on the length only loosely, and without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+import numpy as np
+
+from batchtune.batching.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.probe.protocol import Measured, Stepped
+from batchtune.results import Device, Trial
+from batchtune.shapes import BatchShape
+
+GB = 10**9
+LIMIT_BYTES = 8 * GB
+BASE_BYTES = GB
+
+
+def made_lengths(name: str, *, targets: bool = False, count: int = 12_000) -> Lengths:
+    """One of the data sets: `speech`, `sentences` or `tokens`."""
+    rng = np.random.default_rng(["speech", "sentences", "tokens"].index(name))
+    if name == "speech":
+        near_end = rng.random(count) < 0.7
+        values = np.where(near_end, rng.normal(14.5, 1.2, count), rng.uniform(1.4, 14, count)).clip(1.4, 24.5).round(2)
+    elif name == "sentences":
+        values = rng.gamma(6.0, 0.7, count).clip(1.1, 15).round(2)
+    else:
+        values = np.exp(rng.normal(5.5, 0.9, count)).clip(8, 2048).round()
+    if not targets:
+        return Lengths.of(values)
+    return Lengths.of(values, np.maximum(1, (values * np.exp(rng.normal(0, 0.6, count)) / np.median(values) * 40).round()))
+
+
+Need = Callable[[int, float, float], float]
+"""(batch size, length, target) in units of the longest length and target -> memory, 1 for one longest example."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """How memory depends on the shape.
+
+    Attributes:
+        need: Memory of the examples; l and t run from above 0 to 1.
+        noise: Each step's peak is multiplied by 1 ± half of this.
+        monotone: Whether it grows with batch size, length and target.
+    """
+
+    need: Need
+    noise: float = 0.0
+    monotone: bool = True
+
+
+def _up(value: float, step: float) -> float:
+    return math.ceil(value / step - 1e-9) * step
+
+
+LAWS: dict[str, Law] = {
+    "linear": Law(lambda b, l, t: b * l),
+    "affine": Law(lambda b, l, t: b * (0.8 * l + 0.2)),
+    "quadratic": Law(lambda b, l, t: b * (0.4 * l + 0.6 * l * l)),
+    "blocks of length": Law(lambda b, l, t: b * _up(l, 1 / 16)),
+    "powers of two in length": Law(lambda b, l, t: b * 2.0 ** math.ceil(math.log2(l) - 1e-9)),
+    "powers of two in batch": Law(lambda b, l, t: l * (1 << (b - 1).bit_length())),
+    "another kernel for long ones": Law(lambda b, l, t: b * l * (1.4 if l > 0.45 else 1.0)),
+    "another kernel for large batches": Law(lambda b, l, t: b * l * (1.25 if b * l > 9 else 1.0)),
+    "a floor": Law(lambda b, l, t: max(8.0, b * l)),
+    "truncation": Law(lambda b, l, t: b * min(l, 0.5)),
+    "concave": Law(lambda b, l, t: b * l**0.6),
+    "noise of 3%": Law(lambda b, l, t: b * (0.7 * l + 0.3 * l * l), noise=0.03),
+    "batches in eights": Law(lambda b, l, t: _up(b, 8) * l),
+    "lengths in eighths": Law(lambda b, l, t: b * _up(l, 1 / 256)),
+    "steps of memory": Law(lambda b, l, t: _up(b * l, 0.5)),
+    "a steep end": Law(lambda b, l, t: b * (l + 3 * max(0.0, l - 0.8))),
+    "falls with the length": Law(lambda b, l, t: b * l * (0.6 if l > 0.7 else 1.0), monotone=False),
+    "length modulo eight": Law(lambda b, l, t: b * l * (1.0 if round(l * 2048) % 8 == 0 else 1.12), monotone=False),
+}
+
+
+def _plus_target(need: Need) -> Need:
+    return lambda b, l, t: 0.7 * need(b, l, 0.0) + 0.3 * b * t
+
+
+TARGET_LAWS: dict[str, Law] = {
+    "length times target": Law(lambda b, l, t: b * (0.1 * l + l * t)),
+    "larger of both": Law(lambda b, l, t: b * max(l, t)),
+    "root of the target": Law(lambda b, l, t: b * (0.3 * l + 0.7 * math.sqrt(t))),
+    "target above a cliff": Law(lambda b, l, t: b * (l + (2.0 if t > 0.5 else 0.0))),
+    "both squared": Law(lambda b, l, t: b * (l + t) ** 2 / 4),
+    **{f"{name}, plus target": replace(law, need=_plus_target(law.need)) for name, law in LAWS.items()},
+}
+
+
+@dataclass
+class LawDevice:
+    """A made measurer: runs trials and steps by a law.
+
+    Attributes:
+        law: Of the memory.
+        lengths: The data set, whose longest length and target are the law's 1.
+        fitting: How many of the longest examples, with the longest target, fill the memory above the base.
+    """
+
+    law: Law
+    lengths: Lengths
+    fitting: float = 24.0
+    worker: int = 0
+    steps: int = 0
+    seed: int = 0
+    device: Device = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+        self._longest = self.lengths.longest
+        self._most = 1.0 if self.lengths.targets is None else max(1.0, float(self.lengths.targets.max()))
+        self.device = Device(
+            kind="cuda",
+            name="made",
+            total_bytes=LIMIT_BYTES,
+            limit_bytes=LIMIT_BYTES,
+            driver=None,
+            torch="2",
+            allocator="native",
+            other_processes=0,
+        )
+
+    def __enter__(self) -> LawDevice:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None: ...
+
+    def start(self) -> Device:
+        self.worker += 1
+        return self.device
+
+    def bytes(self, shape: BatchShape) -> float:
+        """What a batch takes without noise."""
+        need = self.law.need(shape.batch_size, shape.length / self._longest, (shape.target_length or 0.0) / self._most)
+        return BASE_BYTES + need * (LIMIT_BYTES - BASE_BYTES) / self.fitting
+
+    def fits(self, shape: BatchShape) -> bool:
+        """Whether it fits whatever the noise."""
+        return self.bytes(shape) * (1 + self.law.noise / 2) <= LIMIT_BYTES
+
+    def seconds(self, shape: BatchShape) -> float:
+        return 0.02 + 0.01 * shape.padded_length / self._longest
+
+    def _peaks(self, shape: BatchShape, steps: int) -> list[float]:
+        noise = self.law.noise
+        return [self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5)) for _ in range(steps)]
+
+    def measure(
+        self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False
+    ) -> tuple[Trial, Measured | None]:
+        self.worker += fresh
+        peaks = self._peaks(shape, 4)
+        passed = max(peaks) <= LIMIT_BYTES
+        trial = Trial(
+            index=index,
+            batch_size=shape.batch_size,
+            length=shape.length,
+            target_length=shape.target_length,
+            outcome="ok" if passed else "oom",
+            steps=4 if passed else 0,
+            step_seconds=self.seconds(shape) if passed else None,
+            step_seconds_spread=0.0 if passed else None,
+            peak_bytes=int(max(peaks)) if passed else None,
+            steady_peak_bytes=int(max(peaks[1:])) if passed else None,
+            peak_spread_bytes=int(max(peaks[1:]) - min(peaks[1:])) if passed else None,
+            reserved_bytes=None,
+            rest_bytes=BASE_BYTES if passed else None,
+            alloc_retries=0,
+            error=None if passed else "CUDA out of memory",
+            elapsed_seconds=0.0,
+            worker=self.worker,
+            timing=timing,
+        )
+        return trial, None
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
+        self.steps += 1
+        (peak,) = self._peaks(shape, 1)
+        if peak > LIMIT_BYTES:
+            return Stepped(outcome="oom", error="CUDA out of memory", stage="step")
+        return Stepped(outcome="ok", step_seconds=self.seconds(shape), peak_bytes=int(peak), rest_bytes=BASE_BYTES)
+
+    # The truth
+
+    def largest(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
+        """The largest batch size up to which all fit at each length, found by bisection where memory is monotone.
+
+        Where it falls with the length or the batch size, the largest that fits there and at all lengths before.
+        """
+        found, low = np.zeros(lengths.size, dtype=np.int64), 1 << 22
+        for index, length in enumerate(lengths):
+            target = None if targets is None else float(targets[index])
+            low = self._largest_at(float(length), target, 1 << 22 if targets is not None else low)
+            found[index] = low
+        return found
+
+    def _largest_at(self, length: float, target: float | None, most: int) -> int:
+        passed, failed = 0, most + 1
+        while failed - passed > 1:
+            middle = (passed + failed) // 2
+            if self.fits(BatchShape(middle, length, target)):
+                passed = middle
+            else:
+                failed = middle
+        return passed
+
+    def above_truth(self, table: BucketTable) -> int:
+        """How many buckets have a batch that may not fit, tried at each length that occurs in them."""
+        histogram = self.lengths.histogram
+        edges, counts = table.edges(histogram), table.counts(histogram)
+        above = 0
+        for bucket in np.flatnonzero(counts):
+            own = histogram.lengths[edges[bucket] : edges[bucket + 1]]
+            size = int(min(table.batch_sizes[bucket], counts[bucket]))
+            below = 0.0 if bucket == 0 else float(table.boundaries[bucket - 1])
+            target = self._worst_in(below, float(own[-1]))
+            above += not all(self.fits(BatchShape(size, float(length), target)) for length in own)
+        return above
+
+    def _worst_in(self, below: float, up_to: float) -> float | None:
+        if self.lengths.targets is None:
+            return None
+        inside = (self.lengths.values > below) & (self.lengths.values <= up_to)
+        return float(self.lengths.targets[inside].max())
