@@ -38,8 +38,6 @@ _DECIDES_ALONE = 1 - 1e-7
 _SAYS_THE_SAME = 1e9
 # Added to the squares' diagonal, which is 1.
 _RIDGE = 1e-13
-# A term that adds no more than this share to anything that was measured is none.
-_ROUNDING = 1e-10
 
 # Only this many floors of each form, those that fit best, are judged by what they can't have bent to.
 _FLOORS = 3
@@ -353,12 +351,15 @@ def _errors_left_out(
 
 
 def _exactly(measured: _Measurements, floor: int, columns: npt.NDArray[np.intp]) -> FloatArray | None:
-    """The coefficients, shape (columns,), from the rows themselves: their products lose half of the digits."""
+    """The coefficients, shape (columns,), from the rows themselves, as their products lose half of the digits.
+
+    None where rounding makes one negative.
+    """
     weights = measured.weights[floor:]
     rows = measured.columns[floor:, columns] * weights[:, None]
     some = np.linalg.lstsq(rows, weights)[0]
-    if some.min() < -_ROUNDING:
+    if some.min() < 0:
         return None
     found = np.zeros(len(_MEANING))
-    found[columns] = np.where(some < _ROUNDING, 0.0, some)
+    found[columns] = some
     return found
