@@ -38,8 +38,7 @@ _DECIDES_ALONE = 1 - 1e-7
 _SAYS_THE_SAME = 1e9
 # Added to the squares' diagonal, which is 1.
 _RIDGE = 1e-13
-
-# Only this many floors of each form, those that fit best, are judged by what they can't have bent to.
+# So many floors of each form, those with which it fits best, are judged by leaving out measurements.
 _FLOORS = 3
 
 # Columns of the least squares, each by its coefficients of (1, B, and B times L, L², T, T², L·T). SUM is a term that
@@ -61,7 +60,8 @@ _OF_TARGETS: dict[_Form, int] = {
     **dict.fromkeys([(_L, _L2, _T, _LT), (_L, _L2, _T, _T2), (_L, _T, _T2, _LT)], 4),
     (_L, _L2, _T, _T2, _LT): 5,
 }
-# The same with a constant per example, which would else pass for a term in L or T, or the other way round.
+# The same with a constant per example. Without it, T would pass for one where targets follow the lengths. It comes
+# after them all, so that it is not taken where another form fits as well.
 _EACH_OF_LENGTHS: dict[_Form, int] = {(_B, _L): 2, (_B, _L2): 2, (_B, _L, _L2): 3}
 _EACH_OF_TARGETS: dict[_Form, int] = {
     (_B, _SUM): 2,

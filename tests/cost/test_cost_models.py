@@ -159,6 +159,16 @@ def test_whatever_its_coefficients_an_affine_law_is_found(
     assert found == pytest.approx((BASE, example, linear, quadratic), rel=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_constant_per_example_is_not_taken_for_targets_that_follow_the_lengths(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    cost = cost_of(law_of("affine"))
+    sizes, lengths, _ = probed(cost, 24, seed)
+    targets = (lengths * random.uniform(0.1, 0.3, 24) + 5).round()
+    model = fitted(sizes, lengths, cost(sizes, lengths, targets) * random.normal(1, 0.002, 24), targets)
+    assert np.abs(errors(model, (sizes, lengths, targets / 3), cost)).max() < 0.01
+
+
 @pytest.mark.parametrize("affine", [0.0, 3e7])
 def test_a_floor_below_a_law_is_found(affine: float) -> None:
     law = CostModel(floor=2.5e9, constant=BASE, example=affine, linear=1e6, quadratic=0, relative_error=0)
