@@ -195,13 +195,15 @@ class Margin(Record, frozen=True, kw_only=True):
 
 
 class CostModel(Record, frozen=True, kw_only=True):
-    """cost = max(floor, constant + B·(linear·L + quadratic·L² + target_linear·T + target_quadratic·T² + cross·L·T)).
+    """cost = max(floor, constant + B·(example + linear·L + quadratic·L² + targets)).
 
-    B is the batch size, L the longest length, T the longest target length of the batch; without targets the last
-    three coefficients are 0.
+    Targets add target_linear·T + target_quadratic·T² + cross·L·T. B is the batch size, L the longest length, T the
+    longest target length of the batch.
 
     Attributes:
-        relative_error: Root mean square of (fit / measured - 1) over the trials it was fitted to.
+        example: What each example costs whatever its length.
+        relative_error: Root mean square of (fit / measured - 1) over all trials it was fitted to.
+        largest_error: The largest |fit / measured - 1| among them; None in files of older versions.
     """
 
     floor: float
@@ -212,6 +214,8 @@ class CostModel(Record, frozen=True, kw_only=True):
     target_linear: float = 0.0
     target_quadratic: float = 0.0
     cross: float = 0.0
+    example: float = 0.0
+    largest_error: float | None = None
 
     @overload
     def per_example(self, length: float, target_length: float = 0.0) -> float: ...
@@ -219,7 +223,7 @@ class CostModel(Record, frozen=True, kw_only=True):
     def per_example(self, length: FloatArray, target_length: FloatArray | float = 0.0) -> FloatArray: ...
     def per_example(self, length: Any, target_length: Any = 0.0) -> Any:
         """What one more example costs, in the model's unit, element by element: the slope over the batch size."""
-        own = length * (self.linear + self.quadratic * length + self.cross * target_length)
+        own = self.example + length * (self.linear + self.quadratic * length + self.cross * target_length)
         return own + target_length * (self.target_linear + self.target_quadratic * target_length)
 
 

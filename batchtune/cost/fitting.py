@@ -8,10 +8,11 @@ merely bends to, with few measurements, it can't predict.
 
 from __future__ import annotations
 
-import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,11 +34,18 @@ _LEVEL = 1.5
 _PROPORTIONAL = 0.05
 # Where a measurement alone decides a coefficient, leaving it out leaves nothing to judge by.
 _DECIDES_ALONE = 1 - 1e-7
+# Of the inverse's diagonal: beyond it, a column is a sum of the others to within rounding, as L² is with two lengths.
+_SAYS_THE_SAME = 1e9
+# Added to the squares' diagonal, which is 1.
+_RIDGE = 1e-13
+# So many floors of each form, those with which it fits best, are judged by leaving out measurements.
+_FLOORS = 3
 
-# Columns of the least squares, each by its coefficients of (1, L, L², T, T², L·T). SUM is a term that works on all
-# L + T positions alike, as a decoder-only language model does on prompt and answer; SUM2 is that for pairs of them.
-_ONE, _L, _L2, _T, _T2, _LT, _SUM, _SUM2 = range(8)
-_MEANING = np.concatenate((np.eye(6), [[0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 1, 2]]))
+# Columns of the least squares, each by its coefficients of (1, B, and B times L, L², T, T², L·T). SUM is a term that
+# works on all L + T positions alike, as a decoder-only language model does on prompt and answer; SUM2 is that for
+# pairs of them.
+_ONE, _B, _L, _L2, _T, _T2, _LT, _SUM, _SUM2 = range(9)
+_MEANING = np.concatenate((np.eye(7), [[0, 0, 1, 0, 1, 0, 0], [0, 0, 0, 1, 0, 1, 2]]))
 
 _Form = tuple[int, ...]
 # By how many terms a form counts as. Forms without a term in L come in only as the edge of one with it, where that
@@ -51,6 +59,14 @@ _OF_TARGETS: dict[_Form, int] = {
     **dict.fromkeys([(_T, _LT), (_L2, _T), (_T, _T2)], 3),
     **dict.fromkeys([(_L, _L2, _T, _LT), (_L, _L2, _T, _T2), (_L, _T, _T2, _LT)], 4),
     (_L, _L2, _T, _T2, _LT): 5,
+}
+# The same with a constant per example. Without it, T would pass for one where targets follow the lengths. It comes
+# after them all, so that it is not taken where another form fits as well.
+_EACH_OF_LENGTHS: dict[_Form, int] = {(_B, _L): 2, (_B, _L2): 2, (_B, _L, _L2): 3}
+_EACH_OF_TARGETS: dict[_Form, int] = {
+    (_B, _SUM): 2,
+    **dict.fromkeys([(_B, _L, _T), (_B, _L, _LT), (_B, _LT), (_B, _SUM, _SUM2), (_B, _SUM2)], 3),
+    **dict.fromkeys([(_B, _L, _L2, _T), (_B, _L, _L2, _LT), (_B, _L, _T, _LT)], 4),
 }
 
 
@@ -82,12 +98,23 @@ def fit_cost(
     measured = _Measurements.of(batch_sizes, lengths, costs, target_lengths, weights)
     if measured is None:
         return None
-    found = [_best_floor(measured, form, rank) for rank, form in enumerate(measured.forms)]
-    # Too few measurements to judge by: the first form, without a floor.
-    chosen = found[0] if math.isinf(found[0].error) else min(found, key=lambda candidate: candidate.score)
-    fitted = measured.model(chosen, 0.0)
-    error = predict(fitted, measured.size, measured.long, measured.target) / measured.cost - 1
-    return measured.model(chosen, float(np.sqrt(np.mean(error**2))))
+    floor, coefficients = _chosen(measured)
+    constant, example, linear, quadratic, target_linear, target_quadratic, cross = coefficients.tolist()
+    model = CostModel(
+        floor=floor,
+        constant=constant,
+        example=example,
+        linear=linear,
+        quadratic=quadratic,
+        target_linear=target_linear,
+        target_quadratic=target_quadratic,
+        cross=cross,
+        relative_error=0.0,
+    )
+    error = predict(model, measured.size, measured.long, measured.target) / measured.cost - 1
+    return msgspec.structs.replace(
+        model, relative_error=float(np.sqrt(np.mean(error**2))), largest_error=float(np.abs(error).max())
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +124,13 @@ class _Measurements:
     Attributes:
         size, long, target, cost: The measurements.
         weights: Their squares' mean is 1.
-        floors: Shape (floors,): how many of the smallest a floor may hold.
+        floors: Shape (floors,): how many of the smallest a floor may hold; first 0, for no floor.
         levels: Shape (floors,): the floor that each of these sets.
-        columns: Shape (n, 8): the columns over the cost, each of norm 1.
-        scales: Shape (8,): their norms before.
-        products: Shape (floors, 8, 8): the columns' products with each other, over what is not on the floor.
-        sums: Shape (floors, 8): their products with what they have to give, which is 1.
+        columns: Shape (n, columns): the columns over the cost, each of norm 1.
+        scales: Shape (columns,): their norms before.
+        pairs: Shape (n, columns²): each row's products of the weighted columns with each other.
+        products: Shape (floors, columns, columns): their sums over what is not on the floor.
+        sums: Shape (floors, columns): the columns' products with what they have to give, which is 1.
         forms: To try, in the order in which they are preferred where all else is equal, each with how many terms
             it counts as.
     """
@@ -116,6 +144,7 @@ class _Measurements:
     levels: FloatArray
     columns: FloatArray
     scales: FloatArray
+    pairs: FloatArray
     products: FloatArray
     sums: FloatArray
     forms: dict[_Form, int]
@@ -133,7 +162,7 @@ class _Measurements:
         size, long, cost = (np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs))
         other = np.zeros(cost.size) if target_lengths is None else np.asarray(target_lengths, dtype=np.float64)
         padded = size * (long + other)
-        if np.unique(padded).size < 2 or not (cost > 0).all():
+        if not padded.size or np.ptp(padded) == 0 or not (cost > 0).all():
             return None
         order = np.argsort(padded, kind="stable")
         size, long, cost, other = size[order], long[order], cost[order], other[order]
@@ -141,166 +170,150 @@ class _Measurements:
         if weights is not None:
             weight *= np.asarray(weights, dtype=np.float64)[order]
         weight /= np.sqrt(np.mean(weight**2))
-        floors = _possible_floors(cost)
+        floors, levels = _possible_floors(cost)
         columns, scales = _columns(size, long, other, cost)
         weighted = columns * weight[:, None]
         # What is not on the floor are the last rows, so the normal equations are sums from the end.
-        products = np.cumsum((weighted[:, :, None] * weighted[:, None, :])[::-1], axis=0)[::-1]
+        pairs = weighted[:, :, None] * weighted[:, None, :]
+        products = np.cumsum(pairs[::-1], axis=0)[::-1]
         sums = np.cumsum((weighted * weight[:, None])[::-1], axis=0)[::-1]
+        target = None if target_lengths is None else other
         return cls(
             size=size,
             long=long,
-            target=None if target_lengths is None else other,
+            target=target,
             cost=cost,
             weights=weight,
             floors=floors,
-            levels=np.array([np.median(cost[:count]) if count else 0.0 for count in floors]),
+            levels=levels,
             columns=columns,
             scales=scales,
+            pairs=pairs.reshape(cost.size, -1),
             products=products[floors],
             sums=sums[floors],
-            forms=_forms(long, None if target_lengths is None else other),
-        )
-
-    def model(self, chosen: _Candidate, relative_error: float) -> CostModel:
-        """A candidate as a model."""
-        constant, linear, quadratic, target_linear, target_quadratic, cross = chosen.coefficients.tolist()
-        return CostModel(
-            floor=chosen.floor,
-            constant=constant,
-            linear=linear,
-            quadratic=quadratic,
-            target_linear=target_linear,
-            target_quadratic=target_quadratic,
-            cross=cross,
-            relative_error=relative_error,
+            forms=_forms(size, long, target),
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Candidate:
-    """One fit.
-
-    Attributes:
-        floor: Of the cost model.
-        coefficients: Shape (6,): of 1, L, L², T, T², L·T.
-        error: Root mean square of the relative error of each measurement predicted from the others; infinite where
-            some coefficient hangs on a single one.
-        score: The error, more with every term.
-    """
-
-    floor: float
-    coefficients: FloatArray
-    error: float
-    score: float
-
-
-def _possible_floors(cost: FloatArray) -> npt.NDArray[np.intp]:
-    """How many of the smallest may lie on the floor.
+def _possible_floors(cost: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray]:
+    """How many of the smallest may lie on the floor, and the floor that they set: their median.
 
     At least two, or it would explain a single one away; three must remain for the slopes; and what lies on a floor
     costs about the same.
     """
-    level = np.maximum.accumulate(cost) <= _LEVEL * np.minimum.accumulate(cost)
-    return np.array([0, *(count for count in range(2, cost.size - 2) if level[count - 1])])
+    counts, levels = [0], [0.0]
+    lowest: list[float] = []
+    for count, value in enumerate(cost[:-3].tolist(), 1):
+        insort(lowest, value)
+        if lowest[-1] > _LEVEL * lowest[0]:
+            break
+        if count > 1:
+            counts.append(count)
+            levels.append((lowest[(count - 1) // 2] + lowest[count // 2]) / 2)
+    return np.array(counts), np.array(levels)
 
 
 def _columns(size: FloatArray, long: FloatArray, other: FloatArray, cost: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The columns over the cost, scaled to norm 1 as they differ by many orders of magnitude, and their norms."""
-    monomials = np.stack([long, long**2, other, other**2, long * other], axis=1) * size[:, None]
-    columns = np.concatenate((np.ones((cost.size, 1)), monomials), axis=1) @ _MEANING.T / cost[:, None]
+    each = np.stack([np.ones(cost.size), long, long**2, other, other**2, long * other], axis=1) * size[:, None]
+    columns = np.concatenate((np.ones((cost.size, 1)), each), axis=1) @ _MEANING.T / cost[:, None]
     scales = np.linalg.norm(columns, axis=0)
     scales[scales == 0] = 1.0
     return columns / scales, scales
 
 
-def _forms(long: FloatArray, target: FloatArray | None) -> dict[_Form, int]:
-    several = np.unique(long).size > 1
+def _forms(size: FloatArray, long: FloatArray, target: FloatArray | None) -> dict[_Form, int]:
+    several = bool(np.ptp(long) > 0)
+    # With a single batch size a constant per example says the same as the constant.
+    each = several and bool(np.ptp(size) > 0)
     simple: dict[_Form, int] = _OF_LENGTHS if several else {(_L,): 1}
+    alone = {**simple, **_EACH_OF_LENGTHS} if each else simple
     if target is None:
-        return simple
+        return alone
     ratio = target / long
     if not several and np.ptp(ratio) == 0:
         return {(_SUM,): 1}
     if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
-        return simple
-    return {**simple, **_OF_TARGETS}
+        return alone
+    # Of targets that are all the same, T is the constant per example.
+    if not each or np.ptp(target) == 0:
+        return {**simple, **_OF_TARGETS}
+    return {**simple, **_OF_TARGETS, **_EACH_OF_LENGTHS, **_EACH_OF_TARGETS}
 
 
-def _best_floor(measured: _Measurements, form: _Form, rank: int) -> _Candidate:
-    """The form with the floor that serves it best."""
-    fits = _non_negative(measured, form, is_first=rank == 0)
-    terms = measured.forms[form] + (measured.levels > 0)
-    scores = (fits.errors + _NEGLIGIBLE) * (1 + _PREFERENCE * rank) / _WORTH_IT**terms
-    best = int(np.argmin(scores))
-    return _Candidate(
-        floor=float(measured.levels[best]),
-        coefficients=fits.coefficients[best] / measured.scales @ _MEANING,
-        error=float(fits.errors[best]),
-        score=float(scores[best]),
-    )
+def _chosen(measured: _Measurements) -> tuple[float, FloatArray]:
+    """The floor and the coefficients, shape (7,), of the form that predicts best what it was not fitted to."""
+    tried, coefficients, misfits = _non_negative(measured)
+    # Shape (floors kept, forms): none, and those with which the form fits best.
+    kept = np.concatenate((np.zeros((1, misfits.shape[1]), np.intp), np.argsort(misfits[1:], axis=0)[:_FLOORS] + 1))
+    forms = np.arange(misfits.shape[1])
+    sound = np.isfinite(misfits[kept, forms])
+    at = (kept[sound], np.broadcast_to(forms, kept.shape)[sound])
+    errors = np.full(kept.shape, np.inf)
+    errors[sound] = _errors_left_out(measured, at[0], tried[at], coefficients[at])
+    terms = np.array(list(measured.forms.values())) + (measured.levels[kept] > 0)
+    scores = (errors + _NEGLIGIBLE) * (1 + _PREFERENCE * forms) / _WORTH_IT**terms
+    # Too few measurements to judge by: the first form, without a floor.
+    best = (0, 0) if np.isinf(errors[:, 0]).all() else np.unravel_index(np.argmin(scores), scores.shape)
+    floor, form = kept[best], best[1]
+    exact = _exactly(measured, measured.floors[floor], np.flatnonzero(tried[floor, form]))
+    found = coefficients[floor, form] if exact is None else exact
+    return float(measured.levels[floor]), found / measured.scales @ _MEANING
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fits:
-    """Least squares over some columns, once for each floor.
+def _non_negative(measured: _Measurements) -> tuple[npt.NDArray[np.bool_], FloatArray, FloatArray]:
+    """Each form with a constant, or without one where it would be negative; the first also as a constant alone.
 
-    Attributes:
-        coefficients: Shape (floors, 8), those of the other columns 0.
-        residuals: Shape (floors,): sum of squares; infinite where a coefficient is negative.
-        errors: Shape (floors,): as in `_Candidate`; infinite likewise.
+    Forms of fewer terms are candidates of their own, so a negative coefficient only rules a form out.
+
+    Returns:
+        Shape (floors, forms, columns): which columns are in it; their coefficients; and shape (floors, forms): the
+        sum of squares that is left, infinite where a coefficient is negative.
     """
+    forms = list(measured.forms)
+    tried = [(_ONE, *form) for form in forms] + forms + [(_ONE,)]
+    coefficients, misfits = _solve(measured, tried)
+    count = len(forms)
+    use = np.where(np.isfinite(misfits[:, :count]), 0, count) + np.arange(count)
+    alone = np.isinf(misfits[:, 0]) & (misfits[:, -1] < misfits[:, count])
+    use[alone, 0] = 2 * count
+    contained = np.zeros((len(tried), len(_MEANING)), np.bool_)
+    for index, form in enumerate(tried):
+        contained[index, list(form)] = True
+    floors = np.arange(measured.floors.size)[:, None]
+    return contained[use], coefficients[floors, use], misfits[floors, use]
 
-    coefficients: FloatArray
-    residuals: FloatArray
-    errors: FloatArray
 
-    def or_better(self, other: _Fits) -> _Fits:
-        """For each floor the one of both that is nearer to the measurements."""
-        ours = self.residuals <= other.residuals
-        return _Fits(
-            np.where(ours[:, None], self.coefficients, other.coefficients),
-            np.where(ours, self.residuals, other.residuals),
-            np.where(ours, self.errors, other.errors),
-        )
+def _solve(measured: _Measurements, tried: Sequence[_Form]) -> tuple[FloatArray, FloatArray]:
+    """Least squares over some sets of columns, once for each floor.
 
-
-def _non_negative(measured: _Measurements, form: _Form, *, is_first: bool) -> _Fits:
-    """The form with a constant, or without one where it would be negative; the first form also as a constant alone.
-
-    Forms of fewer terms are candidates of their own, so a negative coefficient only rules this one out.
+    Returns:
+        Shape (floors, sets, columns): coefficients, those of columns that are not in it 0; and shape (floors, sets):
+        the sum of squares that is left, infinite where a coefficient is negative.
     """
-    fits = _solve(measured, (_ONE, *form))
-    if np.isinf(fits.residuals).any():
-        fits = fits.or_better(_solve(measured, form))
-        if is_first:
-            fits = fits.or_better(_solve(measured, (_ONE,)))
-    return fits
-
-
-def _solve(measured: _Measurements, form: _Form) -> _Fits:
-    chosen = list(form)
-    # The ridge keeps columns that say the same from being an error.
-    inverse = np.linalg.inv(measured.products[:, chosen][:, :, chosen] + 1e-13 * np.eye(len(chosen)))
-    some = (inverse @ measured.sums[:, chosen, None])[..., 0]
-    columns = measured.columns[:, chosen]
-    fitted = some @ columns.T
-    weighted = columns * measured.weights[:, None]
-    leverage = ((weighted @ inverse) * weighted).sum(axis=-1)
+    coefficients = np.zeros((measured.floors.size, len(tried), len(_MEANING)))
+    misfits = np.full(coefficients.shape[:2], np.inf)
     on_floor = np.arange(measured.cost.size) < measured.floors[:, None]
-    squares = np.where(on_floor, 0.0, measured.weights * (fitted - 1)) ** 2
-    negative = some.min(axis=1) < 0
-    coefficients = np.zeros((measured.floors.size, len(_MEANING)))
-    coefficients[:, chosen] = some
-    return _Fits(
-        coefficients=coefficients,
-        residuals=np.where(negative, np.inf, squares.sum(axis=1)),
-        errors=np.where(negative, np.inf, _errors_left_out(measured, fitted, leverage, on_floor)),
-    )
+    level = measured.levels[:, None] / measured.cost
+    to_explain = ((measured.weights * np.where(on_floor, level - 1, 1.0)) ** 2).sum(axis=1, keepdims=True)
+    for width in set(map(len, tried)):
+        sets = np.array([index for index, form in enumerate(tried) if len(form) == width])
+        chosen = np.array([tried[index] for index in sets])
+        # The ridge keeps columns that say the same from being an error.
+        products = measured.products[:, chosen[:, :, None], chosen[:, None, :]] + _RIDGE * np.eye(width)
+        sums = measured.sums[:, chosen]
+        some = np.linalg.solve(products, sums[..., None])[..., 0]
+        coefficients[:, sets[:, None], chosen] = some
+        left = np.maximum(to_explain - (some * sums).sum(axis=-1), 0.0)
+        misfits[:, sets] = np.where(some.min(axis=-1) < 0, np.inf, left)
+    return coefficients, misfits
 
 
 def _errors_left_out(
-    measured: _Measurements, fitted: FloatArray, leverage: FloatArray, on_floor: npt.NDArray[np.bool_]
+    measured: _Measurements,
+    floors: npt.NDArray[np.intp],
+    contained: npt.NDArray[np.bool_],
+    coefficients: FloatArray,
 ) -> FloatArray:
     """The root mean square of the relative error of each measurement, predicted from all others.
 
@@ -309,15 +322,44 @@ def _errors_left_out(
 
     Args:
         measured: The measurements.
-        fitted: Shape (floors, n): fit / measured, without the floor.
-        leverage: Shape (floors, n).
-        on_floor: Shape (floors, n): which measurements the floor holds; the fit did not see them.
+        floors: Shape (fits,): index of each one's floor.
+        contained: Shape (fits, columns): which columns are in it.
+        coefficients: Shape (fits, columns).
+
+    Returns:
+        Shape (fits,); infinite where some coefficient hangs on a single measurement, or on none.
     """
-    level = measured.levels[:, None] / measured.cost
+    both = contained[:, :, None] & contained[:, None, :]
+    # Columns that are not in it are there as if they had nothing to do with the others.
+    products = np.where(both, measured.products[floors], 0.0)
+    products += np.where(contained, _RIDGE, 1.0)[:, :, None] * np.eye(len(_MEANING))
+    inverse = np.where(both, np.linalg.inv(products), 0.0)
+    # Not a matrix product: that would start threads, which wait for each other where others use the processor too.
+    leverage = np.einsum("fc,nc->fn", inverse.reshape(len(floors), -1), measured.pairs)
+    fitted = coefficients @ measured.columns.T
+    count = measured.floors[floors][:, None]
+    on_floor = np.arange(measured.cost.size) < count
+    level = measured.levels[floors][:, None] / measured.cost
     alone = ~on_floor & (leverage > _DECIDES_ALONE)
+    same = inverse.diagonal(axis1=1, axis2=2).max(axis=1) > _SAYS_THE_SAME
     residual = (1 - fitted) / np.where(on_floor | alone, 1.0, 1 - leverage)
-    others = np.maximum(measured.floors, 2)[:, None]
+    others = np.maximum(count, 2)
     without = np.where(on_floor, 1 + (level - 1) * others / (others - 1), level)
     error = np.maximum(np.where(on_floor, fitted, 1 - residual), without) - 1
     rms = np.sqrt(np.mean((measured.weights * error) ** 2, axis=1))
-    return np.where(alone.any(axis=1), np.inf, rms)
+    return np.where(alone.any(axis=1) | same, np.inf, rms)
+
+
+def _exactly(measured: _Measurements, floor: int, columns: npt.NDArray[np.intp]) -> FloatArray | None:
+    """The coefficients, shape (columns,), from the rows themselves, as their products lose half of the digits.
+
+    None where rounding makes one negative.
+    """
+    weights = measured.weights[floor:]
+    rows = measured.columns[floor:, columns] * weights[:, None]
+    some = np.linalg.lstsq(rows, weights)[0]
+    if some.min() < 0:
+        return None
+    found = np.zeros(len(_MEANING))
+    found[columns] = some
+    return found

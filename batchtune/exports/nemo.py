@@ -15,6 +15,8 @@ from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
 _BUFFER = 10_000
+# A limit that Lhotse can express must let the longest batches use this share of the memory that there is for them.
+_USED = 0.9
 _INDENT = "    "
 
 
@@ -90,10 +92,14 @@ class DurationLimit:
 def duration_limit(probe: Probe) -> DurationLimit | None:
     """The limit that the probe's memory model gives.
 
-    The model says that a batch of B examples of length L takes constant + B·(a·L + q·L²) bytes. Lhotse's
-    `TimeConstraint` keeps B·(L + L²/Q) ≤ D, so that both mean the same with
+    The model says that a batch of B examples of length L takes constant + B·(e + a·L + q·L²) bytes. Lhotse's
+    `TimeConstraint` keeps B·(L + L²/Q) ≤ D, so that without e both mean the same with
 
         Q = a / q        and        D = (limit - constant) / a, less the model's own relative error of the limit.
+
+    Lhotse knows no constant for each example. With x = L + L²/Q, an example takes e + a·x ≤ (a + e / x₀)·x bytes, where
+    x₀ is the x of the shortest: D with a + e / x₀ for a is safe at every length, and leaves the more memory unused the
+    longer the examples are. Where that is too much, there is no limit.
 
     D is made smaller where a batch size that was measured not to fit would else be reached: D < (B + 1)·(L + L²/Q) at
     each length L whose largest batch size B is closed by memory. It is rounded down to 3 digits.
@@ -101,7 +107,8 @@ def duration_limit(probe: Probe) -> DurationLimit | None:
     Source: `lhotse.dataset.sampling.base.TimeConstraint`, Lhotse 1.33.
 
     Returns:
-        None where there is no such model, where it depends on target lengths, or leaves no room.
+        None where there is no such model, where it depends on target lengths or much on the number of examples, or
+        leaves no room.
 
     Raises:
         ResultError: The lengths can't be turned into seconds.
@@ -113,13 +120,18 @@ def duration_limit(probe: Probe) -> DurationLimit | None:
     quadratic = None
     if model.quadratic * probe.lengths.max > 1e-6 * model.linear:
         quadratic = second * model.linear / model.quadratic
+
+    def effective(length: float) -> float:
+        seconds = second * length
+        return seconds if quadratic is None else seconds + seconds**2 / quadratic
+
     room = probe.device.limit_bytes * (1 - model.relative_error) - model.constant
-    limits = [second * room / model.linear]
-    for point in probe.frontier:
-        if point.closed_by != "data":
-            length = second * point.length
-            effective = length if quadratic is None else length + length**2 / quadratic
-            limits.append((point.batch_size + 1) * effective * (1 - 1e-9))
+    slope = model.linear / second + model.example / effective(probe.lengths.min)
+    if model.per_example(probe.lengths.max) < _USED * slope * effective(probe.lengths.max):
+        return None
+    reached = [point for point in probe.frontier if point.closed_by != "data"]
+    beyond = [(point.batch_size + 1) * effective(point.length) * (1 - 1e-9) for point in reached]
+    limits = [room / slope, *beyond]
     if not 0 < min(limits) < math.inf:
         return None
     return DurationLimit(
@@ -148,7 +160,7 @@ def _duration_alternative(tuned: Tuned) -> Iterable[str]:
         yield commented(
             [
                 "batch_duration with quadratic_duration can't be derived here: it needs a memory model that grows with "
-                "the length alone"
+                "the length alone, and hardly with the number of examples"
             ],
             indent=_INDENT,
         )

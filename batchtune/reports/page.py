@@ -153,11 +153,7 @@ def _facts(results: RunResults) -> list[tuple[str, str]]:
         options = "".join(f" {key}={value}" for key, value in probe.workload.options.items())
         facts.append(("Workload", probe.workload.spec + options))
         facts.append(("Trials", _describe_trials(probe)))
-        models = [
-            f"{name} to within {format_percent(model.relative_error)}"
-            for name, model in _models(probe)
-            if model is not None
-        ]
+        models = [f"{name} to within {_describe_error(model)}" for name, model in _models(probe) if model is not None]
         if models:
             facts.append(("Models", f"fit the trials: {', '.join(models)}"))
     elif sweep is not None and sweep.device_name is not None:
@@ -180,6 +176,12 @@ def _current_fact(sweep: Sweep | None) -> list[tuple[str, str]]:
 
 def _models(probe: Probe) -> tuple[tuple[str, CostModel | None], ...]:
     return (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds))
+
+
+def _describe_error(model: CostModel) -> str:
+    """`0.4%`, or `0.4% (1.2% at most)`."""
+    most = "" if model.largest_error is None else f" ({format_percent(model.largest_error)} at most)"
+    return format_percent(model.relative_error) + most
 
 
 def _describe_data(lengths: LengthsSummary) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -45,6 +46,57 @@ def fitted(
     return model
 
 
+LIMIT, BASE = 8e9, 1e9
+OF_LENGTHS: dict[str, dict[str, float]] = {
+    "linear": {"linear": 2e6},
+    "quadratic": {"quadratic": 1e3},
+    "affine": {"example": 3e7, "linear": 1e6},
+    "hardly affine": {"example": 3e6, "linear": 1e6},
+    "affine and quadratic": {"example": 3e7, "linear": 1e6, "quadratic": 500},
+    "of the batch size and quadratic": {"example": 3e7, "quadratic": 1e3},
+}
+OF_TARGETS: dict[str, dict[str, float]] = {
+    "transducer": {"cross": 4e3},
+    "affine transducer": {"example": 3e7, "linear": 1e6, "cross": 2e3},
+    "transducer of nothing but its joint": {"example": 3e7, "cross": 4e3},
+    "two inputs": {"linear": 1e6, "target_linear": 3e6},
+    "two inputs, affine": {"example": 3e7, "linear": 1e6, "target_linear": 2e6},
+    "pairs of all positions": {"quadratic": 1e3, "target_quadratic": 1e3, "cross": 2e3},
+    "decoder-only, affine": {"example": 3e7, "linear": 1e6, "target_linear": 1e6},
+    "affine, targets that cost nothing": {"example": 3e7, "linear": 1e6},
+}
+LAWS = OF_LENGTHS | OF_TARGETS
+COEFFICIENTS = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+BEYOND: dict[str, Cost] = {
+    "the longer of both": lambda b, x, t: BASE + b * 2e6 * np.maximum(x, 3 * t),
+    "the root of the targets": lambda b, x, t: BASE + b * (1e6 * x + 3e7 * np.sqrt(t)),
+    "blocks of 128": lambda b, x, t: BASE + b * 2e6 * 128 * np.ceil(x / 128),
+    "another kernel from 500 on": lambda b, x, t: BASE + b * 2e6 * x * np.where(x > 500, 1.3, 1),
+}
+
+
+def law_of(name: str) -> CostModel:
+    none = CostModel(floor=0.0, constant=BASE, linear=0.0, quadratic=0.0, relative_error=0.0)
+    return msgspec.structs.replace(none, **LAWS[name])
+
+
+def cost_of(law: CostModel) -> Cost:
+    return lambda b, x, t: predict(law, b, x, t)
+
+
+def probed(cost: Cost, count: int, seed: int = 0) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Shapes as a probe measures them: two thirds near the limit, at lengths from 20 to 1500; the others smaller."""
+    random = np.random.default_rng(seed)
+    near = 2 * count // 3
+    lengths = np.exp(np.linspace(np.log(20), np.log(1500), near)).round()
+    targets = random.integers(1, 400, near).astype(float)
+    sizes = np.maximum(1, (LIMIT - BASE) // (cost(np.array(2), lengths, targets) - cost(np.array(1), lengths, targets)))
+    others = np.concatenate(([0, near - 1], random.integers(0, near, count - near - 2)))
+    share = np.concatenate(([0, 0], random.choice([0.02, 0.1, 0.25, 0.5], others.size - 2)))
+    smaller = np.maximum(1, np.floor(sizes[others] * share))
+    return np.append(sizes, smaller), np.append(lengths, lengths[others]), np.append(targets, targets[others])
+
+
 def errors(model: CostModel, shapes: tuple[FloatArray, FloatArray, FloatArray], cost: Cost) -> FloatArray:
     sizes, lengths, targets = shapes
     return predict(model, sizes, lengths, targets) / cost(sizes, lengths, targets) - 1
@@ -69,6 +121,99 @@ def test_a_floor_is_found() -> None:
     sizes, lengths, _ = drawn(30)
     model = fitted(sizes, lengths, np.maximum(3e8, 1e8 + 4e3 * sizes * lengths))
     assert (model.floor, model.constant, model.linear) == pytest.approx((3e8, 1e8, 4e3), rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [15, 20, 30])
+@pytest.mark.parametrize("name", LAWS)
+def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> None:
+    law = law_of(name)
+    shapes = probed(cost_of(law), count)
+    model = fitted(*shapes[:2], predict(law, *shapes), shapes[2] if name in OF_TARGETS else None)
+    for coefficient in COEFFICIENTS:
+        assert getattr(model, coefficient) == pytest.approx(getattr(law, coefficient), rel=1e-6, abs=1e-3), coefficient
+    assert model.largest_error is not None and model.largest_error < 1e-9
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", LAWS)
+def test_noise_moves_a_law_by_about_as_much(name: str, seed: int) -> None:
+    law = law_of(name)
+    shapes = probed(cost_of(law), 30, seed)
+    noise = np.random.default_rng(seed).normal(1, 0.002, 30)
+    model = fitted(*shapes[:2], predict(law, *shapes) * noise, shapes[2] if name in OF_TARGETS else None)
+    assert 0.001 < model.relative_error < 0.003
+    assert np.sqrt(np.mean(errors(model, probed(cost_of(law), 100, seed + 100), cost_of(law)) ** 2)) < 0.004
+
+
+@given(st.tuples(*[st.floats(0.1, 1)] * 3), st.booleans(), st.integers(0, 100))
+@settings(deadline=None, max_examples=60)
+def test_whatever_its_coefficients_an_affine_law_is_found(
+    shares: tuple[float, float, float], with_quadratic: bool, seed: int
+) -> None:
+    # Each term decides somewhere between 20 and 1500.
+    example, linear, quadratic = np.array(shares) * (5e7, 1e6, 1e3 if with_quadratic else 0)
+    law = CostModel(floor=0, constant=BASE, example=example, linear=linear, quadratic=quadratic, relative_error=0)
+    sizes, lengths, _ = probed(cost_of(law), 20, seed)
+    model = fitted(sizes, lengths, predict(law, sizes, lengths))
+    found = (model.constant, model.example, model.linear, model.quadratic)
+    assert found == pytest.approx((BASE, example, linear, quadratic), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_constant_per_example_is_not_taken_for_targets_that_follow_the_lengths(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    cost = cost_of(law_of("affine"))
+    sizes, lengths, _ = probed(cost, 24, seed)
+    targets = (lengths * random.uniform(0.1, 0.3, 24) + 5).round()
+    model = fitted(sizes, lengths, cost(sizes, lengths, targets) * random.normal(1, 0.002, 24), targets)
+    assert np.abs(errors(model, (sizes, lengths, targets / 3), cost)).max() < 0.01
+
+
+@pytest.mark.parametrize("affine", [0.0, 3e7])
+def test_a_floor_below_a_law_is_found(affine: float) -> None:
+    law = CostModel(floor=2.5e9, constant=BASE, example=affine, linear=1e6, quadratic=0, relative_error=0)
+    sizes, lengths, _ = probed(cost_of(msgspec.structs.replace(law, floor=0)), 24)
+    model = fitted(sizes, lengths, predict(law, sizes, lengths))
+    found = (model.floor, model.constant, model.example, model.linear)
+    assert found == pytest.approx((2.5e9, BASE, affine, 1e6), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_law_beyond_the_form_shows_in_the_errors_over_all_measurements(name: str) -> None:
+    shapes = probed(BEYOND[name], 30)
+    costs = BEYOND[name](*shapes)
+    model = fitted(*shapes[:2], costs, shapes[2])
+    error = np.abs(errors(model, shapes, BEYOND[name]))
+    assert (model.relative_error, model.largest_error) == pytest.approx((np.sqrt(np.mean(error**2)), error.max()))
+    assert model.relative_error > 0.01
+
+
+def test_with_a_single_batch_size_a_constant_per_example_is_the_constant() -> None:
+    lengths = np.array([10.0, 20, 50, 200, 1000])
+    model = fitted(np.full(5, 4.0), lengths, 1e8 + 4 * (1e6 + 1e4 * lengths))
+    assert (model.constant, model.example, model.linear) == pytest.approx((1.04e8, 0, 1e4))
+
+
+def test_two_lengths_above_the_floor_do_not_tell_more_than_two_terms() -> None:
+    sizes = np.array([1.0, 2, 4, 38, 74, 92, 101, 108, 1, 129])
+    lengths = np.array([30.0, 30, 30, 30, 30, 30, 30, 30, 1.62, 25])
+    model = fitted(sizes, lengths, np.maximum(1.3e9, 1e9 + sizes * (2e6 * lengths + 5e3 * lengths**2)))
+    assert min(model.example, model.quadratic) == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_is_not_taken_for_a_constant_per_example(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sizes, lengths, _ = drawn(10, seed)
+    model = fitted(sizes, lengths, (1e8 + 1e4 * sizes * lengths) * random.normal(1, 0.01, 10))
+    # A tenth of the shortest that was measured, and ten times as many as ever.
+    assert float(predict(model, 400, lengths.min() / 10)) == pytest.approx(1e8 + 1e4 * 40 * lengths.min(), rel=0.1)
+
+
+def test_models_of_older_files_have_no_constant_per_example() -> None:
+    written = b'{"floor": 0, "constant": 5, "linear": 2, "quadratic": 1, "relative_error": 0.01}'
+    model = msgspec.json.decode(written, type=CostModel)
+    assert (model.per_example(3.0), model.largest_error) == (15, None)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -133,6 +133,15 @@ def test_a_time_counts_the_less_the_more_its_steps_differ(spread: float) -> None
     assert (error < 0.1) == (spread > 0)
 
 
+def test_a_constant_per_example_is_part_of_the_time() -> None:
+    shapes = [(size, length) for length in (5.0, 10.0, 40.0) for size in (1, 4, 32)]
+    trials = [timed_trial(size, length, 0.01 + size * (2e-3 + 1e-3 * length)) for size, length in shapes]
+    model = fit_step_seconds(trials)
+    assert model is not None and model.example == pytest.approx(2e-3)
+    times = StepTimes.of(trials[1:], model)
+    assert times([1, 16], [5.0, 2.0]) == pytest.approx([0.017, 0.01 + 16 * 4e-3])
+
+
 def test_repeated_trials_of_a_shape_count_once() -> None:
     trials = [timed_trial(size, 10.0, 0.01 + 0.01 * size) for size in (2, 4, 8, 16, 32)]
     repeated = [timed_trial(2, 10.0, 0.03 * factor) for factor in (0.5, 1, 1, 1, 9)]

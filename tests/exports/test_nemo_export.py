@@ -231,9 +231,12 @@ def with_model(probe: Probe, **fields: float) -> Probe:
 
 
 class TestDurationLimit:
+    @pytest.mark.parametrize("example", [0.0, 1e7])
     @pytest.mark.parametrize("quadratic", [0.0, 1e5, 1e7, 1e8])
-    def test_no_batch_of_equal_lengths_is_beyond_the_memory_model_or_the_frontier(self, quadratic: float) -> None:
-        probe = with_model(made_probe(), quadratic=quadratic)
+    def test_no_batch_of_equal_lengths_is_beyond_the_memory_model_or_the_frontier(
+        self, quadratic: float, example: float
+    ) -> None:
+        probe = with_model(made_probe(), quadratic=quadratic, example=example)
         limit, model = duration_limit(probe), probe.models.peak_bytes
         assert limit is not None and isinstance(model, CostModel)
         for length in np.linspace(1.41, 24.525, 500).tolist():
@@ -262,7 +265,19 @@ class TestDurationLimit:
         )
         assert duration_limit(changed) == duration_limit(made_probe())
 
-    @pytest.mark.parametrize("fields", [{"target_linear": 1.0}, {"cross": 1.0}, {"linear": 0.0}, {"constant": 1e15}])
+    def test_a_constant_per_example_makes_the_limit_smaller(self) -> None:
+        shortest = made_probe().lengths.min
+        # Nothing but the model decides.
+        probe = msgspec.structs.replace(made_probe(), frontier=[])
+        without = duration_limit(with_model(probe, linear=2e8, quadratic=0.0))
+        limit = duration_limit(with_model(probe, linear=2e8, quadratic=0.0, example=1e7 * shortest))
+        assert without is not None and limit is not None
+        assert limit.batch_duration == pytest.approx(without.batch_duration * 2.0 / 2.1, rel=0.01)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{"target_linear": 1.0}, {"cross": 1.0}, {"linear": 0.0}, {"constant": 1e15}, {"example": 1e9}],
+    )
     def test_where_none_can_be_derived_a_comment_says_so(self, fields: dict[str, float]) -> None:
         probe = with_model(made_probe(), **fields)
         assert duration_limit(probe) is None

@@ -37,6 +37,17 @@ def test_trials_are_counted_by_outcome() -> None:
     assert facts_of(probe)["Trials"] == "3: 2 ok, 1 oom"
 
 
+def test_how_far_off_a_model_is_at_most_is_told_where_it_is_known() -> None:
+    probe = made_probe()
+    assert probe.models.peak_bytes is not None
+    exact = msgspec.structs.replace(probe.models.peak_bytes, largest_error=0.0123)
+    probe = msgspec.structs.replace(probe, models=msgspec.structs.replace(probe.models, peak_bytes=exact))
+    assert (
+        facts_of(probe)["Models"]
+        == "fit the trials: peak memory to within 0.4% (1.2% at most), step time to within 3.1%"
+    )
+
+
 def test_the_device_of_a_sweep_without_a_probe_is_told() -> None:
     assert facts_of(sweep=made_sweep())["Device"] == "NVIDIA H200"
 
