@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _AGREEMENT = 0.25
 # without any. So far the model may be set right by it.
 _TELLING_SHARE = 0.3
 _MOST_CORRECTION = 2.0
+# With room for so many examples more, a failure of one more is a leap.
+_LEAP = 2.0
 # The margin: so many times the widest spread that was seen, and this part of the limit.
 _SPREADS = 1.1
 _LEAST_MARGIN = 0.001
@@ -438,6 +441,23 @@ class Evidence:
         """Of everything that was tried."""
         return [self.bracket(anchor) for anchor in self._sizes]
 
+    @cached_property
+    def quantum(self) -> int:
+        """Batch sizes between multiples of this need as much as the next multiple, as far as is known; mostly 1.
+
+        It is the greatest common divisor of the sizes just above which memory was seen to leap: a batch of one more
+        failed, though by the peaks there was room for several.
+        """
+        leaps = []
+        for anchor in self._sizes:
+            bracket = self.bracket(anchor)
+            if bracket.failed != bracket.passed + 1 or bracket.failed_by != "oom" or bracket.peak is None:
+                continue
+            need = self._own_need(bracket) or (self.model and self._need_by_model(bracket))
+            if need and self.room_bytes - bracket.peak > _LEAP * need:
+                leaps.append(bracket.passed)
+        return math.gcd(*leaps) if len(set(leaps)) > 1 else 1
+
     def is_end(self, anchor: Anchor) -> bool:
         """Whether it is the longest or the shortest length, with the longest target there: both go on to a failure."""
         ends = (self.lengths.longest, self.lengths.shortest)
@@ -449,7 +469,7 @@ class Evidence:
             return "data"
         if bracket.failed == 1:
             return bracket.failed_by
-        step = bracket.step(self.settings.tolerance)
+        step = max(bracket.step(self.settings.tolerance), self.quantum)
         is_end = self.is_end(bracket.anchor)
         if not is_end and (shared := self._closed_by_others(bracket, step)) is not None:
             return shared

@@ -13,6 +13,12 @@ _GROWTH = 8
 _KNOWN_SHARE = 0.1
 # So many failures at one length show that the model does not hold there.
 _MISLED = 3
+# Where the model misses what was measured by more than this, a length begins with a batch that is proven already: its
+# own peak then says where the limit is. But not where the model puts that so many times as high.
+_MISFIT = 0.02
+_WORTH_A_TRIAL = 2.5
+# A batch that fails this far below where a length's own peaks put the limit: memory leaps.
+_LEAP = 0.97
 
 
 def next_batch_size(evidence: Evidence, ladder: Ladder, anchor: Anchor) -> int | None:
@@ -62,10 +68,15 @@ def _guess(evidence: Evidence, ladder: Ladder, bracket: Bracket) -> int:
     if bracket.failures >= _MISLED and bracket.passed and not bracket.given_up:
         return _middle(ladder, bracket)
     guess = _by_peaks(evidence, bracket) if evidence.knows_peaks else _by_limits(evidence, bracket)
+    if guess is not None and evidence.quantum > 1:
+        guess = max(guess - guess % evidence.quantum, min(guess, bracket.passed + 1))
     if bracket.failed is None:
         return guess if guess is not None else max(1, bracket.passed * 2)
     # A guess at or beyond what has failed is refuted.
     refuted = guess is not None and bracket.passed > 0 and guess >= bracket.failed
+    if refuted and guess is not None and bracket.failed < _LEAP * guess and bracket.failures == 1:
+        # Where memory leaps, it does so just above what passed as often as not.
+        return max(bracket.passed, bracket.surely) + max(1, bracket.step(evidence.settings.tolerance))
     return _middle(ladder, bracket) if guess is None or refuted else guess
 
 
@@ -94,6 +105,8 @@ def _by_peaks(evidence: Evidence, bracket: Bracket) -> int | None:
         safe = _safe(evidence, bracket)
         if safe is not None and (evidence.telling_lengths < 2 or bracket.failures >= _MISLED - 1):
             size = min(size, safe)
+        if model.relative_error > _MISFIT and bracket.surely and size <= _WORTH_A_TRIAL * bracket.surely:
+            return bracket.surely
         return size
     largest, peak = bracket.peaks[-1]
     size = int(min(largest + (room - peak) / need, 2.0 * bracket.cap))
