@@ -270,6 +270,7 @@ class Session:
             step_seconds_spread=(
                 timing.interquartile_range(attempt.seconds) if passed and len(attempt.seconds) > 1 else None
             ),
+            mean_step_seconds=statistics.fmean(attempt.seconds) if passed else None,
             peak_bytes=attempt.peak_bytes if passed else None,
             reserved_bytes=attempt.reserved_bytes if passed else None,
             rest_bytes=self._meter.in_use(),
