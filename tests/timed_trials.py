@@ -16,7 +16,7 @@ def timed_trial(
     mean: float | None = None,
     timed_steps: int = 4,
 ) -> Trial:
-    """A trial of a warm-up and some timed steps; `spread` is their interquartile range in seconds, `mean` their mean."""
+    """A warm-up and some timed steps; `spread` is their interquartile range, `mean` their mean, in seconds."""
     return Trial(
         index=0,
         batch_size=batch_size,

@@ -262,7 +262,7 @@ class _MeanToMedian:
 
     Attributes:
         ratio: 1 where no trial has a mean.
-        error: Its standard error; 0 where no trial has a mean.
+        error: Its standard error, which is no larger as a share of it; 0 where no trial has a mean.
     """
 
     ratio: float
@@ -290,7 +290,8 @@ class _MeanToMedian:
         steps, ratios = several.T
         mean = float(np.average(ratios, weights=steps))
         scatter = float(np.linalg.norm(steps * (ratios - mean)) / steps.sum())
-        return cls(mean, math.hypot(scatter, unseen) / mean)
+        # Not divided by the mean: with few slow steps seen, both come out low.
+        return cls(mean, math.hypot(scatter, unseen))
 
     def expected_seconds(self, trial: Trial) -> float:
         """The time that a step of a timed trial's shape takes on average; a single step needs no factor."""
@@ -320,10 +321,9 @@ def _error(trial: Trial) -> float:
     """The standard error of a trial's step time, as a share of it."""
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
-    measured = max(_timed_steps(trial), 2)  # of fewer than two there is no spread
-    return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(measured)
+    return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_timed_steps(trial))
 
 
 def _timed_steps(trial: Trial) -> int:
-    """The steps of a trial without the first, which is a warm-up."""
-    return max(trial.steps - 1, 1)
+    """The steps of a trial without the first, which is a warm-up; those that were only watched for a leak count too."""
+    return 1 if trial.step_seconds_spread is None else max(trial.steps - 1, 2)

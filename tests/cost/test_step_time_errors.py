@@ -132,7 +132,7 @@ def test_the_error_of_the_mean_comes_from_the_scatter_between_trials() -> None:
     random = np.random.default_rng(4)
     slow = 1 + 2 * random.binomial(10, 0.05, 4000) / 10
     # A step's standard deviation over the square root of their number; what may be unseen is small in so many.
-    expected = 2 * np.sqrt(0.05 * 0.95 / 40_000) / 1.1
+    expected = 2 * np.sqrt(0.05 * 0.95 / 40_000)
     assert with_means(*slow.tolist()).common_error == pytest.approx(expected, rel=0.05)
 
 

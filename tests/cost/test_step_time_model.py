@@ -79,7 +79,14 @@ def test_of_several_trials_of_a_shape_it_is_the_median() -> None:
 
 def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> Trial:
     seconds = 0.01 + 0.01 * size
-    return timed_trial(size, 10.0, seconds, mean=mean_to_median * seconds, timed_steps=timed_steps)
+    return timed_trial(
+        size,
+        10.0,
+        seconds,
+        spread=None if timed_steps == 1 else 0.0,
+        mean=mean_to_median * seconds,
+        timed_steps=timed_steps,
+    )
 
 
 def test_all_times_are_longer_by_the_mean_over_the_median_of_all_trials_weighted_by_steps() -> None:
