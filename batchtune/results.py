@@ -69,6 +69,7 @@ class Trial(Record, frozen=True, kw_only=True):
         error: The error's message where the outcome is not `ok`.
         elapsed_seconds: Wall time of the trial, batch making and worker start included.
         step_seconds_spread: Interquartile range of the measured steps; None for fewer than two.
+        mean_step_seconds: Mean time of the measured steps; None in older files.
         worker: Number of the worker process in this run folder, from 1; trials of one number shared a process.
         confirmation: Whether the shape failed in alternation with the others, after it had passed by itself.
         rest_bytes: In use after the trial, when its batch was freed.
@@ -92,6 +93,7 @@ class Trial(Record, frozen=True, kw_only=True):
     error: str | None
     elapsed_seconds: float
     step_seconds_spread: float | None = None
+    mean_step_seconds: float | None = None
     worker: int | None = None
     confirmation: bool = False
     rest_bytes: int | None = None

@@ -13,15 +13,17 @@ def timed_trial(
     target: float | None = None,
     spread: float | None = 0.0,
     outcome: Outcome = "ok",
+    mean: float | None = None,
+    timed_steps: int = 4,
 ) -> Trial:
-    """5 steps, of which 4 count; `spread` is their interquartile range in seconds."""
+    """A warm-up and some timed steps; `spread` is their interquartile range, `mean` their mean, in seconds."""
     return Trial(
         index=0,
         batch_size=batch_size,
         length=length,
         target_length=target,
         outcome=outcome,
-        steps=5,
+        steps=1 + timed_steps,
         step_seconds=seconds,
         peak_bytes=None,
         reserved_bytes=None,
@@ -29,4 +31,5 @@ def timed_trial(
         error=None,
         elapsed_seconds=1.0,
         step_seconds_spread=spread,
+        mean_step_seconds=mean,
     )

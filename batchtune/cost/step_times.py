@@ -20,6 +20,15 @@ _MODEL_ERROR = 0.05
 _ONE_STEP_ERROR = 0.1
 # The standard error of a median of n values, as a share of their interquartile range over √n, where they are normal.
 _ERROR_OF_MEDIAN = 1.2533 / 1.349
+# Slow steps that no trial may have seen, which the error of the mean allows for: half the square of two standard
+# errors, as in the score interval of a count (Wilson 1927). And how many medians longer each may take.
+_UNSEEN_STEPS = 2.0
+_SLOW_EXCESS = 2.0
+# How much of what the others miss a measurement by is taken to be alike at all shapes, as a share: a law of another
+# form than the model's, as where another kernel takes over, misses neighbours in the same direction.
+_MISSED_ALIKE = 0.5
+# At least this share of that (of its square) is no noise of the measurements, which can't be told apart exactly.
+_LEAST_MISSED = 0.5
 # Shapes at a time: the distances to all measurements then stay in the processor's cache.
 _CHUNK = 4096
 # Of squared distances: at this one, all other measurements together weigh nothing beside.
@@ -31,7 +40,7 @@ class _Timed:
     """One batch shape that was timed.
 
     Attributes:
-        seconds: The median over its trials.
+        seconds: The expected time of a step: the median over its trials, times the mean over the median.
         error: Its standard error, as a share of it.
     """
 
@@ -48,11 +57,12 @@ class _Timed:
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
-    """The step-time model that trials give; None where too few passed.
+    """The model of a step's expected time that trials give; None where too few passed.
 
-    Each shape counts once, with the median of its trials, and the less the more its steps' times differ.
+    Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
+    multiplied by how many times its median a step takes on average, where the trials know their means.
     """
-    timed = _timed(trials, with_targets=True)
+    timed = _timed(trials, _MeanToMedian.of(trials), with_targets=True)
     if not timed:
         return None
     targets = [shape.target_length for shape in timed]
@@ -67,13 +77,14 @@ def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """Seconds of one training step of any batch shape.
+    """Seconds that one training step of any batch shape takes on average: an epoch is a sum of steps.
 
-    At a measured shape it is the measured median. Elsewhere it is the model times a correction: the geometric mean of
-    the measured ratios to the model, weighted by the inverse fourth power of the distance (Shepard 1968), and by
-    their certainty. Distances are in the logarithms of the length, of the padded length and, where the time depends
-    on it, of the target length. The model takes part as if it had been measured at a distance of 1, a factor of e
-    away: far from all measurements it is alone.
+    At a measured shape it is the measured median, times how many times its median a step takes on average over all
+    trials: a trial alone is too short to see the steps that are slow only now and then. Elsewhere it is the model
+    times a correction: the geometric mean of the measured ratios to the model, weighted by the inverse fourth power
+    of the distance (Shepard 1968), and by their certainty. Distances are in the logarithms of the length, of the
+    padded length and, where the time depends on it, of the target length. The model takes part as if it had been
+    measured at a distance of 1, a factor of e away: far from all measurements it is alone.
 
     Attributes:
         model: The step-time model.
@@ -81,6 +92,7 @@ class StepTimes:
         certainty: Shape (measured,), from above 0 to 1.
         ratios: Shape (measured,): the logarithm of measured / model.
         errors: Shape (measured,): the standard error of each measured time, as a share of it.
+        common_error: The standard error of the mean over the median, as a share of it: all times have it in common.
     """
 
     model: CostModel
@@ -88,6 +100,7 @@ class StepTimes:
     certainty: FloatArray
     ratios: FloatArray
     errors: FloatArray
+    common_error: float
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
@@ -97,7 +110,8 @@ class StepTimes:
             trials: In any order; those that did not pass, or have no time, are left out.
             model: Of the same shapes, as `fit_step_seconds` gives it.
         """
-        timed = _timed(trials, with_targets=needs_targets(model))
+        mean_to_median = _MeanToMedian.of(trials)
+        timed = _timed(trials, mean_to_median, with_targets=needs_targets(model))
         sizes, lengths, seconds = (
             np.array([getattr(shape, name) for shape in timed], dtype=np.float64)
             for name in ("batch_size", "length", "seconds")
@@ -110,6 +124,7 @@ class StepTimes:
             certainty=np.array([shape.weight**2 for shape in timed], dtype=np.float64),
             ratios=np.log(seconds / fitted),
             errors=np.array([shape.error for shape in timed], dtype=np.float64),
+            common_error=mean_to_median.error,
         )
 
     def __call__(
@@ -139,18 +154,16 @@ class StepTimes:
         """How uncertain the logarithms are that the times are made of, as standard deviations.
 
         Of a measured ratio: its own standard error, and with it (as root of the sum of squares) how far the others
-        miss a measurement when it is left out, root mean square over all: what stands for shapes that were not
-        measured. Of the model: its error over the trials it was fitted to.
+        miss a measurement when it is left out: what stands for shapes that were not measured. Of the model: its error
+        over the trials it was fitted to. Of all times in common: the error of the mean over the median, and half of
+        what the others miss a measurement by.
 
         Returns:
-            Shape (measured + 1,), the model's last.
+            Shape (measured + 2,), the last two the model's and the common one.
         """
-        missed = 0.0
-        if self.ratios.size:
-            closeness = self._closeness(self.points)
-            np.fill_diagonal(closeness, 0.0)
-            missed = float(np.sqrt(np.mean((self._correction(closeness) - self.ratios) ** 2)))
-        return np.append(np.hypot(self.errors, missed), self.model.relative_error)
+        missed = self._missed()
+        common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
+        return np.append(np.hypot(self.errors, missed), (self.model.relative_error, common))
 
     def sensitivities(
         self,
@@ -161,8 +174,8 @@ class StepTimes:
     ) -> tuple[float, FloatArray]:
         """The time of many steps, and how it changes with the logarithms that `sigmas` are of.
 
-        A step's time is model^W₀ · Π (what measurement p says)^W_p with weights that add up to 1, so its derivative
-        by the logarithm of what p says is W_p times itself.
+        A step's time is common · model^W₀ · Π (what measurement p says)^W_p with weights that add up to 1, so its
+        derivative by the logarithm of what p says is W_p times itself, and by that of what is common, itself.
 
         Args:
             batch_sizes: Any shape; all arguments are broadcast against each other.
@@ -171,20 +184,33 @@ class StepTimes:
             counts: How many steps there are of each shape; need not be whole.
 
         Returns:
-            The seconds of all steps, and their derivatives, in seconds, of shape (measured + 1,), the model's last.
+            The seconds of all steps, and their derivatives, in seconds, of shape (measured + 2,), the last two by the
+            model and by what is common.
 
         Raises:
             ValueError: The model needs target lengths, and there are none.
         """
         each = self(batch_sizes, lengths, target_lengths)
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
-        gradient = np.zeros(self.ratios.size + 1)
+        gradient = np.zeros(self.ratios.size + 2)
         for part, shapes in self._chunks(each.shape, batch_sizes, lengths, target_lengths):
             closeness = self._closeness(shapes)
             scaled = seconds[part] / (self.certainty @ closeness + 1.0)
-            gradient[:-1] += self.certainty * (closeness @ scaled)
-            gradient[-1] += scaled.sum()
+            gradient[:-2] += self.certainty * (closeness @ scaled)
+            gradient[-2] += scaled.sum()
+        gradient[-1] = seconds.sum()
         return float(seconds.sum()), gradient
+
+    def _missed(self) -> float:
+        """How far the others miss a measurement when it is left out, root mean square, less what noise explains."""
+        if not self.ratios.size:
+            return 0.0
+        closeness = self._closeness(self.points)
+        np.fill_diagonal(closeness, 0.0)
+        weights = self.certainty[:, None] * closeness / (self.certainty @ closeness + 1.0)
+        missed = np.mean((self.ratios @ weights - self.ratios) ** 2)
+        noise = np.mean(self.errors**2 + self.errors**2 @ weights**2)
+        return math.sqrt(max(missed - noise, _LEAST_MISSED * missed))
 
     def _chunks(
         self,
@@ -227,7 +253,53 @@ def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | N
     return np.stack(columns)
 
 
-def _timed(trials: Sequence[Trial], *, with_targets: bool) -> list[_Timed]:
+@dataclass(frozen=True, slots=True)
+class _MeanToMedian:
+    """How many times its median a step takes on average, over all trials.
+
+    A trial of a few steps seldom sees one that is slow only now and then, and its median leaves that out. All trials
+    together tell how much such steps add.
+
+    Attributes:
+        ratio: 1 where no trial has a mean.
+        error: Its standard error, which is no larger as a share of it; 0 where no trial has a mean.
+    """
+
+    ratio: float
+    error: float
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial]) -> _MeanToMedian:
+        """The mean of each trial's mean / median, weighted by its steps, with its error from their scatter.
+
+        A trial stops when its steps agree, or goes on where they don't. Weighted by steps, that makes no bias: Σ of
+        all steps / Σ of their number has the expectation of one step whatever tells when to stop (Wald 1944). A single
+        step is its own median, so it says nothing of the ratio.
+        """
+        known = [
+            (_timed_steps(trial), trial.mean_step_seconds / trial.step_seconds)
+            for trial in trials
+            if trial.outcome == "ok" and trial.step_seconds and trial.mean_step_seconds
+        ]
+        if not known:
+            return cls(1.0, 0.0)
+        unseen = math.sqrt(_UNSEEN_STEPS) * _SLOW_EXCESS / sum(steps for steps, _ in known)
+        several = np.array([pair for pair in known if pair[0] > 1], dtype=np.float64).reshape(-1, 2)
+        if not several.size:
+            return cls(1.0, unseen)
+        steps, ratios = several.T
+        mean = float(np.average(ratios, weights=steps))
+        scatter = float(np.linalg.norm(steps * (ratios - mean)) / steps.sum())
+        # Not divided by the mean: with few slow steps seen, both come out low.
+        return cls(mean, math.hypot(scatter, unseen))
+
+    def expected_seconds(self, trial: Trial) -> float:
+        """The time that a step of a timed trial's shape takes on average; a single step needs no factor."""
+        median = trial.step_seconds or 0.0
+        return median * self.ratio if _timed_steps(trial) > 1 else median
+
+
+def _timed(trials: Sequence[Trial], mean_to_median: _MeanToMedian, *, with_targets: bool) -> list[_Timed]:
     """The shapes that were timed, in the order in which they first were; targets apart only where they matter."""
     by_shape: dict[tuple[int, float, float | None], list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -238,7 +310,7 @@ def _timed(trials: Sequence[Trial], *, with_targets: bool) -> list[_Timed]:
             batch_size=size,
             length=length,
             target_length=target,
-            seconds=float(np.median([trial.step_seconds for trial in same if trial.step_seconds])),
+            seconds=float(np.median([mean_to_median.expected_seconds(trial) for trial in same])),
             error=float(np.median([_error(trial) for trial in same])) / math.sqrt(len(same)),
         )
         for (size, length, target), same in by_shape.items()
@@ -249,5 +321,9 @@ def _error(trial: Trial) -> float:
     """The standard error of a trial's step time, as a share of it."""
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
-    measured = max(trial.steps - 1, 2)  # the first is a warm-up; of fewer than two there is no spread
-    return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(measured)
+    return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_timed_steps(trial))
+
+
+def _timed_steps(trial: Trial) -> int:
+    """The steps of a trial without the first, which is a warm-up; those that were only watched for a leak count too."""
+    return 1 if trial.step_seconds_spread is None else max(trial.steps - 1, 2)

@@ -97,6 +97,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     Attributes:
         step_seconds_spread: Interquartile range of the measured steps; None for fewer than two.
         steady_peak_bytes, peak_spread_bytes: As in `Trial`.
+        mean_step_seconds: Mean of the measured steps.
         rest_bytes: In use after the trial, when its batch was freed.
         outside_bytes: Memory of the device that this process holds outside torch's allocator; None where unknown.
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
@@ -111,6 +112,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     step_seconds_spread: float | None = None
     steady_peak_bytes: int | None = None
     peak_spread_bytes: int | None = None
+    mean_step_seconds: float | None = None
     rest_bytes: int | None = None
     outside_bytes: int | None = None
     sm_clock_mhz: int | None = None

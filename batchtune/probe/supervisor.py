@@ -123,6 +123,7 @@ class Supervisor:
             steps=measured.steps if measured else 0,
             step_seconds=measured.step_seconds if measured else None,
             step_seconds_spread=measured.step_seconds_spread if measured else None,
+            mean_step_seconds=measured.mean_step_seconds if measured else None,
             peak_bytes=measured.peak_bytes if measured else None,
             steady_peak_bytes=measured.steady_peak_bytes if measured else None,
             peak_spread_bytes=measured.peak_spread_bytes if measured else None,

@@ -7,28 +7,29 @@ from collections.abc import Sequence
 
 # The first step of a trial is not timed: it makes the optimizer's state, and the libraries choose their kernels in it.
 WARM_UP_STEPS = 1
-MOST_TIMED_STEPS = 15
+MOST_TIMED_STEPS = 30
 
 _STEADY = 0.05
-_FEW_STEPS = 5
-_FEW_SECONDS = 0.25
-_MOST_SECONDS = 1.0
-_ONE_IS_ENOUGH_SECONDS = 5.0
+_FEWEST_STEPS = 3
+_ENOUGH_SECONDS = 0.5
+_MOST_SECONDS = 2.0
+_ONE_IS_ENOUGH_SECONDS = 10.0
 
 
 def enough(seconds: Sequence[float]) -> bool:
     """Whether these timed steps tell the step time.
 
-    Short steps scatter more and are cheap to repeat; long and steady ones need no more than two. Where they are not
-    steady (the interquartile range is more than 5% of the median), it goes on for up to 15 steps or a second.
+    Short steps scatter more and are cheap to repeat: up to 30, for half a second. Where they are not steady (the
+    interquartile range is more than 5% of the median), it goes on for up to 2 seconds. A step that is slow only now
+    and then shows as such among three, so there are no fewer, unless the first takes 10 seconds.
     """
-    if len(seconds) < 2:
-        return sum(seconds) >= _ONE_IS_ENOUGH_SECONDS
     total = sum(seconds)
-    if len(seconds) >= MOST_TIMED_STEPS or total >= _MOST_SECONDS:
+    if len(seconds) < _FEWEST_STEPS:
+        return len(seconds) == 1 and total >= _ONE_IS_ENOUGH_SECONDS
+    if len(seconds) >= MOST_TIMED_STEPS:
         return True
-    few = len(seconds) >= _FEW_STEPS or total >= _FEW_SECONDS
-    return few and interquartile_range(seconds) <= _STEADY * statistics.median(seconds)
+    steady = interquartile_range(seconds) <= _STEADY * statistics.median(seconds)
+    return total >= (_ENOUGH_SECONDS if steady else _MOST_SECONDS)
 
 
 def interquartile_range(values: Sequence[float]) -> float:

@@ -288,6 +288,7 @@ class Session:
             step_seconds_spread=(
                 timing.interquartile_range(attempt.seconds) if passed and len(attempt.seconds) > 1 else None
             ),
+            mean_step_seconds=statistics.fmean(attempt.seconds) if passed else None,
             peak_bytes=attempt.peak_bytes if passed else None,
             steady_peak_bytes=attempt.steady_peak_bytes if passed else None,
             peak_spread_bytes=attempt.peak_spread_bytes if passed else None,

@@ -119,11 +119,12 @@ def timing_of(
     """What the shuffled steps say of an epoch's time.
 
     The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
-    time, is what scales the epoch's estimate. Without an estimate the mean step is taken times the number of batches.
+    time, is what scales the epoch's estimate. Slow steps count in both sums. Without an estimate the mean step is
+    taken times the number of batches.
 
     Args:
         seconds: Measured time of each step.
-        estimated: Shape (steps,): its time by the probe's step times; None without them.
+        estimated: Shape (steps,): its expected time by the probe's step times; None without them.
         estimated_epoch_seconds: Of the epoch; None likewise.
         epoch_batches: Batches of one epoch.
     """

@@ -1,4 +1,4 @@
-"""Step times: the measured medians where there are any, the model away from them."""
+"""Step times: what was measured where there is anything, the model away from it; means of steps, not medians."""
 
 from __future__ import annotations
 
@@ -75,6 +75,35 @@ def test_the_unit_of_the_lengths_does_not_matter(rows: list[tuple[int, float, fl
 def test_of_several_trials_of_a_shape_it_is_the_median() -> None:
     trials = [timed_trial(4, 10, seconds) for seconds in (0.5, 0.1, 0.06)]
     assert float(StepTimes.of(trials, LINEAR)(4, 10)) == pytest.approx(0.1)
+
+
+def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> Trial:
+    seconds = 0.01 + 0.01 * size
+    return timed_trial(
+        size,
+        10.0,
+        seconds,
+        spread=None if timed_steps == 1 else 0.0,
+        mean=mean_to_median * seconds,
+        timed_steps=timed_steps,
+    )
+
+
+def test_all_times_are_longer_by_the_mean_over_the_median_of_all_trials_weighted_by_steps() -> None:
+    trials = [slow_now_and_then(4, 1.4, timed_steps=10), slow_now_and_then(40, 1.0, timed_steps=30)]
+    model = fit_step_seconds(trials)
+    assert model is not None
+    times = StepTimes.of(trials, model)
+    assert times(np.array([4, 12, 40]), 10.0) == pytest.approx(1.1 * np.array([0.05, 0.13, 0.41]), rel=1e-6)
+
+
+def test_a_single_step_is_no_median_that_leaves_slow_ones_out() -> None:
+    trials = [slow_now_and_then(4, 1.1, timed_steps=10), slow_now_and_then(40, 1.0, timed_steps=1)]
+    assert StepTimes.of(trials, LINEAR)(np.array([4, 40]), 10.0) == pytest.approx([0.055, 0.41])
+
+
+def test_trials_without_a_mean_are_taken_at_their_median() -> None:
+    assert float(StepTimes.of([timed_trial(4, 10.0, 0.05, timed_steps=10)], LINEAR)(4, 10)) == pytest.approx(0.05)
 
 
 def test_trials_that_failed_or_were_not_timed_say_nothing() -> None:

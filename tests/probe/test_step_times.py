@@ -20,12 +20,14 @@ def timed(*seconds: float) -> int:
     ("seconds", "steps"),
     [
         ([10.0], 1),  # very long: one
-        ([1.0], 2),  # long and steady: two
-        ([0.2], 2),
-        ([0.01], 5),  # short and steady: a few
-        ([0.01, 0.03], MOST_TIMED_STEPS),  # short and unsteady: many
-        ([0.1, 0.3], 6),  # longer and unsteady: as many as a second holds
-        ([2.0, 0.5], 2),
+        ([9.0], 3),  # long: three
+        ([1.0], 3),
+        ([1.0, 1.0, 3.0], 3),
+        ([0.06], 9),  # shorter and steady: as many as half a second holds
+        ([0.01], MOST_TIMED_STEPS),  # short: many
+        ([0.01, 0.03], MOST_TIMED_STEPS),
+        ([0.1, 0.3], 10),  # longer and unsteady: as many as two seconds hold
+        ([2.0, 0.5], 3),
     ],
 )
 def test_the_more_the_shorter_and_the_less_steady(seconds: list[float], steps: int) -> None:

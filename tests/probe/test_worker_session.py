@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from batchtune.probe import worker
 from batchtune.probe.protocol import Measure, Step
 from batchtune.probe.worker import Session
 from batchtune.results import Device
@@ -105,6 +106,19 @@ def test_what_the_meter_tells_is_in_the_reply() -> None:
     assert measured.outside_bytes == 300 * MIB
     assert (measured.sm_clock_mhz, measured.throttle_reasons) == (1410, ["power cap"])
     assert not measured.renew
+
+
+def test_the_mean_and_the_median_of_the_steps_leave_the_warm_up_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([50.0, 1.0, 1.0, 4.0])
+    now = 0.0
+
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        nonlocal now
+        now += next(seconds)
+
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: now)
+    measured = session(act).measure(TRIAL)
+    assert (measured.steps, measured.step_seconds, measured.mean_step_seconds) == (4, 1.0, 2.0)
 
 
 def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:

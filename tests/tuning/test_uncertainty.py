@@ -56,10 +56,10 @@ def timed(buckets: int) -> EpochTime:
 
 
 def perturbed(logs: FloatArray) -> StepTimes:
-    factor = float(np.exp(logs[-1]))
+    factor = float(np.exp(logs[-2] + logs[-1]))
     named = ("floor", "constant", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
     model = msgspec.structs.replace(MODEL, **{name: getattr(MODEL, name) * factor for name in named})
-    return replace(TIMES, model=model, ratios=TIMES.ratios + logs[:-1] - logs[-1])
+    return replace(TIMES, model=model, ratios=TIMES.ratios + logs[:-2] - logs[-2])
 
 
 def test_the_standard_error_is_what_perturbed_measurements_spread_by() -> None:
