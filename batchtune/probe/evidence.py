@@ -33,6 +33,11 @@ _AGREEMENT = 0.25
 # without any. So far the model may be set right by it.
 _TELLING_SHARE = 0.3
 _MOST_CORRECTION = 2.0
+# Where the model misses what was measured by more than this, a length's own peaks count alone. So many lengths with
+# several batch sizes tell what a batch of nothing would take; a peak of so much of the room is nearly at the limit.
+_MISFIT = 0.02
+_INTERCEPTS = 2
+_NEARLY_FULL = 0.8
 # With room for so many examples more, a failure of one more is a leap.
 _LEAP = 2.0
 # The margin: so many times the widest spread that was seen, and this part of the limit.
@@ -514,7 +519,9 @@ class Evidence:
             own = self._own_need(bracket)
             if own is not None and abs(own - by_model) <= _AGREEMENT * by_model:
                 return min(own, by_model)
-        return by_model if self.model.relative_error * bracket.peak <= by_model * step else None
+        nearly_full = self.is_misfit and self.intercept is not None and bracket.peak >= _NEARLY_FULL * self.room_bytes
+        sure = nearly_full or self.model.relative_error * bracket.peak <= by_model * step
+        return by_model if sure else None
 
     def need(self, bracket: Bracket) -> float | None:
         """Bytes that one more example of this length needs: by its own trials, else by the model; None: unknown."""
@@ -537,8 +544,28 @@ class Evidence:
             small, low = bracket.peaks[-2]
         return (high - low) / (large - small) if high > low else None
 
+    @property
+    def is_misfit(self) -> bool:
+        """Whether the model misses what was measured by so much that single lengths are trusted more."""
+        return self.model is not None and self.model.relative_error > _MISFIT
+
+    @cached_property
+    def intercept(self) -> float | None:
+        """What a batch of nothing would take, by the lengths at which several batch sizes ran; None: not known."""
+        found = []
+        for anchor in self._sizes:
+            bracket = self.bracket(anchor)
+            if (need := self._own_need(bracket)) is not None:
+                size, peak = bracket.peaks[-1]
+                found.append(peak - need * size)
+        return float(np.median(found)) if len(found) >= _INTERCEPTS else None
+
     def _need_by_model(self, bracket: Bracket) -> float:
         assert self.model is not None
+        if self.is_misfit and self.intercept is not None and bracket.peaks and bracket.peaks[-1][1] > self.intercept:
+            size, peak = bracket.peaks[-1]
+            if peak >= self.intercept + _TELLING_SHARE * (self.settings.limit_bytes - self.intercept):
+                return (peak - self.intercept) / size
         need = self.model.per_example(bracket.anchor.length, bracket.anchor.target_length or 0.0)
         if bracket.peaks:
             size, peak = bracket.peaks[-1]

@@ -13,9 +13,8 @@ _GROWTH = 8
 _KNOWN_SHARE = 0.1
 # So many failures at one length show that the model does not hold there.
 _MISLED = 3
-# Where the model misses what was measured by more than this, a length begins with a batch that is proven already: its
-# own peak then says where the limit is. But not where the model puts that so many times as high.
-_MISFIT = 0.02
+# Where the model is a misfit, a length begins with a batch that is proven already: its own peak then says where the
+# limit is. But not where the model puts that so many times as high.
 _WORTH_A_TRIAL = 2.5
 # A batch that fails this far below where a length's own peaks put the limit: memory leaps.
 _LEAP = 0.97
@@ -36,8 +35,15 @@ def next_batch_size(evidence: Evidence, ladder: Ladder, anchor: Anchor) -> int |
     left = 2 + int(math.log2(bracket.cap)) - bracket.tried
     if bracket.failed is None and not ladder.has(bracket.cap):
         left -= 1  # for the cap itself, which ends the length by a trial of its own
-    guess = ladder.within(guess, bracket.passed, bracket.beyond, left)
+    guess = ladder.within(guess, bracket.passed, _high(evidence, bracket), left)
     return max(bracket.passed + 1, min(guess, bracket.beyond - 1))
+
+
+def _high(evidence: Evidence, bracket: Bracket) -> int:
+    """The smallest batch size that is out of the question, by what failed at shorter lengths too."""
+    if bracket.hardly is None or bracket.hardly <= bracket.passed + 1 or evidence.is_end(bracket.anchor):
+        return bracket.beyond
+    return min(bracket.beyond, bracket.hardly)
 
 
 def _to_a_failure(evidence: Evidence, bracket: Bracket) -> int:
@@ -67,6 +73,8 @@ def _within_reach(evidence: Evidence, bracket: Bracket, guess: int) -> int:
 def _guess(evidence: Evidence, ladder: Ladder, bracket: Bracket) -> int:
     if bracket.failures >= _MISLED and bracket.passed and not bracket.given_up:
         return _middle(ladder, bracket)
+    if bracket.failed is not None and not bracket.ran and bracket.surely and not bracket.given_up:
+        return bracket.surely
     guess = _by_peaks(evidence, bracket) if evidence.knows_peaks else _by_limits(evidence, bracket)
     if guess is not None and evidence.quantum > 1:
         guess = max(guess - guess % evidence.quantum, min(guess, bracket.passed + 1))
@@ -105,7 +113,7 @@ def _by_peaks(evidence: Evidence, bracket: Bracket) -> int | None:
         safe = _safe(evidence, bracket)
         if safe is not None and (evidence.telling_lengths < 2 or bracket.failures >= _MISLED - 1):
             size = min(size, safe)
-        if model.relative_error > _MISFIT and bracket.surely and size <= _WORTH_A_TRIAL * bracket.surely:
+        if evidence.is_misfit and bracket.surely and size <= _WORTH_A_TRIAL * bracket.surely:
             return bracket.surely
         return size
     largest, peak = bracket.peaks[-1]

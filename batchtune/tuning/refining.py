@@ -23,6 +23,8 @@ from batchtune.results import CostModel
 _ENDS = 192
 # A table may cost so much more than with all sizes known.
 _AT_STAKE = 0.005
+# A length is measured no nearer to another than this part of the gap between two, in the logarithm.
+_APART = 0.3
 # The same for max_batch_length, which serves frameworks that know no other size; for it lengths are added only up to
 # so many times as many as span the data. Where memory grows in proportion to the length, each adds next to nothing.
 _OF_MAX_BATCH_LENGTH = 0.03
@@ -73,6 +75,7 @@ class _Known:
         shortest: The shortest length that each end stands for.
         proven, possible: Batch sizes, at least 1.
         fillable: How many examples are at most that long.
+        measured: Shape (measured,): the lengths that were tried, ascending.
         tolerance: Sizes that differ by no more than this are as good as the same.
         seconds: (batch sizes, lengths) → cost of a step.
     """
@@ -82,6 +85,7 @@ class _Known:
     proven: IntArray
     possible: FloatArray
     fillable: FloatArray
+    measured: FloatArray
     tolerance: float
     seconds: Callable[[FloatArray, FloatArray], FloatArray]
 
@@ -103,6 +107,7 @@ class _Known:
             proven=proven,
             possible=np.maximum(proven, evidence.possible_sizes(ends, targets)),
             fillable=up_to.astype(np.float64),
+            measured=np.unique(measured),
             tolerance=evidence.settings.tolerance,
             seconds=_seconds(fit_step_seconds(evidence.trials), targets, ends),
         )
@@ -124,7 +129,22 @@ class _Known:
             return None
         ends, counts = self._used(worst[1])
         gain = np.where(self._is_open[ends], counts * (now - best)[ends], 0.0)
-        return float(self.histogram.lengths[ends[int(gain.argmax())]]) if gain.max() > 0 else None
+        return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
+
+    def _within_its_gap(self, end: int) -> float:
+        """The open end nearest to this one that leaves part of the gap between measured lengths on either side.
+
+        Where memory leaps between two lengths, the best ends lie at the very edge of what is known: to creep along it
+        would take many trials.
+        """
+        logs = np.log(self.histogram.lengths)
+        right = int(np.searchsorted(self.measured, self.histogram.lengths[end]))
+        if right == 0 or right == self.measured.size:
+            return float(self.histogram.lengths[end])
+        low, high = np.log(self.measured[right - 1]), np.log(self.measured[right])
+        wanted = np.clip(logs[end], low + _APART * (high - low), high - _APART * (high - low))
+        inside = np.flatnonzero((logs > low) & (logs < high) & self._is_open)
+        return float(self.histogram.lengths[inside[int(np.abs(logs[inside] - wanted).argmin())]])
 
     def end_for_max_batch_length(self) -> float | None:
         """The middle of the lengths whose size is what holds max_batch_length down; None where it is high enough."""
