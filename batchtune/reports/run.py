@@ -179,7 +179,7 @@ def _wrong_costs(costs: Row | Baseline) -> Iterator[str]:
 def _disagreements(row: Row, sweep: Sweep) -> Iterator[str]:
     """Where the numbers of the recommended row do not follow from each other."""
     count, total = sweep.lengths.count, sweep.lengths.total
-    if not math.isclose(row.mean_batch_size * row.batches, count, rel_tol=_ROUNDING):
+    if not math.isclose(row.mean_batch_size * row.batches, count + (row.repeated_examples or 0), rel_tol=_ROUNDING):
         yield f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
     if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
         yield f"padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,} in all"
