@@ -529,6 +529,12 @@ class Sweep(Result, frozen=True, kw_only=True):
         """The recommended row, or None where no row beats the baseline."""
         return None if self.recommended is None else self.rows[self.recommended]
 
+    @property
+    def world_size(self) -> int:
+        """Number of ranks whose batches are counted; 1 where the settings do not say."""
+        found = self.settings.get("world_size")
+        return found if isinstance(found, int) and found > 1 else 1
+
 
 VerifyPhase = Literal["worst", "shuffled"]
 

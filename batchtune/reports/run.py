@@ -156,7 +156,14 @@ def _wrong_in_row(row: Row) -> Iterator[str]:
     for name in ("num_buckets", "used_buckets", "effective_buckets", "mean_batch_size"):
         if getattr(row, name) < (1 if name == "num_buckets" else 0):
             yield f"{name} is {getattr(row, name)}"
-    for name in ("fill", "largest_padded_length", "estimated_epoch_error_seconds", "batch_size_variation", "steps"):
+    for name in (
+        "fill",
+        "largest_padded_length",
+        "estimated_epoch_error_seconds",
+        "batch_size_variation",
+        "steps",
+        "repeated_examples",
+    ):
         if (getattr(row, name) or 0) < 0:
             yield f"{name} is {getattr(row, name)}"
     if any(before >= after for before, after in itertools.pairwise([0.0, *row.boundaries])):
