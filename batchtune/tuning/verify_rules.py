@@ -232,18 +232,17 @@ def leak_reason(rest: Growth) -> str:
     """What is told of memory in use that creeps, at the end as fast as before."""
     return (
         f"{_grew(rest)}, at the end as fast as before: the workload leaks, or fills a cache for which these steps are "
-        "too few. If it goes on, memory runs out whatever the batch size. Look for what keeps tensors from step to "
-        "step, such as a loss that is added to a list without .item() or .detach(); to tell a leak from a cache, run "
-        "more with --steps"
+        "too few (run more with --steps to tell). If it goes on, memory runs out whatever the batch size. Look for "
+        "what keeps tensors, such as a loss that is added to a list without .item() or .detach()"
     )
 
 
 def settling_warning(rest: Growth) -> str:
     """What is told of memory in use that crept, but less at the end."""
-    how, more = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
+    how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
     return (
-        f"{_grew(rest)}, but {how} at the end, as with a cache that {more}. If that is not meant, or to see whether it "
-        "stops, run more with --steps"
+        f"{_grew(rest)}, but {how} at the end, as with a cache that {cache}. Run more with --steps to see whether it "
+        "has stopped"
     )
 
 
