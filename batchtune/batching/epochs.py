@@ -266,6 +266,9 @@ def _group_sizes(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> I
 def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
     """Counts the batches that `lay_out` cuts, by bucket and size, without making them.
 
+    On one rank they are Σ ceil(n_b / B_b), whatever the shuffle. That is so for every sampler that fills buckets and
+    emits what is left over, SpeechBrain's among them.
+
     Args:
         counts: Shape (buckets,): number of examples in each bucket.
         batch_sizes: Shape (buckets,), at least 1.

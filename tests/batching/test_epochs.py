@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from batchtune.batching import epochs
 from batchtune.batching.epochs import Dealing, Drawing, EpochBatches, Grouped, Layout
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 
@@ -170,7 +169,7 @@ def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_m
 @settings(deadline=None, max_examples=60)
 def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, sizes: IntArray, drawing: Drawing) -> None:
     (only,) = of_all_ranks(lengths, sizes, Dealing(), drawing)
-    assert len(only) == count_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes))
+    assert len(only) == expected_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes)).tally.batches
 
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from batchtune.batching.epochs import Dealing, lay_out
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
@@ -81,7 +80,7 @@ def test_the_expected_batches_add_up_to_the_batches(values: list[float], batch_s
     histogram = Lengths.of(values).histogram
     table = table_of([max(values)], [batch_size])
     batches = expected_batches(histogram, table)
-    assert batches.batches.sum() == pytest.approx(count_batches(histogram, table))
+    assert batches.batches.sum() == pytest.approx(batches.tally.batches)
 
 
 def test_a_million_examples_lose_no_precision_that_matters() -> None:

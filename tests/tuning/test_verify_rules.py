@@ -90,8 +90,8 @@ def test_of_a_cache_that_is_still_filling_no_size_is_said_to_fail() -> None:
     assert growth is not None and leaks(growth, LIMIT)
     assert leak_reason(growth).startswith(
         "Memory in use between steps grew by 100 MiB in 100 steps (1 MiB a step), at the end as fast as before: the "
-        "workload leaks, or fills a cache for which these steps are too few (run more with --steps to tell). If it goes "
-        "on, memory runs out"
+        "workload leaks, or fills a cache for which these steps are too few (run more with --steps to tell). If it "
+        "goes on, memory runs out"
     )
 
 
