@@ -332,24 +332,30 @@ class RankTimes(Record, frozen=True, kw_only=True):
 class Row(Record, frozen=True, kw_only=True):
     """One bucket table of a sweep and what one epoch with it costs.
 
+    On several ranks the batches are those of all ranks together, as `batchtune.BucketBatchSampler` deals them: every
+    rank has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller
+    ones.
+
     Attributes:
         num_buckets: What was asked for; used_buckets: how many hold an example.
         boundaries, batch_sizes: The table, one entry a bucket; the boundary is an inclusive upper edge.
-        batches: Batches of one epoch, `drop_last` off.
+        batches: Batches of one epoch, `drop_last` off; a multiple of the ranks.
         padded_length: Cells of the epoch's batches, expected over shuffles.
-        padding_ratio: Padded cells / all cells.
-        fill: True length / (batches × max_batch_length).
+        padding_ratio: Padded cells / all cells; those of an example that is dealt a second time count as padded.
+        fill: True length, of each example once, / (batches × max_batch_length).
+        mean_batch_size: Examples in a batch, one that is dealt twice counted twice.
         largest_padded_length: Of any batch that this table can form on these data.
         effective_buckets: 1 / Σ p², p the share of the examples in each bucket.
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
         estimated_epoch_error_seconds: Its standard error; None likewise.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
-        smallest_batch_size, largest_batch_size: Of the epoch's batches, the last of each bucket included.
+        smallest_batch_size, largest_batch_size: Of the epoch's batches, those that are not full included.
         batch_size_variation: Their standard deviation / their mean.
         steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
         ranks: What the ranks' waiting for each other costs; None for one rank, or without step times.
         unproven: How many buckets have a batch size that is not proven: no batch that ran, alone and in turns, was at
             least as large in every respect. None without a probe.
+        repeated_examples: How many examples are dealt a second time, so that every rank has as many batches.
     """
 
     strategy: str
@@ -374,10 +380,15 @@ class Row(Record, frozen=True, kw_only=True):
     steps: int | None = None
     ranks: RankTimes | None = None
     unproven: int | None = None
+    repeated_examples: int | None = None
 
 
 class Baseline(Record, frozen=True, kw_only=True):
-    """A fixed batch size, the largest that fits the longest examples."""
+    """A fixed batch size, the largest that fits the longest examples.
+
+    On several ranks batches and padded_length are those of all ranks together, each with as many batches: where the
+    number of batches is no multiple of the ranks, some are split in two.
+    """
 
     name: str
     batch_size: int
@@ -388,7 +399,7 @@ class Baseline(Record, frozen=True, kw_only=True):
 
 
 class LowerBound(Record, frozen=True, kw_only=True):
-    """What no bucket table can beat."""
+    """What no bucket table can beat; on several ranks over all of them, each with as many batches."""
 
     batches: int
     padded_length: float
@@ -409,7 +420,7 @@ class BucketUse(Record, frozen=True, kw_only=True):
     Attributes:
         boundary: Its inclusive upper edge.
         examples: Number of examples in it.
-        batches: Batches of one epoch, the last, which may not be full, included.
+        batches: Batches of one epoch, over all ranks, those that are not full included.
         length: True length of its examples.
         padded_length: Cells of its batches, expected over shuffles.
         proven_by: The trial, as `trials.jsonl` counts them, that shows that its batches fit; None where none does.
@@ -454,6 +465,7 @@ class SaturationPoint(Record, frozen=True, kw_only=True):
     """What one max_batch_length brings.
 
     Attributes:
+        batches, mean_batch_size: As for a row, over all ranks.
         throughput: True length that is trained on, per second.
     """
 
@@ -567,6 +579,12 @@ class Sweep(Result, frozen=True, kw_only=True):
     def recommended_row(self) -> Row | None:
         """The recommended row, or None where no row beats the baseline."""
         return None if self.recommended is None else self.rows[self.recommended]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks whose batches are counted; 1 where the settings do not say."""
+        found = self.settings.get("world_size")
+        return found if isinstance(found, int) and found > 1 else 1
 
 
 VerifyPhase = Literal["worst", "shuffled"]

@@ -4,7 +4,7 @@ Batches are made in four steps, each a function of arrays:
 
 1. `group`: the examples, bucket after bucket. Once for a data set.
 2. `lay_out`: where each bucket is cut into batches, split and dealt so that every rank has as many. That depends on
-   the number of examples in each bucket alone, so it is the same in every epoch.
+   the number of examples in each bucket alone, so it is the same in every epoch. `tally` counts them without a place.
 3. `shuffled` and `drawn`: for each epoch another order of the examples within their buckets, and of the batches.
 4. `assemble`: the batches of one rank; or `simulate`: only the shapes of all.
 
@@ -14,6 +14,7 @@ The sampler, the verification and the simulation of an epoch are the same steps.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -84,6 +85,9 @@ class Dealing:
     drop_last: bool = False
 
 
+ON_ONE_RANK = Dealing()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
     """In which order examples and batches come.
@@ -150,6 +154,37 @@ class Layout:
     def together(self) -> int:
         """How many batches in a row make one step, and stay together when batches are put in order."""
         return self.dealing.world_size if self.dealing.same_bucket else 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """How many batches of which size each bucket gives, over all ranks. Both arrays have the shape (kinds, buckets).
+
+    The first kind is the full batches; others are smaller, and may differ in size from bucket to bucket.
+
+    Attributes:
+        batch_sizes: Number of examples; where a bucket has no such batch it means nothing.
+        numbers: How many such batches an epoch has.
+    """
+
+    batch_sizes: IntArray
+    numbers: IntArray
+
+    @property
+    def batches(self) -> int:
+        """Number of all batches."""
+        return int(self.numbers.sum())
+
+    @property
+    def examples(self) -> int:
+        """Number of examples in them, each as often as it is dealt."""
+        # Sizes that no batch has may be too large to be multiplied.
+        return int(np.sum(np.where(self.numbers > 0, self.batch_sizes, 0) * self.numbers))
+
+    @property
+    def largest(self) -> IntArray:
+        """Shape (buckets,): the size of the largest batch; 0 for an empty bucket."""
+        return cast(IntArray, np.where(self.numbers > 0, self.batch_sizes, 0).max(axis=0))
 
 
 def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
@@ -226,6 +261,60 @@ def _group_sizes(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> I
     # Sizes beyond any count are as good as one beyond it, and do not overflow.
     sizes = np.minimum(batch_sizes, counts + 1)
     return sizes * dealing.world_size if dealing.same_bucket else sizes
+
+
+def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
+    """Counts the batches that `lay_out` cuts, by bucket and size, without making them.
+
+    On one rank they are Σ ceil(n_b / B_b), whatever the shuffle. That is so for every sampler that fills buckets and
+    emits what is left over, SpeechBrain's among them.
+
+    Args:
+        counts: Shape (buckets,): number of examples in each bucket.
+        batch_sizes: Shape (buckets,), at least 1.
+        dealing: How they are dealt.
+    """
+    ranks = dealing.world_size if dealing.same_bucket else 1
+    full = counts // _group_sizes(counts, batch_sizes, dealing) * ranks
+    left = counts - full * np.where(full > 0, batch_sizes, 0)
+    if dealing.drop_last:
+        return Tally(batch_sizes[np.newaxis], full[np.newaxis])
+    if ranks > 1:
+        each, more = left // ranks, left % ranks
+        sizes = (batch_sizes, each + 1, np.maximum(each, 1))
+        return Tally(np.stack(sizes), np.stack((full, more, np.where(left > 0, ranks - more, 0))))
+    cut = Tally(np.stack((batch_sizes, left)), np.stack((full, np.minimum(left, 1))))
+    return _tally_evened(counts, cut, dealing.world_size)
+
+
+def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
+    """As `_evened`: splits the largest batches until their number is a multiple of the ranks, or repeats some."""
+    wanted = -cut.batches % ranks
+    if wanted == 0:
+        return cut
+    edges = np.concatenate(([0], np.cumsum(counts)))
+    numbers = cut.numbers.copy()
+    touched: list[tuple[int, int, int]] = []
+    kinds, buckets = np.nonzero(numbers)
+    for at in np.lexsort((buckets, -cut.batch_sizes[kinds, buckets])).tolist():
+        kind, bucket = int(kinds[at]), int(buckets[at])
+        size, some = int(cut.batch_sizes[kind, bucket]), min(int(numbers[kind, bucket]), wanted - len(touched))
+        first = int(edges[bucket]) if kind == 0 else int(edges[bucket + 1]) - size
+        touched += [(size, first + size * index, bucket) for index in range(some)]
+        numbers[kind, bucket] -= some
+    pieces = Counter((bucket, size) for size, _, bucket in _split(touched, wanted))
+    repeats = -(int(numbers.sum()) + pieces.total()) % ranks
+    if repeats:  # all are batches of one by now: the first of them come again, as often as it takes
+        again, rest = divmod(repeats, int(edges[-1]))
+        for bucket, number in enumerate((again * counts + np.clip(rest - edges[:-1], 0, counts)).tolist()):
+            pieces[bucket, 1] += number
+    rows = Counter(bucket for bucket, _ in pieces)
+    sizes = np.ones((max(rows.values()), counts.size), dtype=np.int64)
+    more = np.zeros_like(sizes)
+    for (bucket, size), number in pieces.items():
+        rows[bucket] -= 1
+        sizes[rows[bucket], bucket], more[rows[bucket], bucket] = size, number
+    return Tally(np.concatenate((cut.batch_sizes, sizes)), np.concatenate((numbers, more)))
 
 
 def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout:

@@ -9,6 +9,8 @@ from typing import cast
 
 import numpy as np
 
+from batchtune.batching import epochs
+from batchtune.batching.epochs import ON_ONE_RANK, Dealing, Tally
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -27,46 +29,49 @@ BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 class ExpectedBatches:
     """How many batches of each size have each length as their longest, on average over shuffles.
 
-    All arrays have the shape (distinct lengths,); what takes long is worked out when it is first asked for.
+    What takes long is worked out when it is first asked for.
 
     Attributes:
         histogram: The distinct lengths and their counts.
         table: The buckets.
-        remainders: Size of the bucket's last batch where it is not full, else 0; the same within a bucket.
+        tally: How many batches of which size each bucket gives.
     """
 
     histogram: Histogram
     table: BucketTable
-    remainders: IntArray
+    tally: Tally
 
     @property
     def lengths(self) -> FloatArray:
-        """The distinct lengths, ascending."""
+        """Shape (distinct lengths,), ascending."""
         return self.histogram.lengths
 
     @cached_property
-    def batch_sizes(self) -> IntArray:
-        """Batch size of the length's bucket."""
-        return np.repeat(self.table.batch_sizes, self._per_bucket)
+    def kinds(self) -> tuple[tuple[IntArray, FloatArray], ...]:
+        """Two arrays for each kind in the tally, of the shape (distinct lengths,).
+
+        The size of its batches in the length's bucket, and how many of them are expected to have it as their longest.
+        """
+        found = []
+        for sizes, numbers in zip(self.tally.batch_sizes, self.tally.numbers, strict=True):
+            drawn, number = np.repeat(sizes, self._per_bucket), np.repeat(numbers, self._per_bucket)
+            found.append((drawn, number * self._longest_probability(drawn)))
+        return tuple(found)
 
     @cached_property
-    def full_batches(self) -> FloatArray:
-        """Expected number of full batches whose longest example has this length."""
-        return (self._in_bucket // self.batch_sizes) * self._longest_probability(self.batch_sizes)
-
-    @cached_property
-    def remainder_batches(self) -> FloatArray:
-        """Probability that the bucket's last batch, where not full, has this longest length."""
-        return self._longest_probability(self.remainders) * (self.remainders > 0)
+    def batches(self) -> FloatArray:
+        """Shape (distinct lengths,): how many batches are expected to have each as their longest."""
+        return cast(FloatArray, sum(batches for _, batches in self.kinds))
 
     def sum_of(self, cost: BatchCost) -> float:
         """The expected sum of a cost over the epoch's batches."""
-        full = np.asarray(cost(self.batch_sizes.astype(np.float64), self.lengths))
-        total = float(np.sum(self.full_batches * full))
-        some = self.remainders > 0
-        if some.any():
-            rest = np.asarray(cost(self.remainders[some].astype(np.float64), self.lengths[some]))
-            total += float(np.sum(self.remainder_batches[some] * rest))
+        (sizes, batches), *others = self.kinds
+        total = float(np.sum(batches * np.asarray(cost(sizes.astype(np.float64), self.lengths))))
+        for numbers, (sizes, batches) in zip(self.tally.numbers[1:], others, strict=True):
+            some = np.repeat(numbers > 0, self._per_bucket)
+            if some.any():
+                costs = np.asarray(cost(sizes[some].astype(np.float64), self.lengths[some]))
+                total += float(np.sum(batches[some] * costs))
         return total
 
     @cached_property
@@ -114,33 +119,34 @@ class ExpectedBatches:
         steps, log_factorials = _steps(self.histogram), _log_factorials(self.histogram.count)
         total, start = 0.0, 0
         for bucket in np.flatnonzero(self._counts).tolist():
-            count, size = int(self._counts[bucket]), int(self.table.batch_sizes[bucket])
-            rest = int(self.remainders[self._edges[bucket]])
+            count = int(self._counts[bucket])
             longest = float(self.lengths[self._edges[bucket + 1] - 1])
-            for drawn, batches in ((size, count // size), (rest, 1)):
-                if drawn and batches:
+            sizes, numbers = self.tally.batch_sizes[:, bucket].tolist(), self.tally.numbers[:, bucket].tolist()
+            for drawn, batches in zip(sizes, numbers, strict=True):
+                if batches:
                     below = _mean_below_longest(steps[start : start + count - 1], drawn, log_factorials)
                     total += batches * drawn * (longest - below)
             start += count
         return total
 
 
-def expected_batches(histogram: Histogram, table: BucketTable) -> ExpectedBatches:
+def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
     """The batches to expect when each bucket's examples are shuffled and cut into batches.
 
-    A bucket of n examples gives floor(n / B) batches of B and one of the remainder. In a uniform shuffle each
-    of them is a uniformly drawn subset, so P(longest of s ≤ x) = C(c, s) / C(n, s) with c the number of the
-    bucket's examples up to x; expectations are linear, so that says all about sums over batches.
+    On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally`
+    says how many of which size. In a uniform shuffle each of them is a uniformly drawn subset, so
+    P(longest of s ≤ x) = C(c, s) / C(n, s) with c the number of the bucket's examples up to x; expectations are
+    linear, so that says all about sums over batches.
 
     Args:
         histogram: The distinct lengths and their counts.
         table: Its last boundary is at least the longest length.
+        dealing: How the batches of all ranks are cut.
 
     Raises:
         ValueError: The longest length is beyond the last boundary.
     """
-    per_bucket = np.diff(table.edges(histogram))
-    return ExpectedBatches(histogram, table, np.repeat(table.counts(histogram) % table.batch_sizes, per_bucket))
+    return ExpectedBatches(histogram, table, epochs.tally(table.counts(histogram), table.batch_sizes, dealing))
 
 
 def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.batching import epochs
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram
 
@@ -67,14 +66,3 @@ def speechbrain_table(
     if longest > boundaries[-1]:
         return BucketTable(np.append(boundaries, longest), np.append(sizes, 1))
     return BucketTable(boundaries, sizes)
-
-
-def count_batches(histogram: Histogram, table: BucketTable) -> int:
-    """Batches of one epoch, `drop_last` off: Σ ceil(n_b / B_b), whatever the shuffle.
-
-    True of every sampler that fills buckets and emits what is left over, SpeechBrain's among them.
-
-    Raises:
-        ValueError: The longest length is beyond the last boundary.
-    """
-    return epochs.count(table.counts(histogram), table.batch_sizes, epochs.Dealing())

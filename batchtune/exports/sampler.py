@@ -29,7 +29,7 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         fingerprint: Of the lengths: the table holds for these data.
         device: Name of the device that was measured; None where the sweep had no probe.
-        batches: Batches of one epoch.
+        batches: Batches of one epoch, over all ranks that the sweep was made for.
         padding_ratio: Padded cells / all cells.
         estimated_epoch_seconds: None where no step times are known.
     """

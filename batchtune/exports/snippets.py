@@ -59,11 +59,13 @@ def about_row(row: Row, sweep: Sweep) -> str:
     """What the table is and what an epoch with it costs, in a sentence."""
     seconds = row.estimated_epoch_seconds
     time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
+    ranks = sweep.world_size
+    on_ranks = f" on {format_number(ranks)} ranks as batchtune's sampler deals them" if ranks > 1 else ""
     limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
     sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
     return (
         f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
-        f"an epoch{time}, {row.padding_ratio:.1%} padding"
+        f"an epoch{on_ranks}{time}, {row.padding_ratio:.1%} padding"
     )
 
 

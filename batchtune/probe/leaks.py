@@ -17,7 +17,8 @@ _HARMLESS_SHARE = 0.05
 
 HINT = (
     "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
-    "Mend it and run the same command again; the trials so far are kept."
+    "Mend it and run the same command again; the trials so far are kept. "
+    "A cache that each step adds to looks the same: fill it in setup()."
 )
 
 
@@ -34,7 +35,9 @@ def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
 
 
 def certain(in_use: Sequence[int], limit_bytes: int, seconds: float) -> bool:
-    """Whether that has gone on for so many steps that nothing else than a leak explains it.
+    """Whether that has gone on for so many steps of one shape that it is taken for a leak.
+
+    A cache of something from each of more steps than these looks the same.
 
     Args:
         in_use: As for `grows`; with a first value from before the steps.

@@ -156,7 +156,14 @@ def _wrong_in_row(row: Row) -> Iterator[str]:
     for name in ("num_buckets", "used_buckets", "effective_buckets", "mean_batch_size"):
         if getattr(row, name) < (1 if name == "num_buckets" else 0):
             yield f"{name} is {getattr(row, name)}"
-    for name in ("fill", "largest_padded_length", "estimated_epoch_error_seconds", "batch_size_variation", "steps"):
+    for name in (
+        "fill",
+        "largest_padded_length",
+        "estimated_epoch_error_seconds",
+        "batch_size_variation",
+        "steps",
+        "repeated_examples",
+    ):
         if (getattr(row, name) or 0) < 0:
             yield f"{name} is {getattr(row, name)}"
     if any(before >= after for before, after in itertools.pairwise([0.0, *row.boundaries])):
@@ -179,7 +186,7 @@ def _wrong_costs(costs: Row | Baseline) -> Iterator[str]:
 def _disagreements(row: Row, sweep: Sweep) -> Iterator[str]:
     """Where the numbers of the recommended row do not follow from each other."""
     count, total = sweep.lengths.count, sweep.lengths.total
-    if not math.isclose(row.mean_batch_size * row.batches, count, rel_tol=_ROUNDING):
+    if not math.isclose(row.mean_batch_size * row.batches, count + (row.repeated_examples or 0), rel_tol=_ROUNDING):
         yield f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
     if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
         yield f"padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,} in all"

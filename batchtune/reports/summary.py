@@ -87,10 +87,11 @@ def _what_to_set(sweep: Sweep, row: Row, others: list[tuple[str, Row | Baseline]
     sizing = ", batch sizes from the frontier" if row.sizing == "frontier" else ""
     limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
     source = (sweep.current_settings or {}).get("source")
+    on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
     named = {_CURRENT: f"{_CURRENT} ({source})"} if source and source != "--current" else {}
     needs = " and ".join(f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others)
     return (
-        f"Set {buckets} ({row.strategy}{sizing}) with max_batch_length = {limit}: an epoch needs "
+        f"Set {buckets} ({row.strategy}{sizing}) with max_batch_length = {limit}: an epoch{on_ranks} needs "
         f"{_batches(row.batches)}" + (f" where {needs}." if needs else ".")
     )
 
@@ -125,7 +126,7 @@ def _about_current(sweep: Sweep, row: Row) -> list[str]:
     if timed and row.equal_to_best and now.equal_to_best:
         return ["By the error of the estimates, it and your current config are equally fast."]
     if (theirs < ours) if timed and ours is not None and theirs is not None else now.batches < row.batches:
-        return ["Your current config is better than any table that can be recommended here: keep it."]
+        return ["Your current config is better than the recommended table: keep it."]
     return []
 
 
@@ -133,9 +134,9 @@ def _bound(sweep: Sweep, row: Row) -> str:
     bound = sweep.lower_bound
     what, above = [_batches(bound.batches)], [_above(row.batches, bound.batches)]
     if bound.estimated_epoch_seconds and row.estimated_epoch_seconds:
-        what.append(format_seconds(bound.estimated_epoch_seconds))
+        what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
         above.append(_above(row.estimated_epoch_seconds, bound.estimated_epoch_seconds))
-    return f"The bound that nothing can beat is {' and '.join(what)}: this is {' and '.join(above)} above it."
+    return f"The bound that no bucket table can beat is {' and '.join(what)}: this is {' and '.join(above)} above it."
 
 
 def _above(cost: float, bound: float) -> str:

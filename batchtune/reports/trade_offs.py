@@ -17,6 +17,7 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     """What to know beside what to set, most important first."""
     row = sweep.recommended_row
     if row is not None:
+        yield from _dealt(sweep, row)
         yield from _waiting(sweep, row)
     if sweep.saturation is not None:
         yield from _saturation(sweep, sweep.saturation)
@@ -81,6 +82,17 @@ def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
             "(square root), as a hint"
         )
     yield f"{sentence}."
+
+
+def _dealt(sweep: Sweep, row: Row) -> Iterator[str]:
+    """What it takes that every rank has as many batches."""
+    if sweep.world_size == 1 or not row.repeated_examples:
+        return
+    examples = f"{counted(row.repeated_examples, 'example')} {'is' if row.repeated_examples == 1 else 'are'}"
+    yield (
+        f"{examples} dealt twice, so that each of the {format_number(sweep.world_size)} ranks has as many batches; the "
+        "second time counts as padding."
+    )
 
 
 def _waiting(sweep: Sweep, row: Row) -> Iterator[str]:

@@ -8,9 +8,10 @@ from typing import cast
 
 import numpy as np
 
+from batchtune.batching import epochs
+from batchtune.batching.epochs import Dealing, Layout
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Baseline, LowerBound, Row
@@ -21,6 +22,10 @@ from batchtune.tuning.pricing import Pricing
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     """Batches of a fixed size, the largest that fits the longest examples: shuffled, and sorted by length.
 
+    On several ranks every rank has as many batches as any other, as for the rows: where their number is no multiple
+    of the ranks, the first are split in two until it is. All examples are of one bucket, so these are the batches
+    of ranks that take them of the same bucket, too, but for how what fills no batch on each is cut.
+
     Args:
         pricing: What an epoch costs.
         limits: The frontier decides where there is one, else max_batch_length.
@@ -28,23 +33,23 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
     table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
-    shuffled = expected_batches(lengths.histogram, table)
-    batch_size = int(table.batch_sizes[0])
-    heads = lengths.values[::batch_size]
-    sizes = np.full(heads.size, float(batch_size))
-    sizes[-1] = lengths.count - batch_size * (heads.size - 1)
+    dealing = Dealing(world_size=pricing.ranks.world_size)
+    alone = shuffled = expected_batches(lengths.histogram, table)
+    if dealing.world_size > 1:
+        shuffled = expected_batches(lengths.histogram, table, dealing)
+    layout = epochs.lay_out(np.array([lengths.count]), table.batch_sizes, dealing)
 
     def baseline(name: str, padded_length: float, seconds: float | None) -> Baseline:
         return Baseline(
             name=name,
-            batch_size=batch_size,
-            batches=count_batches(lengths.histogram, table),
+            batch_size=int(table.batch_sizes[0]),
+            batches=shuffled.tally.batches,
             padded_length=padded_length,
             padding_ratio=pricing.padding_ratio(padded_length),
             estimated_epoch_seconds=seconds,
         )
 
-    times = pricing.times(shuffled, table)
+    times = pricing.times(alone, table)
     return [
         baseline(
             "fixed-random",
@@ -53,22 +58,22 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
         ),
         baseline(
             "fixed-sorted",
-            max(float(np.sum(sizes * heads)), pricing.total),
-            _sorted_epoch_seconds(pricing, sizes, heads),
+            max(float(np.sum(layout.batch_sizes * lengths.values[layout.starts])), pricing.total),
+            _sorted_epoch_seconds(pricing, layout),
         ),
     ]
 
 
-def _sorted_epoch_seconds(pricing: Pricing, sizes: FloatArray, heads: FloatArray) -> float | None:
+def _sorted_epoch_seconds(pricing: Pricing, layout: Layout) -> float | None:
     """The time of an epoch whose batches come in order of length, dealt to the ranks in turn."""
     if pricing.step_seconds is None:
         return None
     lengths, ranks = pricing.lengths, pricing.ranks
+    sizes, heads = layout.batch_sizes.astype(np.float64), lengths.values[layout.starts]
     if lengths.targets is None:
         seconds = pricing.step_seconds(sizes, heads)
     else:
-        starts = np.concatenate(([0], np.cumsum(sizes[:-1]))).astype(np.int64)
-        seconds = pricing.step_seconds(sizes, heads, np.maximum.reduceat(lengths.targets, starts))
+        seconds = pricing.step_seconds(sizes, heads, np.maximum.reduceat(lengths.targets, layout.starts))
     group = ranks.world_size * ranks.accumulate
     steps = np.zeros(-(-sizes.size // group) * group)
     steps[: sizes.size] = seconds
@@ -81,7 +86,7 @@ def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
 
     An example takes at least the share of a batch that it would take among examples of its own length. Where
     a longer example takes a smaller share (a frontier need not be monotone), it takes that of the longer one.
-    No rank ever waits.
+    Every rank has as many batches as any other, and none ever waits.
 
     Args:
         pricing: What an epoch costs. The time per example is taken to be least in a batch of the largest size, its
@@ -101,8 +106,10 @@ def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
             _greatest_from_here_on(whole), histogram.lengths, _mean_targets(lengths), pricing.step_seconds
         )
         seconds = float(np.sum(histogram.counts * -_greatest_from_here_on(-each))) / pricing.ranks.world_size
+    ranks = pricing.ranks.world_size
     return LowerBound(
-        batches=max(1, math.ceil(float(shares) * (1 - 1e-12))),  # rounding must not make it one too many
+        # Rounding must not make it one too many.
+        batches=ranks * max(1, math.ceil(float(shares) / ranks * (1 - 1e-12))),
         padded_length=pricing.total,
         estimated_epoch_seconds=seconds,
     )

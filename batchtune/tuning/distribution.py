@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from batchtune.batching.epochs import ON_ONE_RANK, Dealing
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
@@ -40,21 +41,25 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     return list(map(float, quantiles))
 
 
-def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[BucketUse]:
-    """What each bucket of a table holds, and what its batches cost, expected over shuffles.
+def bucket_uses(
+    lengths: Lengths, padded: Lengths, table: BucketTable, dealing: Dealing = ON_ONE_RANK
+) -> list[BucketUse]:
+    """What each bucket of a table holds, and what its batches cost, over all ranks and expected over shuffles.
 
     Args:
         lengths: The data set, for true lengths.
         padded: The same, each length as batches are padded to it.
         table: Its last boundary is at least the longest padded length.
+        dealing: How the batches of all ranks are cut.
 
     Returns:
         One for each bucket, those without examples too.
     """
     histogram = padded.histogram
     edges, counts = table.edges(histogram), table.counts(histogram)
-    expected = expected_batches(histogram, table)
-    cells = expected.full_batches * expected.batch_sizes + expected.remainder_batches * expected.remainders
+    expected = expected_batches(histogram, table, dealing)
+    cells = sum(batches * sizes for sizes, batches in expected.kinds)
+    batches = expected.tally.numbers.sum(axis=0)
     so_far = np.concatenate(([0.0], np.cumsum(cells * histogram.lengths)))
     ends = np.cumsum(counts)
     totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
@@ -64,7 +69,7 @@ def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[B
             boundary=float(table.boundaries[bucket]),
             batch_size=int(table.batch_sizes[bucket]),
             examples=int(counts[bucket]),
-            batches=-(-int(counts[bucket]) // int(table.batch_sizes[bucket])),
+            batches=int(batches[bucket]),
             length=float(true[bucket]),
             padded_length=max(float(so_far[edges[bucket + 1]] - so_far[edges[bucket]]), float(true[bucket])),
         )

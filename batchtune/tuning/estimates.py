@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import BatchCost, ExpectedBatches, expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
@@ -43,9 +43,7 @@ def estimated_epoch_seconds(
     Raises:
         ValueError: The longest length is beyond the last boundary.
     """
-    expected = expected_batches(lengths.histogram, table)
-    if drop_last:
-        expected = replace(expected, remainders=np.zeros_like(expected.remainders))
+    expected = expected_batches(lengths.histogram, table, Dealing(drop_last=drop_last))
     return epoch_seconds(expected, table, step_seconds, TypicalTargets.of(lengths))
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchtune.batching import epochs
+from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing
 from batchtune.tuning.estimates import StepSeconds, epoch_batch_seconds
 from batchtune.tuning.randomness import batch_size_statistics, meeting_probability
@@ -39,10 +38,14 @@ class Ranks:
         """The time of an epoch as these ranks take batches."""
         return times.same_bucket_epoch_seconds if self.same_bucket else times.independent_epoch_seconds
 
-    def steps(self, counts: IntArray, table: BucketTable) -> int:
-        """Optimizer steps of an epoch with so many examples in each of the table's buckets."""
-        dealing = epochs.Dealing(world_size=self.world_size, same_bucket=self.same_bucket)
-        return -(-epochs.count(counts, table.batch_sizes, dealing) // self.accumulate)
+    @property
+    def dealing(self) -> Dealing:
+        """How they take batches."""
+        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket)
+
+    def steps(self, batches: int) -> int:
+        """Optimizer steps of an epoch of so many batches, over all ranks."""
+        return -(-batches // (self.world_size * self.accumulate))
 
 
 ONE_RANK = Ranks()
@@ -93,7 +96,7 @@ class Pricing:
         return self.step_seconds.sigmas if isinstance(self.step_seconds, StepTimes) else None
 
     def padding_ratio(self, padded_length: float) -> float:
-        """Padded cells / all cells."""
+        """Padded cells / all cells; what is dealt a second time counts as padding."""
         return (padded_length - self.total) / padded_length
 
     def padded_length(self, expected: ExpectedBatches) -> float:
@@ -101,7 +104,12 @@ class Pricing:
         return max(expected.padded_length, self.total)
 
     def times(self, expected: ExpectedBatches, table: BucketTable) -> RankTimes | None:
-        """The time of an epoch; None where step times are not known."""
+        """The time of an epoch; None where step times are not known.
+
+        Args:
+            expected: The table's batches on one rank; what several make of them is worked out from these.
+            table: The bucket table.
+        """
         if self.step_seconds is None:
             return None
         cost = epoch_batch_seconds(table, self.step_seconds, self.targets)
@@ -119,7 +127,7 @@ class Pricing:
         return self.ranks.epoch_seconds(times)
 
     def row(self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable) -> Priced:
-        """What an epoch costs with this table, exactly, on average over shuffles.
+        """What an epoch costs with this table, over all ranks, exactly, on average over shuffles.
 
         Raises:
             ValueError: The longest length is beyond the table's last boundary.
@@ -128,15 +136,17 @@ class Pricing:
         edges, counts = table.edges(histogram), table.counts(histogram)
         used = counts > 0
         longest = histogram.lengths[edges[1:][used] - 1]
-        expected = expected_batches(histogram, table)
-        padded = self.padded_length(expected)
-        batches = count_batches(histogram, table)
-        sizes = batch_size_statistics(counts, table.batch_sizes)
-        times = self.times(expected, table)
+        alone = dealt = expected_batches(histogram, table)
+        if self.ranks.world_size > 1:
+            dealt = expected_batches(histogram, table, self.ranks.dealing)
+        padded = self.padded_length(dealt)
+        batches = dealt.tally.batches
+        sizes = batch_size_statistics(dealt.tally)
+        times = self.times(alone, table)
         time = None
         if times is not None and self.step_seconds is not None:
             seconds = self.ranks.epoch_seconds(times)
-            time = epoch_time(expected, table, self.step_seconds, self.targets, seconds)
+            time = epoch_time(dealt, table, self.step_seconds, self.targets, seconds)
         row = Row(
             strategy=strategy,
             sizing=sizing,
@@ -148,16 +158,17 @@ class Pricing:
             padded_length=padded,
             padding_ratio=self.padding_ratio(padded),
             fill=self.total / (batches * self.max_batch_length),
-            mean_batch_size=self.lengths.count / batches,
-            largest_padded_length=float((np.minimum(table.batch_sizes, counts)[used] * longest).max()),
+            mean_batch_size=sizes.mean,
+            largest_padded_length=float((dealt.tally.largest[used] * longest).max()),
             effective_buckets=1 / meeting_probability(counts),
             estimated_epoch_seconds=None if time is None else time.seconds,
             estimated_epoch_error_seconds=None if time is None else standard_error(time, self.sigmas),
             smallest_batch_size=sizes.smallest,
             largest_batch_size=sizes.largest,
             batch_size_variation=sizes.variation,
-            steps=self.ranks.steps(counts, table),
+            steps=self.ranks.steps(batches),
             ranks=times if self.ranks.world_size > 1 else None,
             unproven=self.unproven(longest, np.minimum(table.batch_sizes, counts)[used]),
+            repeated_examples=dealt.tally.examples - self.lengths.count,
         )
         return Priced(row, time)

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchtune.batching.epochs import Tally
 from batchtune.lengths import IntArray
 from batchtune.results import LearningRate
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The sizes of an epoch's batches, the last of each bucket, which may not be full, included.
+    """The sizes of an epoch's batches, those that are not full included.
 
     Attributes:
         smallest: The least number of examples in a batch.
-        mean: Examples / batches.
+        mean: Examples / batches, an example counted as often as it is dealt.
         largest: The greatest number of examples in a batch.
         variation: Standard deviation over the batches / mean; 0 where all have the same size.
     """
@@ -28,28 +29,21 @@ class BatchSizes:
     variation: float
 
 
-def batch_size_statistics(counts: IntArray, batch_sizes: IntArray) -> BatchSizes:
-    """The sizes of an epoch's batches: they are the same whatever the shuffle.
+def batch_size_statistics(tally: Tally) -> BatchSizes:
+    """Describes the sizes of an epoch's batches, on all ranks: they are the same whatever the shuffle.
 
     Args:
-        counts: Shape (buckets,): the number of examples in each bucket, at least one in all.
-        batch_sizes: Shape (buckets,): at least 1 each.
+        tally: How many batches of which size there are; at least one.
 
     Raises:
-        ValueError: There are no examples, the shapes differ, or a batch size is below 1.
+        ValueError: There is no batch.
     """
-    if counts.shape != batch_sizes.shape:
-        raise ValueError(f"{batch_sizes.size} batch sizes for {counts.size} buckets")
-    if not counts.size or counts.min() < 0 or counts.sum() < 1:
-        raise ValueError("at least one example is needed, and no negative count")
-    if batch_sizes.min() < 1:
-        raise ValueError(f"batch sizes must be at least 1, got {batch_sizes.min()}")
-    sizes = np.concatenate((batch_sizes, counts % batch_sizes))
-    batches = np.concatenate((counts // batch_sizes, np.ones_like(counts)))
-    there = (batches > 0) & (sizes > 0)
-    sizes, batches = sizes[there], batches[there]
-    mean = float(counts.sum()) / float(batches.sum())
-    variance = float(np.sum(batches * (sizes - mean) ** 2)) / float(batches.sum())
+    there = tally.numbers > 0
+    if not there.any():
+        raise ValueError("at least one batch is needed")
+    sizes, batches = tally.batch_sizes[there], tally.numbers[there]
+    mean = tally.examples / tally.batches
+    variance = float(np.sum(batches * (sizes - mean) ** 2)) / tally.batches
     return BatchSizes(
         smallest=int(sizes.min()), mean=mean, largest=int(sizes.max()), variation=math.sqrt(variance) / mean
     )

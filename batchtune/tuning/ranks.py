@@ -61,7 +61,7 @@ def rank_times(
 
     Args:
         histogram: The distinct lengths and their counts.
-        expected: The batches that the table gives of them.
+        expected: The batches that the table gives of them on one rank.
         table: The bucket table.
         batch_cost: Seconds of batches by their sizes and longest lengths.
         world_size: Number of ranks; 1: all three are the plain sum over the batches.
@@ -99,7 +99,7 @@ def _representative(histogram: Histogram, expected: ExpectedBatches, table: Buck
     starts = group_starts(expected, table, _REPRESENTATIVES)
     if starts.size == histogram.lengths.size:
         return histogram
-    batches = expected.full_batches + expected.remainder_batches
+    batches = expected.batches
     last = np.append(starts[1:], histogram.lengths.size) - 1
     total = np.add.reduceat(batches, starts)
     weighted = np.add.reduceat(batches * histogram.lengths, starts)
@@ -211,8 +211,9 @@ def _buckets(
     histogram: Histogram, expected: ExpectedBatches, table: BucketTable, batch_cost: BatchCost
 ) -> list[_Bucket]:
     """The buckets that hold examples."""
-    full = np.asarray(batch_cost(expected.batch_sizes.astype(np.float64), expected.lengths), dtype=np.float64)
-    rest = np.asarray(batch_cost(np.maximum(expected.remainders, 1).astype(np.float64), expected.lengths))
+    (sizes, full_counts), (rests, rest_counts) = expected.kinds
+    full = np.asarray(batch_cost(sizes.astype(np.float64), expected.lengths), dtype=np.float64)
+    rest = np.asarray(batch_cost(np.maximum(rests, 1).astype(np.float64), expected.lengths))
     edges, counts = table.edges(histogram), table.counts(histogram)
     up_to = np.concatenate(([0], histogram.cumulative))
     found = []
@@ -226,8 +227,8 @@ def _buckets(
                 up_to=up_to[start : end + 1] - up_to[start],
                 full_seconds=np.maximum.accumulate(full[start:end]),
                 rest_seconds=np.maximum.accumulate(rest[start:end]),
-                full_counts=expected.full_batches[start:end],
-                rest_counts=expected.remainder_batches[start:end],
+                full_counts=full_counts[start:end],
+                rest_counts=rest_counts[start:end],
             )
         )
     return found

@@ -56,7 +56,8 @@ def recommend(
     near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
     chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
     barred = [row for index, row in enumerate(rows) if index not in costs and _cost(row, timed) < costs[best]]
-    return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed, _why_barred(barred, fixed, timed)))
+    others = _faster_baselines(rows[chosen], baselines) + _why_barred(barred, fixed, timed)
+    return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed, others, barred=bool(barred)))
 
 
 def _why_none(rows: Sequence[Row], fewer: Sequence[Row], fixed: Baseline, min_randomness: float | None) -> str:
@@ -102,7 +103,23 @@ def _why_barred(barred: Sequence[Row], fixed: Baseline, timed: bool) -> str:
     return f"; {_name(least)} would take {cost}, but {what}"
 
 
-def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool, barred: str) -> str:
+def _faster_baselines(chosen: Row, baselines: Sequence[Baseline]) -> str:
+    """Where the fixed batch size takes less time than the recommended row; empty where it does not."""
+    ours = chosen.estimated_epoch_seconds
+    times = [(baseline.estimated_epoch_seconds, _HOW_FIXED[baseline.name]) for baseline in baselines]
+    faster = [
+        f"{format_seconds(time)} {how}" for time, how in times if time is not None and ours is not None and time < ours
+    ]
+    return f", but would take less time: an estimated {' and '.join(faster)}" if faster else ""
+
+
+_HOW_FIXED = {
+    "fixed-random": "with shuffled examples",
+    "fixed-sorted": "with examples sorted by length, where the same ones always share a batch",
+}
+
+
+def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool, others: str, *, barred: bool) -> str:
     if timed and chosen.estimated_epoch_seconds is not None:
         seconds = format_seconds(chosen.estimated_epoch_seconds)
         needs = f"takes an estimated {seconds} an epoch ({format_number(chosen.batches)} batches)"
@@ -110,9 +127,9 @@ def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool, barred: str) -
     else:
         needs, least = f"needs {format_number(chosen.batches)} batches", f"{format_number(best.batches)}"
     start = f"{_name(chosen)} {needs}"
-    against = f"a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}{barred}"
+    against = f"a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}{others}"
     if chosen is best:
-        which = "no other that may be recommended" if barred else "no table"
+        which = "no other that may be recommended" if barred else "no table swept"
         return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}; {against}"
     above = _cost(chosen, timed) / _cost(best, timed) - 1
     how_far = (

@@ -8,10 +8,11 @@ from typing import cast
 
 import numpy as np
 
+from batchtune.batching import epochs
+from batchtune.batching.epochs import ON_ONE_RANK, Dealing
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.limits import Limits
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import Histogram, IntArray, Lengths
@@ -36,6 +37,7 @@ def saturation(
     fraction: float = 0.95,
     points: int = 24,
     epoch: EpochSeconds | None = None,
+    dealing: Dealing = ON_ONE_RANK,
 ) -> Saturation | None:
     """The throughput of the optimal table (over full batches) at values of max_batch_length up to the largest allowed.
 
@@ -55,6 +57,7 @@ def saturation(
         num_buckets: The most buckets that the optimal table may have, at least 1.
         fraction: Of the best throughput among the points that the smallest max_batch_length must reach.
         epoch: The time of an epoch, on several ranks for instance; None: the sum over its batches.
+        dealing: How the batches of all ranks are cut, which are counted.
         points: How many values to compare, at least 2; fewer where rounding makes some equal.
 
     Returns:
@@ -80,7 +83,7 @@ def saturation(
     def summed(expected: ExpectedBatches, table: BucketTable) -> float:
         return epoch_seconds(expected, table, known, targets)
 
-    data = _Data(histogram, lengths.total, step_seconds, targets, fits, epoch or summed)
+    data = _Data(histogram, lengths.total, step_seconds, targets, fits, epoch or summed, dealing)
     found = [
         _point(data, replace(limits, max_batch_length=value), num_buckets)
         for value in _values(lengths, limits.max_batch_length, points)
@@ -109,6 +112,7 @@ class _Data:
     targets: TypicalTargets | None
     fits: IntArray | None
     epoch: EpochSeconds
+    dealing: Dealing
 
 
 def _point(data: _Data, limits: Limits, num_buckets: int) -> SaturationPoint:
@@ -120,12 +124,12 @@ def _point(data: _Data, limits: Limits, num_buckets: int) -> SaturationPoint:
     each = np.asarray(batch_seconds(data.step_seconds, data.targets)(whole, ends), dtype=np.float64) / whole
     (boundaries,) = optimal_boundaries(data.histogram, each, [num_buckets])
     table = BucketTable(boundaries, sizes[np.searchsorted(ends, boundaries)])
-    batches = count_batches(data.histogram, table)
+    tally = epochs.tally(table.counts(data.histogram), table.batch_sizes, data.dealing)
     seconds = data.epoch(expected_batches(data.histogram, table), table)
     return SaturationPoint(
         max_batch_length=limits.max_batch_length,
-        batches=batches,
-        mean_batch_size=data.histogram.count / batches,
+        batches=tally.batches,
+        mean_batch_size=tally.examples / tally.batches,
         estimated_epoch_seconds=seconds,
         throughput=data.total / seconds,
     )

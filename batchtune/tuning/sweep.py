@@ -16,7 +16,17 @@ from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
-from batchtune.results import Baseline, LearningRate, Row, Saturation, Sizing, Sweep, TwoDimensionalRow, meta_of
+from batchtune.results import (
+    Baseline,
+    BucketUse,
+    LearningRate,
+    Row,
+    Saturation,
+    Sizing,
+    Sweep,
+    TwoDimensionalRow,
+    meta_of,
+)
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
 from batchtune.tuning.current import Current, CurrentTable, current_table
@@ -230,7 +240,7 @@ def sweep(
         two_dimensional=_two_dimensional(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
-        buckets=[] if recommended is None else bucket_uses(lengths, pricing.lengths, _table(recommended)),
+        buckets=_bucket_uses(lengths, pricing, recommended),
     )
 
 
@@ -293,6 +303,12 @@ def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
 
 def _table(row: Row) -> BucketTable:
     return BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64))
+
+
+def _bucket_uses(lengths: Lengths, pricing: Pricing, recommended: Row | None) -> list[BucketUse]:
+    if recommended is None:
+        return []
+    return bucket_uses(lengths, pricing.lengths, _table(recommended), pricing.ranks.dealing)
 
 
 def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced]) -> Row:
@@ -385,6 +401,7 @@ def _saturation(
         num_buckets,
         fraction=settings.throughput_fraction,
         epoch=pricing.epoch_seconds,
+        dealing=pricing.ranks.dealing,
     )
 
 

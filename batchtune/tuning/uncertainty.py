@@ -124,7 +124,7 @@ def group_starts(expected: ExpectedBatches, table: BucketTable, most: int) -> np
     lengths = expected.lengths
     if lengths.size <= most:
         return np.arange(lengths.size)
-    batches = np.cumsum(expected.full_batches + expected.remainder_batches)
+    batches = np.cumsum(expected.batches)
     place = batches / batches[-1] + (lengths - lengths[0]) / (lengths[-1] - lengths[0])
     changes = np.flatnonzero(np.diff(np.floor(place * (most / 2)))) + 1
     edges = np.searchsorted(lengths, table.boundaries, side="right")
@@ -136,10 +136,7 @@ def _representatives(expected: ExpectedBatches, table: BucketTable) -> tuple[Flo
     starts = group_starts(expected, table, _REPRESENTATIVES)
     last = np.append(starts[1:], expected.lengths.size) - 1
     sizes, lengths, counts = [], [], []
-    for size, batches in (
-        (expected.batch_sizes, expected.full_batches),
-        (expected.remainders, np.where(expected.remainders > 0, expected.remainder_batches, 0.0)),
-    ):
+    for size, batches in expected.kinds:
         count = np.add.reduceat(batches, starts)
         there = count > 0
         mean = np.add.reduceat(batches * expected.lengths, starts)[there] / count[there]

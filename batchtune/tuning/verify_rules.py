@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,13 @@ _HARMLESS_SHARE = 0.05
 # Growth counts where it is this many times as large as what the figures spread by anyhow.
 _ABOVE_NOISE = 4.0
 
+# Growth at the end that is less than this part of what it was before slows down, as that of a cache that fills up.
+_SAME_PACE = 2 / 3
+
+# The end is no fewer steps than these, and so many that growth at the same pace is so many times the noise of its mean.
+_FEWEST_AT_THE_END = 4
+_END_ABOVE_NOISE = 8.0
+
 # The allocator's cache settles after some steps more than once: it creeps where it has grown by this part of the
 # limit from the second to the last quarter, and in each half of that.
 _CACHE_SHARE = 0.02
@@ -35,17 +43,25 @@ class Growth:
         steps: Steps between the middles of these quarters.
         steady: Whether it grew from the second quarter to the third, and from that to the last.
         noise_bytes: By how much the figures spread around a straight line within a quarter: the interquartile range.
+        pace: Growth a step at the end / that from the second quarter to the third; 1 where these did not grow. The end
+            is as small a part of the last quarter as the noise allows.
     """
 
     total_bytes: float
     steps: float
     steady: bool
     noise_bytes: float
+    pace: float
 
     @property
     def per_step_bytes(self) -> float:
         """Growth a step."""
         return self.total_bytes / self.steps
+
+    @property
+    def slows_down(self) -> bool:
+        """Whether it grew clearly less at the end than before."""
+        return self.pace < _SAME_PACE
 
 
 def growth_of(figures: Sequence[int | None]) -> Growth | None:
@@ -63,30 +79,71 @@ def growth_of(figures: Sequence[int | None]) -> Growth | None:
     second, third, last = (float(np.median(quarter)) for quarter in quarters)
     steps = len(known) / 2
     rise = (last - second) / steps  # within a quarter it must not count as noise
-    noise = max(_spread(quarter - rise * np.arange(quarter.size)) for quarter in quarters)
-    return Growth(last - second, steps, second < third < last, noise)
+    return Growth(last - second, steps, second < third < last, _noise(quarters, rise), _pace(*quarters))
+
+
+def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
+    """The largest spread of the figures around a line that rises so much a step."""
+    return max(_spread(quarter - rise * np.arange(quarter.size)) for quarter in quarters)
+
+
+def _pace(second: FloatArray, third: FloatArray, end: FloatArray) -> float:
+    """Growth a step at the end of the last quarter / that from the second quarter to the third."""
+    before = _rise(second, third)
+    if before <= 0:
+        return 1.0
+    noise = _noise((second, third), before)  # not of the last: a bend is no noise
+    while True:
+        later = end[end.size // 2 :]
+        half = later.size / 2
+        if later.size < _FEWEST_AT_THE_END or before * half < _END_ABOVE_NOISE * noise / math.sqrt(half):
+            return _rise(*np.array_split(end, 2)) / before
+        end = later
+
+
+def _rise(first: FloatArray, second: FloatArray) -> float:
+    """Growth a step from the middle of some steps to that of those which follow."""
+    return float(np.median(second) - np.median(first)) / ((first.size + second.size) / 2)
 
 
 def leaks(rest: Growth | None, limit_bytes: int) -> bool:
-    """Whether memory in use between steps creeps: steadily, above the noise, and enough to matter.
+    """Whether memory in use between steps creeps, and did so to the end at the same pace: `settles` is the other case.
+
+    A cache that these steps did not fill looks the same.
 
     Args:
         rest: Of the bytes in use after each step, its batch freed.
         limit_bytes: The memory limit; what takes less than 5% of it in 10,000 steps does no harm.
     """
-    if rest is None or not rest.steady or rest.total_bytes < _ABOVE_NOISE * rest.noise_bytes:
+    return rest is not None and _creeps(rest, limit_bytes) and not rest.slows_down
+
+
+def settles(rest: Growth | None, limit_bytes: int) -> bool:
+    """Whether memory in use between steps crept, but less at the end, as with a cache that fills up.
+
+    Args:
+        rest: As for `leaks`.
+        limit_bytes: Likewise.
+    """
+    return rest is not None and _creeps(rest, limit_bytes) and rest.slows_down
+
+
+def _creeps(rest: Growth, limit_bytes: int) -> bool:
+    """Whether it grew: steadily, above the noise, and enough to matter."""
+    if not rest.steady or rest.total_bytes < _ABOVE_NOISE * rest.noise_bytes:
         return False
     return rest.per_step_bytes * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
 
 
-def cache_creeps(reserved: Growth | None, limit_bytes: int) -> bool:
+def cache_creeps(unused: Growth | None, limit_bytes: int) -> bool:
     """Whether the allocator's cache still grows: steadily, and by 2% of the limit from second to last quarter.
 
     Args:
-        reserved: Of the most bytes that the allocator held, step by step.
+        unused: Of the most bytes that the allocator held, step by step, less those in use after the step: what the
+            workload keeps is not the allocator's doing.
         limit_bytes: The memory limit.
     """
-    return reserved is not None and reserved.steady and reserved.total_bytes > _CACHE_SHARE * limit_bytes
+    return unused is not None and unused.steady and unused.total_bytes > _CACHE_SHARE * limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,19 +230,34 @@ SINGLE_FAILS = (
 
 
 def leak_reason(rest: Growth) -> str:
-    """What is told of memory in use that creeps."""
+    """What is told of memory in use that creeps, at the end as fast as before."""
     return (
-        f"Memory in use between steps grew by {format_size(rest.total_bytes)} in {rest.steps:.0f} steps "
-        f"({format_size(rest.per_step_bytes)} a step): the workload leaks, and any batch size runs out of memory in "
-        "the end. Something keeps tensors from step to step, such as a loss that is added to a list without .item() "
-        "or .detach()"
+        f"{_grew(rest)}, at the end as fast as before: the workload leaks, or fills a cache for which these steps are "
+        "too few (run more with --steps to tell). If it goes on, memory runs out whatever the batch size. Look for "
+        "what keeps tensors, such as a loss that is added to a list without .item() or .detach()"
     )
 
 
-def cache_reason(reserved: Growth) -> str:
+def settling_warning(rest: Growth) -> str:
+    """What is told of memory in use that crept, but less at the end."""
+    how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
+    return (
+        f"{_grew(rest)}, but {how} at the end, as with a cache that {cache}. Run more with --steps to see whether it "
+        "has stopped"
+    )
+
+
+def _grew(rest: Growth) -> str:
+    return (
+        f"Memory in use between steps grew by {format_size(rest.total_bytes)} in {rest.steps:.0f} steps "
+        f"({format_size(rest.per_step_bytes)} a step)"
+    )
+
+
+def cache_reason(unused: Growth) -> str:
     """What is told of an allocator's cache that creeps."""
     return (
-        f"The allocator's cache grew by {format_size(reserved.total_bytes)} in {reserved.steps:.0f} steps and was "
+        f"The allocator's cache grew by {format_size(unused.total_bytes)} in {unused.steps:.0f} steps and was "
         "still growing: memory is being fragmented by batches of different shapes. Set "
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and probe anew"
     )

@@ -13,6 +13,7 @@ from batchtune.batching import epochs
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.probe.protocol import Stepped
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
@@ -135,7 +136,7 @@ def verify(
     runner.run_shuffled(shuffled_batches(lengths, candidate, settings.seed), settings)
     judged = _Judgement.of(runner, lengths, candidate, settings, costs)
     proposal = None
-    if runner.failures and not judged.leaks:  # of a leak any size runs out of memory in the end
+    if runner.failures and not judged.leaks:  # what still grows would stop any size
         try:
             proposal = _proposal(runner, lengths, candidate, settings, probe, costs)
         except _Leaks as leaks:
@@ -193,7 +194,7 @@ def _proposal(
     """Smaller sizes, run as the ones that failed were: in a fresh worker, and for at least as many steps.
 
     Raises:
-        _Leaks: Memory creeps, so that no size is safe.
+        _Leaks: Memory creeps, so that nothing can be said of any size.
     """
     planned = _PROPOSAL_STEPS if failed.planned_steps is None else min(_PROPOSAL_STEPS, failed.planned_steps)
     steps = max(len(failed.shuffled), planned)
@@ -232,23 +233,33 @@ class _Judgement:
         """Judges all steps that were run."""
         rest, shuffled = runner.rest_growth(), until_failure(runner.shuffled)
         reserved = rules.growth_of([done.stepped.reserved_bytes for done in shuffled])
+        unused = rules.growth_of([_unused_bytes(done.stepped) for done in shuffled])
         timing = _timing(runner.shuffled, lengths, candidate, costs)
         limit = runner.device.limit_bytes
         reasons = rules.failure_reasons(runner.failures, candidate.table.boundaries.tolist(), lengths.unit)
         leaks = rules.leaks(rest, limit)
         if rest is not None and leaks:
             reasons.insert(0, rules.leak_reason(rest))
-        if reserved is not None and rules.cache_creeps(reserved, limit):
-            reasons.append(rules.cache_reason(reserved))
+        if unused is not None and rules.cache_creeps(unused, limit):
+            reasons.append(rules.cache_reason(unused))
         if not runner.failures and not timing.within(settings.time_tolerance):
             reasons.append(rules.time_reason(timing, settings.time_tolerance))
         return cls(rest, reserved, timing, leaks, reasons, list(_told(runner, rest, costs)))
+
+
+def _unused_bytes(stepped: Stepped) -> int | None:
+    """What the allocator held besides what stays in use between steps; None where it does not tell."""
+    if stepped.reserved_bytes is None:
+        return None
+    return stepped.reserved_bytes - (stepped.rest_bytes or 0)
 
 
 def _told(runner: Runner, rest: rules.Growth | None, costs: Costs) -> Iterator[str]:
     """What is worth a word, but no reason to fail."""
     if runner.alloc_retries:
         yield rules.retry_warning(runner.alloc_retries)
+    if rest is not None and rules.settles(rest, runner.device.limit_bytes):
+        yield rules.settling_warning(rest)
     if runner.failures:
         return
     if rest is None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.batching.samplers import count_batches
+from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 
@@ -38,7 +38,10 @@ def test_counting_refuses_lengths_beyond_the_last_boundary() -> None:
 
 
 def test_each_bucket_ends_in_one_batch_that_need_not_be_full() -> None:
-    assert count_batches(Lengths.of([1] * 7 + [3] * 4).histogram, table_of([1, 2, 3], [3, 3, 2])) == 3 + 0 + 2
+    assert (
+        expected_batches(Lengths.of([1] * 7 + [3] * 4).histogram, table_of([1, 2, 3], [3, 3, 2])).tally.batches
+        == 3 + 0 + 2
+    )
 
 
 @pytest.mark.parametrize(

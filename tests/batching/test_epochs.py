@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from batchtune.batching import epochs
 from batchtune.batching.epochs import Dealing, Drawing, EpochBatches, Grouped, Layout
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 
@@ -91,6 +90,38 @@ def test_all_ranks_have_as_many_batches_as_counted(
         assert len(rank) == len(list(rank)) == counted
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=6).filter(
+        lambda buckets: any(count for count, _ in buckets)
+    ),
+    st.integers(1, 70),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_the_tally_counts_the_batches_that_are_laid_out(
+    buckets: list[tuple[int, int]], world_size: int, same_bucket: bool, drop_last: bool
+) -> None:
+    counts, sizes = np.array(buckets, dtype=np.int64).T
+    dealing = Dealing(world_size=world_size, same_bucket=same_bucket, drop_last=drop_last)
+    layout, tally = epochs.lay_out(counts, sizes, dealing), epochs.tally(counts, sizes, dealing)
+    found: Counter[tuple[int, int]] = Counter()
+    for kind, bucket in zip(*np.nonzero(tally.numbers), strict=True):
+        found[int(bucket), int(tally.batch_sizes[kind, bucket])] += int(tally.numbers[kind, bucket])
+    assert found == Counter(zip(layout.buckets.tolist(), layout.batch_sizes.tolist(), strict=True))
+    assert (tally.batches, tally.examples) == (layout.starts.size, layout.batch_sizes.sum())
+    assert tally.largest.tolist() == [
+        layout.batch_sizes[layout.buckets == bucket].max(initial=0) for bucket in range(counts.size)
+    ]
+
+
+def test_the_tally_takes_batch_sizes_that_no_data_can_fill() -> None:
+    for same_bucket in (False, True):
+        dealing = Dealing(world_size=2, same_bucket=same_bucket)
+        found = epochs.tally(np.array([3, 0]), np.array([2**53, 2**53]), dealing)
+        assert (found.batches, found.examples, found.largest.tolist()) == (2, 3, [2, 0])
+
+
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=60)
 def test_a_batch_holds_examples_of_its_bucket_and_no_more_than_its_batch_size(
@@ -138,7 +169,7 @@ def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_m
 @settings(deadline=None, max_examples=60)
 def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, sizes: IntArray, drawing: Drawing) -> None:
     (only,) = of_all_ranks(lengths, sizes, Dealing(), drawing)
-    assert len(only) == count_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes))
+    assert len(only) == expected_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes)).tally.batches
 
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.epochs import Dealing, lay_out
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
@@ -56,20 +56,37 @@ def test_buckets_are_shuffled_apart_from_each_other(
     assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(tuple(apart))
 
 
+@given(
+    st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans()),
+)
+@settings(deadline=None, max_examples=60)
+def test_on_several_ranks_too_they_are_the_means_over_all_orders(
+    values: list[float], batch_size: int, dealing: Dealing
+) -> None:
+    layout = lay_out(np.array([len(values)]), np.array([batch_size]), dealing)
+    cuts = [(start, start + size) for start, size in zip(layout.starts, layout.batch_sizes, strict=True)]
+    padded = [sum((end - start) * max(order[start:end]) for start, end in cuts) for order in permutations(values)]
+    table = table_of([max(values)], [batch_size])
+    assert expected_batches(Lengths.of(values).histogram, table, dealing).padded_length == pytest.approx(
+        np.mean(padded)
+    )
+
+
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=300), st.integers(1, 400))
 @settings(deadline=None)
 def test_the_expected_batches_add_up_to_the_batches(values: list[float], batch_size: int) -> None:
     histogram = Lengths.of(values).histogram
     table = table_of([max(values)], [batch_size])
     batches = expected_batches(histogram, table)
-    total = batches.full_batches.sum() + batches.remainder_batches.sum()
-    assert total == pytest.approx(count_batches(histogram, table))
+    assert batches.batches.sum() == pytest.approx(batches.tally.batches)
 
 
 def test_a_million_examples_lose_no_precision_that_matters() -> None:
     values = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(float)
     batches = expected_batches(Lengths.of(values).histogram, table_of([1000], [37]))
-    assert batches.full_batches.sum() == pytest.approx(1_000_000 // 37, rel=1e-12)
+    assert batches.kinds[0][1].sum() == pytest.approx(1_000_000 // 37, rel=1e-12)
     # The mean of the longest of 37 out of 1..999, drawn with as good as no depletion.
     levels = np.arange(1, 1000)
     mean = float(np.sum(1 - ((levels - 1) / 999) ** 37))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Histogram, Lengths
+
+DROPPING = Dealing(drop_last=True)
 
 
 def histogram_of(values: list[float]) -> Histogram:
@@ -22,12 +23,15 @@ def histogram_of(values: list[float]) -> Histogram:
     values=st.lists(st.floats(0.1, 100) | st.integers(1, 9).map(float), min_size=1, max_size=120),
     boundaries=st.sets(st.integers(1, 99), max_size=8),
     batch_sizes=st.lists(st.integers(1, 40), min_size=9, max_size=9),
+    dealing=st.builds(Dealing, world_size=st.integers(1, 9), same_bucket=st.booleans()),
 )
 @settings(deadline=None, max_examples=200)
-def test_both_ways_give_the_same(values: list[float], boundaries: set[int], batch_sizes: list[int]) -> None:
+def test_both_ways_give_the_same(
+    values: list[float], boundaries: set[int], batch_sizes: list[int], dealing: Dealing
+) -> None:
     ends = np.array([*sorted(boundaries), 100.0])
     table = BucketTable(ends, np.array(batch_sizes[: ends.size], dtype=np.int64))
-    expected = expected_batches(histogram_of(values), table)
+    expected = expected_batches(histogram_of(values), table, dealing)
     assert expected._padded_length_by_examples() == pytest.approx(expected.sum_of(np.multiply), rel=1e-11)
 
 
@@ -43,7 +47,7 @@ def test_both_ways_give_the_same_with_many_examples(batch_size: int, distinct: b
 
 
 def test_without_remainders_full_batches_alone_count() -> None:
-    expected = expected_batches(histogram_of([1.0, 2.0, 3.0]), BucketTable(np.array([3.0]), np.array([2])))
-    full_alone = replace(expected, remainders=np.zeros_like(expected.remainders))
+    histogram, table = histogram_of([1.0, 2.0, 3.0]), BucketTable(np.array([3.0]), np.array([2]))
+    expected, full_alone = expected_batches(histogram, table), expected_batches(histogram, table, DROPPING)
     assert full_alone.padded_length == pytest.approx(2 * (2 + 3 + 3) / 3)
     assert expected.padded_length == pytest.approx(full_alone.padded_length + 2)

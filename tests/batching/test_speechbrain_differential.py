@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.epochs import EpochBatches
-from batchtune.batching.samplers import count_batches, speechbrain_boundaries, speechbrain_table
+from batchtune.batching.expectation import expected_batches
+from batchtune.batching.samplers import speechbrain_boundaries, speechbrain_table
 from batchtune.batching.speechbrain import BATCH_ORDERINGS, speechbrain_batches
 from batchtune.lengths import FloatArray, Lengths
 
@@ -61,7 +62,7 @@ def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
     histogram = Lengths.of(values).histogram
     table = speechbrain_table(histogram, max_batch_length, num_buckets=num_buckets, max_batch_ex=max_batch_ex)
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
-    assert count_batches(histogram, table) == len(real)
+    assert expected_batches(histogram, table).tally.batches == len(real)
 
 
 @given(
@@ -82,7 +83,7 @@ def test_given_boundaries_make_the_batches_of_speechbrain(
     histogram = Lengths.of(values).histogram
     table = speechbrain_table(histogram, max_batch_length, bucket_boundaries=bucket_boundaries)
     assert table.batch_sizes.tolist() == real._bucket_lens[: table.num_buckets]
-    assert count_batches(histogram, table) == len(real)
+    assert expected_batches(histogram, table).tally.batches == len(real)
 
 
 def test_lengths_on_the_boundaries_fall_into_the_buckets_of_speechbrain(
@@ -92,7 +93,7 @@ def test_lengths_on_the_boundaries_fall_into_the_buckets_of_speechbrain(
     values = np.concatenate((ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf))).repeat(5).tolist()
     real = real_dynamic_batch_sampler(range(len(values)), 600, 12, lengths_list=values)
     histogram = Lengths.of(values).histogram
-    assert count_batches(histogram, speechbrain_table(histogram, 600, num_buckets=12)) == len(real)
+    assert expected_batches(histogram, speechbrain_table(histogram, 600, num_buckets=12)).tally.batches == len(real)
 
 
 def test_a_table_needs_boundaries_or_their_number() -> None:

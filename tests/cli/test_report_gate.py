@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from cli.conftest import Run, command, run_here
 from test_house import HEAVY, loaded_after
@@ -80,6 +81,18 @@ def test_the_exit_code_says_what_became_of_the_rules(
     assert len([line for line in ran.stderr.splitlines() if line.startswith(("Fails:", "Error:"))]) == len(
         [rule for rule in rules if rule != HOLDS]
     )
+
+
+@pytest.mark.parametrize(("ranks", "code"), [((), 0), (("--world-size", 64, "--same-bucket"), 3)])
+def test_padding_is_held_to_what_all_ranks_run(
+    batchtune: Run, tmp_path: Path, ranks: tuple[object, ...], code: int
+) -> None:
+    lengths = np.random.default_rng(0).lognormal(1.5, 0.6, 3000).clip(0.5, 30).round(1)
+    rows = (f"utt{number},{length}\n" for number, length in enumerate(lengths.tolist()))
+    (tmp_path / "train.csv").write_text("id,duration\n" + "".join(rows))
+    options = ("--max-batch-length", 60, "--num-buckets", 20, "--strategy", "linear", *ranks)
+    assert batchtune("sweep-buckets", "train.csv", *options).returncode == 0
+    assert batchtune("report", "--fail-if", "padding_ratio > 20%").returncode == code
 
 
 def test_the_exit_code_is_that_of_the_process(swept: Path, tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ import pytest
 from report_records import made_probe, made_sweep
 
 from batchtune.errors import ResultError
+from batchtune.lengths import Lengths
 from batchtune.reports import RunResults, load_run
 from batchtune.results import Probe, Sweep, write_result
+from batchtune.tuning.pricing import Ranks
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 
 
 def write_run(folder: Path, probe: Probe | None = None, sweep: Sweep | None = None) -> Path:
@@ -33,6 +36,15 @@ def test_the_name_is_the_folders_without_the_path_to_it(tmp_path: Path, monkeypa
 
 def test_a_probe_alone_is_a_run(tmp_path: Path) -> None:
     assert load_run(write_run(tmp_path, probe=made_probe())).sweep is None
+
+
+def test_on_several_ranks_examples_are_dealt_twice(tmp_path: Path) -> None:
+    lengths, ranks = Lengths.of([1.0, 2, 3, 9, 9, 30]), Ranks(world_size=4, same_bucket=True)
+    swept = sweep(lengths, 40, SweepSettings(strategies=("linear",), num_buckets=(1, 2), ranks=ranks), Costs())
+    assert any(row.repeated_examples for row in swept.rows)
+    for index in range(len(swept.rows)):
+        chosen = msgspec.structs.replace(swept, recommended=index, buckets=[])
+        assert load_run(write_run(tmp_path, sweep=chosen)).sweep == chosen
 
 
 def test_a_sweep_alone_is_a_run(tmp_path: Path) -> None:

@@ -23,6 +23,19 @@ def test_the_first_sentence_says_what_to_set_and_what_it_saves() -> None:
     )
 
 
+def test_on_several_ranks_the_batches_are_those_of_all() -> None:
+    sweep = msgspec.structs.replace(made_sweep(), settings={"world_size": 8})
+    assert ": an epoch on 8 ranks needs 634 batches where" in summary_of(sweep)[0]
+
+
+def test_a_current_config_is_called_better_than_what_is_recommended_alone() -> None:
+    sweep = made_sweep()
+    assert sweep.recommended_row is not None
+    better = msgspec.structs.replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
+    sentences = summary_of(msgspec.structs.replace(sweep, current=better))
+    assert "Your current config is better than the recommended table: keep it." in sentences
+
+
 def test_estimated_times_are_compared_where_they_are_known() -> None:
     assert summary_of(made_sweep())[1] == (
         "One epoch is estimated at 3 min 20 s: 1.34 times faster than SpeechBrain's num_buckets=20 "
@@ -39,7 +52,7 @@ def test_without_times_batches_are_compared_and_it_says_so() -> None:
 
 def test_the_bound_is_told_with_the_distance_from_it() -> None:
     assert summary_of(made_sweep(timed=False))[2] == (
-        "The bound that nothing can beat is 604 batches: this is 5.0% above it."
+        "The bound that no bucket table can beat is 604 batches: this is 5.0% above it."
     )
 
 
@@ -90,7 +103,8 @@ def test_a_sweep_without_speechbrain_and_baselines_still_has_a_summary() -> None
     assert summary_of(bare) == [
         "Set 10 buckets (optimal) with max_batch_length = 600 s: an epoch needs 641 batches.",
         "One epoch is estimated at 3 min 22 s.",
-        "The bound that nothing can beat is 604 batches and 3 min 13 s: this is 6.1% and 4.7% above it.",
+        "The bound that no bucket table can beat is 604 batches and an estimated 3 min 13 s: this is 6.1% and 4.7% "
+        "above it.",
         "Padding is 4.0% of all cells.",
     ]
 

@@ -24,8 +24,8 @@ def test_a_sweep_that_knows_nothing_more_says_nothing_more() -> None:
 def test_the_users_settings_now_come_before_any_other() -> None:
     first, second, *_ = summary_sentences(RunResults(name="run", probe=None, sweep=whole_sweep()))
     assert first == (
-        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch needs 634 batches where your current config "
-        "(train.yaml) needs 1021 and a fixed batch size of 24 needs 1190."
+        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch on 8 ranks needs 634 batches where your "
+        "current config (train.yaml) needs 1021 and a fixed batch size of 24 needs 1190."
     )
     assert "1.34 times faster than your current config (4 min 27 s)" in second
 
@@ -55,6 +55,15 @@ def test_what_waiting_costs_is_told() -> None:
     assert sentence(whole_sweep(), "On 8 ranks") == (
         "On 8 ranks an epoch takes 27.5 s where each takes whatever batch comes (10.0% more than if none waited), "
         "25.5 s (2.0% more) where all take the same bucket's; 80 steps, each with whatever batch comes."
+    )
+
+
+@pytest.mark.parametrize(("repeated", "said"), [(1, "1 example is dealt twice"), (56, "56 examples are dealt twice")])
+def test_what_is_dealt_twice_is_told(repeated: int, said: str) -> None:
+    sweep = whole_sweep()
+    rows = [msgspec.structs.replace(row, repeated_examples=repeated) for row in sweep.rows]
+    assert sentence(msgspec.structs.replace(sweep, rows=rows), said) == (
+        f"{said}, so that each of the 8 ranks has as many batches; the second time counts as padding."
     )
 
 

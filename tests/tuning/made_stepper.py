@@ -56,6 +56,7 @@ class MadeStepper:
         limit_bytes: More runs out of memory.
         slower: Every step takes so many times longer.
         leak_bytes: In use between steps, more with each.
+        cached_bytes: The same of something bounded, by the number of steps so far.
         cache_bytes: Held by the allocator, more with each step.
         retries: Of every step.
         fails: What a step does instead, or None; told the shape and the number of steps so far in this worker.
@@ -65,6 +66,7 @@ class MadeStepper:
     device: Device = field(default_factory=made_device)
     slower: float = 1.0
     leak_bytes: int = 0
+    cached_bytes: Callable[[int], int] = lambda steps: 0
     cache_bytes: int = 0
     retries: int = 0
     fails: Callable[[BatchShape, int], Stepped | None] = lambda shape, step: None
@@ -85,16 +87,16 @@ class MadeStepper:
         failed = self.fails(shape, self.steps)
         if failed is not None:
             return failed
-        rest = BASE_BYTES + self.leak_bytes * self.steps
-        peak = need(shape) + self.leak_bytes * self.steps
+        kept = self.leak_bytes * self.steps + self.cached_bytes(self.steps)
+        peak = need(shape) + kept
         if peak > self.limit_bytes:
             return Stepped(outcome="oom", error="CUDA out of memory", stage="step")
         return Stepped(
             outcome="ok",
             step_seconds=seconds(shape) * self.slower,
             peak_bytes=peak,
-            reserved_bytes=LIMIT_BYTES // 2 + self.cache_bytes * self.steps,
-            rest_bytes=rest,
+            reserved_bytes=LIMIT_BYTES // 2 + kept + self.cache_bytes * self.steps,
+            rest_bytes=BASE_BYTES + kept,
             alloc_retries=self.retries,
         )
 

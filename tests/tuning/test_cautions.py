@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
-from batchtune.batching.samplers import count_batches
 from batchtune.lengths import Lengths
 from batchtune.results import Row
 from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
@@ -21,7 +21,7 @@ def row_of(found: CurrentTable) -> Row:
     counts = table.counts(histogram)
     used = counts > 0
     longest = histogram.lengths[table.edges(histogram)[1:][used] - 1]
-    batches = count_batches(histogram, table)
+    batches = expected_batches(histogram, table).tally.batches
     return Row(
         strategy="current",
         sizing=found.sizing,

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from batchtune.batching.samplers import count_batches, speechbrain_table
+from batchtune.batching.expectation import expected_batches
+from batchtune.batching.samplers import speechbrain_table
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.tuning.current import Current, CurrentTable, current_table, read_current
@@ -69,7 +70,7 @@ class TestWrittenOut:
 
     def test_a_fixed_batch_size_is_one_bucket(self) -> None:
         found = table_of("batch_size=16")
-        assert count_batches(LENGTHS.histogram, found.table) == math.ceil(3000 / 16)
+        assert expected_batches(LENGTHS.histogram, found.table).tally.batches == math.ceil(3000 / 16)
         assert (found.describe, found.exact, found.max_batch_length) == ("fixed batches of 16", True, None)
 
     def test_boundaries_with_sizes_are_a_table(self) -> None:
@@ -387,7 +388,9 @@ class TestNeMoFiles:
         )
         written = "".join(f",{name.replace('max_cuts', 'batch_size')}={value}" for name, value in settings.items())
         found = table_of(f"bucket_duration_bins=6:12,batch_duration=300{written}")
-        assert count_batches(found.lengths.histogram, found.table) == pytest.approx(sum(1 for _ in sampler), rel=0.06)
+        assert expected_batches(found.lengths.histogram, found.table).tally.batches == pytest.approx(
+            sum(1 for _ in sampler), rel=0.06
+        )
 
     def test_lhotse_makes_as_many_batches_of_bins_with_sizes(self) -> None:
         sampling = pytest.importorskip("lhotse.dataset.sampling.dynamic_bucketing")
@@ -404,7 +407,7 @@ class TestNeMoFiles:
             rank=0,
         )
         found = table_of("bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8", Lengths.of(values, unit="s"))
-        assert sum(1 for _ in sampler) == count_batches(found.lengths.histogram, found.table)
+        assert sum(1 for _ in sampler) == expected_batches(found.lengths.histogram, found.table).tally.batches
 
 
 class TestBatchtunesOwn:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Lengths
@@ -32,11 +33,13 @@ def test_wide_spans_have_bins_of_even_ratio() -> None:
     assert bins[30].to / bins[29].to == pytest.approx(bins[20].to / bins[19].to)
 
 
-def test_the_buckets_together_are_the_row() -> None:
+@pytest.mark.parametrize("dealing", [Dealing(), Dealing(world_size=16), Dealing(world_size=16, same_bucket=True)])
+def test_the_buckets_together_are_the_row(dealing: Dealing) -> None:
     lengths = Lengths.of(np.random.default_rng(0).gamma(4, 3, 500).round(1) + 0.1)
     table = BucketTable(np.array([5.0, 12.0, 30.0, 80.0]), np.array([20, 9, 4, 1]))
-    uses = bucket_uses(lengths, lengths, table)
+    uses = bucket_uses(lengths, lengths, table, dealing)
     assert [use.examples for use in uses] == table.counts(lengths.histogram).tolist()
     assert sum(use.length for use in uses) == pytest.approx(lengths.total)
-    expected = expected_batches(lengths.histogram, table)
+    expected = expected_batches(lengths.histogram, table, dealing)
+    assert sum(use.batches for use in uses) == expected.tally.batches
     assert sum(use.padded_length for use in uses) == pytest.approx(expected.padded_length)

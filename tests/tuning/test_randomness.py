@@ -7,40 +7,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.tuning.randomness import batch_size_statistics, learning_rate_hint, meeting_probability
+from batchtune.batching.epochs import ON_ONE_RANK, Dealing, tally
+from batchtune.tuning.randomness import BatchSizes, batch_size_statistics, learning_rate_hint, meeting_probability
 
 BUCKETS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=6).filter(
     lambda buckets: any(count for count, _ in buckets)
 )
 
 
+def statistics_of(counts: list[int], batch_sizes: list[int], dealing: Dealing = ON_ONE_RANK) -> BatchSizes:
+    return batch_size_statistics(tally(np.array(counts), np.array(batch_sizes), dealing))
+
+
 @given(BUCKETS)
 @settings(deadline=None, max_examples=200)
 def test_the_statistics_are_those_of_the_batches_written_out(buckets: list[tuple[int, int]]) -> None:
     sizes = [min(size, count - start) for count, size in buckets for start in range(0, count, size)]
-    counts, batch_sizes = np.array(buckets, dtype=np.int64).T
-    found = batch_size_statistics(counts, batch_sizes)
+    found = statistics_of([count for count, _ in buckets], [size for _, size in buckets])
     assert (found.smallest, found.largest) == (min(sizes), max(sizes))
     assert found.mean == pytest.approx(np.mean(sizes), rel=1e-12)
     assert found.variation == pytest.approx(np.std(sizes) / np.mean(sizes), abs=1e-12)
 
 
 def test_batches_of_one_size_have_no_variation() -> None:
-    assert batch_size_statistics(np.array([12, 24]), np.array([4, 4])).variation == 0
+    assert statistics_of([12, 24], [4, 4]).variation == 0
 
 
 def test_a_batch_size_that_no_data_can_fill_is_no_batch() -> None:
-    found = batch_size_statistics(np.array([3, 0]), np.array([2**53, 2**53]))
+    found = statistics_of([3, 0], [2**53, 2**53])
     assert (found.smallest, found.mean, found.largest, found.variation) == (3, 3.0, 3, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("counts", "sizes", "message"),
-    [([0, 0], [1, 1], "at least one example"), ([1], [1, 2], "2 batch sizes for 1"), ([1], [0], "at least 1, got 0")],
-)
-def test_what_is_no_epoch_is_refused(counts: list[int], sizes: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        batch_size_statistics(np.array(counts), np.array(sizes))
+def test_an_example_that_is_dealt_twice_counts_twice() -> None:
+    found = statistics_of([3], [2], Dealing(world_size=4, same_bucket=True))
+    assert (found.smallest, found.mean, found.largest) == (1, 1.0, 1)
+
+
+def test_no_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one batch"):
+        statistics_of([0, 0], [1, 1])
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))

@@ -32,7 +32,7 @@ def row(
     )
 
 
-def fixed(batches: int) -> list[Baseline]:
+def fixed(batches: int, shuffled: float | None = None, by_length: float | None = None) -> list[Baseline]:
     return [
         Baseline(
             name=name,
@@ -40,9 +40,9 @@ def fixed(batches: int) -> list[Baseline]:
             batches=batches,
             padded_length=1.0,
             padding_ratio=0.0,
-            estimated_epoch_seconds=None,
+            estimated_epoch_seconds=seconds,
         )
-        for name in ("fixed-random", "fixed-sorted")
+        for name, seconds in (("fixed-random", shuffled), ("fixed-sorted", by_length))
     ]
 
 
@@ -92,7 +92,8 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
         ),
         (
             [row(628, 1)],
-            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1190",
+            "optimal with 1 bucket needs 628 batches, and no table swept needs fewer; a fixed batch size of 24 needs "
+            "1190",
         ),
         (
             [row(634, 12, 725.0, sizing="frontier"), row(640, 20, 722.0)],
@@ -103,7 +104,7 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
         (
             [row(634, 12, 725.0)],
             "optimal with 12 buckets takes an estimated 12 min 05 s an epoch (634 batches), "
-            "and no table takes less time; a fixed batch size of 24 needs 1190",
+            "and no table swept takes less time; a fixed batch size of 24 needs 1190",
         ),
         (
             [row(1300, 12), row(1250, 14, strategy="linear")],
@@ -114,3 +115,30 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
 )
 def test_the_reason_is_a_sentence_for_people(rows: list[Row], reason: str) -> None:
     assert recommend(rows, fixed(1190)).reason == reason
+
+
+SHUFFLED = "11 min 40 s with shuffled examples"
+BY_LENGTH = "11 min 30 s with examples sorted by length, where the same ones always share a batch"
+
+
+@pytest.mark.parametrize(
+    ("shuffled", "by_length", "said"),
+    [
+        (725.0, 725.0, ""),
+        (900.0, 690.0, f", but would take less time: an estimated {BY_LENGTH}"),
+        (700.0, 900.0, f", but would take less time: an estimated {SHUFFLED}"),
+        (700.0, 690.0, f", but would take less time: an estimated {SHUFFLED} and {BY_LENGTH}"),
+    ],
+)
+def test_a_fixed_batch_size_that_takes_less_time_is_in_the_reason(shuffled: float, by_length: float, said: str) -> None:
+    found = recommend([row(634, 12, 725.0)], fixed(1190, shuffled, by_length))
+    assert found.index == 0
+    assert found.reason.endswith(f"a fixed batch size of 24 needs 1190{said}")
+
+
+def test_what_may_not_be_recommended_is_told_after_a_faster_fixed_batch_size() -> None:
+    reason = recommend([row(634, 12, 725.0), row(2000, 9, 600.0)], fixed(1190, None, 690.0)).reason
+    assert reason.endswith(
+        f"a fixed batch size of 24 needs 1190, but would take less time: an estimated {BY_LENGTH}; "
+        "optimal with 9 buckets would take 10 min 00 s, but needs more batches than that"
+    )

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.samplers import count_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
@@ -55,7 +55,7 @@ def test_each_point_is_what_its_optimal_table_costs() -> None:
         sizes = batch_sizes_for(ends, point.max_batch_length)
         (boundaries,) = optimal_boundaries(SPEECH.histogram, step_seconds(sizes, ends) / sizes, [6])
         table = BucketTable(boundaries, batch_sizes_for(boundaries, point.max_batch_length))
-        assert point.batches == count_batches(SPEECH.histogram, table)
+        assert point.batches == expected_batches(SPEECH.histogram, table).tally.batches
         assert point.mean_batch_size == pytest.approx(SPEECH.count / point.batches)
         assert point.estimated_epoch_seconds == pytest.approx(estimated_epoch_seconds(SPEECH, table, step_seconds))
         assert point.throughput == pytest.approx(SPEECH.total / point.estimated_epoch_seconds)

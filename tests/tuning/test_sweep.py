@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -318,6 +319,69 @@ def test_with_ranks_in_the_same_bucket_the_steps_are_those_of_the_sampler() -> N
         assert row.steps == len(sampler)
 
 
+def epochs_of(row: Row, values: FloatArray, ranks: Ranks, number: int) -> Iterator[list[list[int]]]:
+    """The batches that all ranks' samplers make, epoch by epoch."""
+    samplers = [
+        BucketBatchSampler(
+            values,
+            bucket_boundaries=row.boundaries,
+            bucket_batch_sizes=row.batch_sizes,
+            rank=rank,
+            world_size=ranks.world_size,
+            same_bucket=ranks.same_bucket,
+        )
+        for rank in range(ranks.world_size)
+    ]
+    for _ in range(number):
+        yield [batch for sampler in samplers for batch in sampler]
+
+
+@pytest.mark.parametrize("same_bucket", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 8, 64])
+def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_bucket: bool) -> None:
+    ranks, values = Ranks(world_size=world_size, same_bucket=same_bucket), SPEECH[:1500]
+    chosen = SweepSettings(strategies=("optimal", "linear"), num_buckets=(7,), ranks=ranks)
+    for row in sweep(Lengths.of(values), 150, chosen, NONE_KNOWN).rows:
+        cells = []
+        for batches in epochs_of(row, values, ranks, 20):
+            sizes = [len(batch) for batch in batches]
+            assert row.batches == len(batches)
+            assert row.repeated_examples == sum(sizes) - len(set(itertools.chain(*batches)))
+            assert (row.smallest_batch_size, row.largest_batch_size) == (min(sizes), max(sizes))
+            assert row.mean_batch_size == pytest.approx(np.mean(sizes))
+            assert row.batch_size_variation == pytest.approx(np.std(sizes) / np.mean(sizes))
+            padded = [len(batch) * values[batch].max() for batch in batches]
+            assert max(padded) <= row.largest_padded_length * (1 + 1e-9)
+            cells.append(sum(padded))
+        assert abs(np.mean(cells) - row.padded_length) < 4 * np.std(cells) / np.sqrt(len(cells))
+        assert row.padding_ratio == pytest.approx(1 - values.sum() / row.padded_length)
+        assert row.fill == pytest.approx(values.sum() / (row.batches * 150))
+
+
+@pytest.mark.parametrize("ranks", [Ranks(world_size=8), Ranks(world_size=8, same_bucket=True)])
+def test_baselines_and_the_bound_are_of_as_many_ranks_as_the_rows(ranks: Ranks) -> None:
+    one = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,)), NONE_KNOWN)
+    several = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), ranks=ranks), NONE_KNOWN)
+    of_one, of_several = (*one.baselines, one.lower_bound), (*several.baselines, several.lower_bound)
+    for alone, together in zip(of_one, of_several, strict=True):
+        assert together.batches == 8 * math.ceil(alone.batches / 8)
+        assert alone.padded_length * 0.98 < together.padded_length <= alone.padded_length
+    assert several.lower_bound.batches <= min(row.batches for row in several.rows)
+
+
+def test_a_fixed_batch_size_is_what_a_sampler_of_one_bucket_runs() -> None:
+    ranks = Ranks(world_size=8)
+    baseline = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), ranks=ranks), NONE_KNOWN).baselines[0]
+    one_bucket = msgspec.structs.replace(
+        only_row(swept(SPEECH, strategies=("linear",), num_buckets=(1,))), batch_sizes=[baseline.batch_size]
+    )
+    cells = []
+    for batches in epochs_of(one_bucket, SPEECH, ranks, 20):
+        assert len(batches) == baseline.batches
+        cells.append(sum(len(batch) * SPEECH[batch].max() for batch in batches))
+    assert abs(np.mean(cells) - baseline.padded_length) < 4 * np.std(cells) / np.sqrt(len(cells))
+
+
 def test_throughput_is_that_of_all_ranks() -> None:
     one = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED).saturation
     ranks = Ranks(world_size=8)
@@ -325,6 +389,7 @@ def test_throughput_is_that_of_all_ranks() -> None:
     assert one is not None and eight is not None
     for alone, together in zip(one.points, eight.points, strict=True):
         assert alone.estimated_epoch_seconds / 8 < together.estimated_epoch_seconds < alone.estimated_epoch_seconds
+        assert together.batches == 8 * math.ceil(alone.batches / 8)
 
 
 @pytest.mark.parametrize(

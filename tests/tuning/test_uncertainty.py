@@ -98,7 +98,7 @@ def test_groups_do_not_cross_buckets_and_are_small() -> None:
     buckets = table(9).assign(batches.lengths)
     ends = np.append(starts[1:], buckets.size) - 1
     assert (buckets[starts] == buckets[ends]).all()
-    each = batches.full_batches + batches.remainder_batches
+    each = batches.batches
     besides_the_first = np.add.reduceat(each, starts) - each[starts]
     assert besides_the_first.max() <= 2 / 100 * each.sum() * (1 + 1e-9)
     span = batches.lengths[ends] - batches.lengths[starts]

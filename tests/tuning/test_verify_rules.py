@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from batchtune.tuning.verify_rules import cache_creeps, growth_of, leaks, timing_of
+from batchtune.tuning.verify_rules import (
+    cache_creeps,
+    growth_of,
+    leak_reason,
+    leaks,
+    settles,
+    settling_warning,
+    timing_of,
+)
 
 MIB = 1 << 20
 LIMIT = 1000 * MIB
@@ -41,6 +49,67 @@ def test_what_grows_at_first_and_then_no_more_is_no_leak() -> None:
     assert not leaks(growth_of(figures), LIMIT)
 
 
+def filling(steps: int, full_at: float) -> list[int | None]:
+    """A MiB more with each step until so large a part of the steps is done."""
+    return [int(500 * MIB + min(step, full_at * steps) * MIB) for step in range(steps)]
+
+
+def flattening(steps: int, settled_after: float) -> list[int | None]:
+    """Growth that falls to its e-th part whenever so large a part of the steps is done."""
+    return [int(500 * MIB + 200 * MIB * (1 - np.exp(-step / (settled_after * steps)))) for step in range(steps)]
+
+
+@pytest.mark.parametrize("steps", [12, 13, 40, 60, 200, 1001])
+def test_what_grows_at_the_same_pace_to_the_end_may_be_a_leak(steps: int) -> None:
+    growth = growth_of(rising(MIB, steps))
+    assert growth is not None and growth.pace == pytest.approx(1)
+    assert leaks(growth, LIMIT) and not settles(growth, LIMIT)
+
+
+@pytest.mark.parametrize("steps", [60, 200, 1001])
+@pytest.mark.parametrize("full_at", [0.75, 0.8, 0.9, 0.95])
+def test_a_cache_that_was_full_at_the_end_is_no_leak(steps: int, full_at: float) -> None:
+    growth = growth_of(filling(steps, full_at))
+    assert not leaks(growth, LIMIT) and settles(growth, LIMIT)
+
+
+@pytest.mark.parametrize("steps", [60, 200, 1001])
+@pytest.mark.parametrize("settled_after", [0.5, 0.75, 1.0])
+def test_a_cache_that_fills_ever_more_slowly_is_no_leak(steps: int, settled_after: float) -> None:
+    growth = growth_of(flattening(steps, settled_after))
+    assert not leaks(growth, LIMIT) and settles(growth, LIMIT)
+
+
+def test_what_had_settled_long_before_the_end_is_not_worth_a_word() -> None:
+    for figures in (filling(200, 0.5), flattening(200, 0.1)):
+        assert not leaks(growth_of(figures), LIMIT) and not settles(growth_of(figures), LIMIT)
+
+
+def test_of_a_cache_that_is_still_filling_no_size_is_said_to_fail() -> None:
+    growth = growth_of(filling(200, 1.2))
+    assert growth is not None and leaks(growth, LIMIT)
+    assert leak_reason(growth).startswith(
+        "Memory in use between steps grew by 100 MiB in 100 steps (1 MiB a step), at the end as fast as before: the "
+        "workload leaks, or fills a cache for which these steps are too few (run more with --steps to tell). If it "
+        "goes on, memory runs out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (filling(200, 0.8), "but no more at the end, as with a cache that is full"),
+        (flattening(200, 0.75), "but more slowly at the end, as with a cache that fills up"),
+    ],
+    ids=["full", "filling"],
+)
+def test_what_settles_is_told_as_it_was_seen(figures: list[int | None], said: str) -> None:
+    growth = growth_of(figures)
+    assert growth is not None
+    assert said in settling_warning(growth)
+    assert "leak" not in settling_warning(growth)
+
+
 def test_one_step_up_is_no_leak() -> None:
     figures: list[int | None] = [(500 if step < 25 else 600) * MIB for step in range(40)]
     assert not leaks(growth_of(figures), LIMIT)
@@ -57,6 +126,13 @@ def test_a_leak_shows_through_noise() -> None:
     noise = np.random.default_rng(0).normal(0, MIB, 400)
     figures = [int(figure) for figure in 500 * MIB + noise + 0.1 * MIB * np.arange(400)]
     assert leaks(growth_of(figures), LIMIT)
+
+
+def test_a_cache_that_fills_shows_through_noise() -> None:
+    random = np.random.default_rng(0)
+    for full_at in (0.8, 0.9):
+        figures = [int(500 * MIB + min(step, 400 * full_at) * 0.1 * MIB + random.normal(0, MIB)) for step in range(400)]
+        assert settles(growth_of(figures), LIMIT)
 
 
 @pytest.mark.parametrize(("share", "creeps"), [(0.019, False), (0.021, True)])

@@ -222,6 +222,24 @@ def test_a_leak_is_told_as_one() -> None:
     assert found.rest_growth_bytes == pytest.approx(30 * MIB / 4, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("filled", "warnings"),
+    [(lambda steps: min(steps, 30) * MIB // 4, 0), (lambda steps: min(steps, 58) * MIB // 4, 1)],
+    ids=["long full", "full at the end"],
+)
+def test_a_bounded_cache_holds(filled: Callable[[int], int], warnings: int) -> None:
+    found = verified(MadeStepper(cached_bytes=filled, limit_bytes=2 * LIMIT_BYTES), probe=made_probe(LENGTHS))
+    assert (found.holds, found.reasons) == (True, [])
+    assert len([text for text in found.warnings if "as with a cache" in text]) == warnings
+
+
+def test_a_cache_of_the_workloads_own_is_not_the_allocators() -> None:
+    stepper = MadeStepper(cached_bytes=lambda steps: min(steps, 185) * MIB // 2, limit_bytes=2 * LIMIT_BYTES)
+    found = verified(stepper, steps=200)
+    assert found.reserved_growth_bytes is not None and found.reserved_growth_bytes > 0.02 * LIMIT_BYTES
+    assert found.holds
+
+
 def test_of_a_leak_no_smaller_size_is_proposed_even_where_memory_runs_out() -> None:
     found = verified(MadeStepper(leak_bytes=4 * MIB, limit_bytes=2 * LIMIT_BYTES), steps=400)
     assert found.failures
