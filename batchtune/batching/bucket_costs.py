@@ -90,7 +90,7 @@ class SmoothCosts:
     gives the mean. Where their mean says that lengths lie together at either end of the interval, so are they taken.
 
     The remainder, one batch in each bucket: by the longest at three points of its distribution,
-    P(longest ≤ c-th) ≈ ((c - h) / (n - h))^r with h = (r - 1) / 2, and the cost from a table.
+    P(longest ≤ c-th) ≈ ((c - 1/2 - h) / (n - h))^r with h = (r - 1) / 2, whose mean is exact; its cost from a table.
 
     What is typical of a bucket's targets is taken from the examples nearest in length: no `above` is given.
     """
@@ -191,17 +191,18 @@ class SmoothCosts:
         self._row_starts = nearest * columns.size
         self._shares = [np.exp(np.log(node) / np.maximum(drawn, 1)) for node, _ in _NODES]
         self._ranks_each = (_RANKS - 1) / histogram.count
-        rank = np.ceil(np.arange(_RANKS) / self._ranks_each - 1e-9)
-        length = self._lengths[np.minimum(np.searchsorted(self._counts, rank), self._counts.size - 1)]
+        # Each end is as long as the examples behind the end before it.
+        ranks = np.stack((self._counts[:-1] + 1, self._counts[1:]), axis=1).ravel()
+        length = np.interp(np.arange(_RANKS) / self._ranks_each, ranks, np.repeat(self._lengths[1:], 2))
         self._places = np.interp(length, self._lengths[columns], np.arange(columns.size))
 
     def _rest(self, end: int, examples: IntArray, rest: IntArray) -> FloatArray:
         """Shape (end,): the mean cost of the last batch of each bucket that ends here, 0 where all are full."""
         row, half = self._row_starts[rest], (rest - 1) / 2
-        first, spread = self._counts[:end] + half, examples - half
+        first, spread, last = self._counts[:end] + (half + 0.5), examples - half, self._counts[end]
         total = np.zeros(end)
         for (_, weight), shares in zip(_NODES, self._shares, strict=True):
-            rank = np.ceil(first + shares[rest] * spread)
+            rank = np.minimum(first + shares[rest] * spread, last)
             place = self._places[(rank * self._ranks_each).astype(np.int64)]
             column = place.astype(np.int64)
             left, right = self._table[row + column], self._table[row + column + 1]

@@ -128,7 +128,7 @@ def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray
 
     The longest length is one of them, and up to `most` / 2 lengths before which the batch size changes: the last of
     those that share a size holds all that its bucket can. The others share out the range of lengths, the number
-    of examples and their total length: no gap between two holds more than 6 / `most` of any of the three.
+    of examples and their total length: between two of them lie at most 18 / `most` of any of the three.
 
     Args:
         histogram: The distinct lengths and their counts.
@@ -149,5 +149,8 @@ def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray
         + histogram.cumulative_total / histogram.cumulative_total[-1]
         + (lengths - lengths[0]) / (lengths[-1] - lengths[0])
     )
-    shared = np.flatnonzero(np.diff(np.ceil(place * ((most - 2 - changes.size) / 3))))
-    return np.unique(np.concatenate((changes, shared, [lengths.size - 1])))
+    place *= (most - 2 - changes.size) / 3
+    shared = np.flatnonzero(np.diff(np.ceil(place)))
+    # Each takes the place of two others.
+    lumps = np.flatnonzero(np.diff(place) >= 2) + 1
+    return np.unique(np.concatenate((changes, shared, lumps, [lengths.size - 1])))
