@@ -160,7 +160,9 @@ class Lengths:
     def count_within(self, length: float, target_length: float | None = None) -> int:
         """Number of examples that are at most `length` long, with a target of at most `target_length` where given."""
         count = self.histogram.count_up_to(length)
-        if self.targets is None or target_length is None or not count or target_length >= self.worst_target(length):
+        if self.targets is None or target_length is None or not count:
+            return count
+        if target_length >= self._worst_targets[count - 1]:
             return count
         return int(np.count_nonzero(self.targets[self.count - count :] <= target_length))
 

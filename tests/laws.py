@@ -37,7 +37,9 @@ def made_lengths(name: str, *, targets: bool = False, count: int = 12_000) -> Le
         values = np.exp(rng.normal(5.5, 0.9, count)).clip(8, 2048).round()
     if not targets:
         return Lengths.of(values)
-    return Lengths.of(values, np.maximum(1, (values * np.exp(rng.normal(0, 0.6, count)) / np.median(values) * 40).round()))
+    return Lengths.of(
+        values, np.maximum(1, (values * np.exp(rng.normal(0, 0.6, count)) / np.median(values) * 40).round())
+    )
 
 
 Need = Callable[[int, float, float], float]

@@ -105,7 +105,7 @@ class ExpectedBatches:
 
     def _longest_probability(self, drawn: IntArray) -> FloatArray:
         """Probability that each length is the longest of so many drawn out of its bucket."""
-        within = _all_within(self._at_most, self._in_bucket, drawn, _log_factorials(self.histogram.count))
+        within = all_within(self._at_most, self._in_bucket, drawn, log_factorials_up_to(self.histogram.count))
         shorter = np.concatenate(([0.0], within[:-1]))
         shorter[self._edges[:-1][self._per_bucket > 0]] = 0.0
         return np.maximum(within - shorter, 0.0)
@@ -116,7 +116,7 @@ class ExpectedBatches:
         With x_1 ≤ ... ≤ x_n the lengths of a bucket, the longest of s drawn is on average x_n less the sum over c < n
         of C(c, s) / C(n, s) · (x_(c+1) - x_c).
         """
-        steps, log_factorials = _steps(self.histogram), _log_factorials(self.histogram.count)
+        steps, log_factorials = _steps(self.histogram), log_factorials_up_to(self.histogram.count)
         total, start = 0.0, 0
         for bucket in np.flatnonzero(self._counts).tolist():
             count = int(self._counts[bucket])
@@ -183,7 +183,7 @@ def _steps(histogram: Histogram) -> FloatArray:
     return np.diff(lengths)
 
 
-def _all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:
+def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:
     """C(within, drawn) / C(count, drawn): P(all of `drawn` out of `count` lie among the first `within`)."""
     possible = drawn <= within
     some = np.where(possible, drawn, 0)
@@ -195,7 +195,7 @@ def _all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factoria
 
 
 @lru_cache(maxsize=1)  # the tables of a sweep are all for the same number of examples
-def _log_factorials(largest: int) -> FloatArray:
+def log_factorials_up_to(largest: int) -> FloatArray:
     """Shape (largest + 1,): the logarithms of 0!, 1!, 2! and so on."""
     from scipy.special import gammaln
 

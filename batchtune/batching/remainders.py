@@ -1,123 +1,156 @@
-"""The boundaries that no others beat where the last batch of a bucket, which is seldom full, counts too."""
+"""The boundaries that no others beat where a bucket may cost anything: its last, unfilled batch counts too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
 # Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
-_TIE = 1e-12
+TIE = 1e-12
 
 
-def optimal_boundaries_with_remainders(
-    histogram: Histogram,
-    batch_sizes: IntArray,
-    full_costs: FloatArray,
-    single_costs: FloatArray,
-    num_buckets: Sequence[int],
-) -> list[FloatArray]:
-    """The boundaries that minimise the cost of an epoch's batches, for several bucket counts in one run.
+class BucketCosts(Protocol):
+    """Give the cost of every bucket (u_i, u_j], for ends u_1 < u_2 < ... and u_0 below all lengths."""
 
-    A bucket of n examples in batches of B gives floor(n / B) full batches and, where it does not divide, one of
-    the remainder. A batch of r out of B examples costs single + (r - 1)/(B - 1)·(full - single): what is known
-    of a batch of one and of a full one, and linear between them. With full = single = 1 the sum is the number of
-    batches, Σ ceil(n / B).
-
-    Unlike the cost per example (`optimal_boundaries`), this is no function of a bucket's end alone: each bucket
-    adds a batch that is half empty on average. So more buckets are not always better, and no end can be left out
-    beforehand. With c(i, j) the cost of the bucket from behind u_i up to u_j, the least cost of the examples up
-    to u_j in exactly k buckets is f_k(j) = min over i < j of f_{k-1}(i) + c(i, j), for any c. It takes
-    O(K·U²) steps, as array operations over i and k for each j, and O(K·U) numbers are kept.
-
-    Args:
-        histogram: U distinct lengths and their counts.
-        batch_sizes: Shape (U,), at least 1 each: the batch size of a bucket that ends at that length. It need
-            not be monotone.
-        full_costs: Shape (U,), not negative and finite: what a full batch costs there.
-        single_costs: Shape (U,), not negative and finite: what a batch of one example costs there.
-        num_buckets: The largest number of buckets allowed, at least 1 each.
-
-    Returns:
-        For each entry of `num_buckets` the boundaries: ascending, all of them lengths of examples, the last
-        one the longest. Where fewer buckets cost the same, fewer are given.
-
-    Raises:
-        ValueError: An array has another shape, a batch size or a bucket count is below 1, or a cost is negative
-            or not finite.
-    """
-    _check(histogram, batch_sizes, full_costs, single_costs, num_buckets)
-    # From 1: the count up to the end before the first is 0.
-    counts = np.concatenate(([0], histogram.cumulative)).astype(np.int64)
-    costs = _BucketCosts(counts, batch_sizes, full_costs, single_costs)
-    least = _solve(costs, min(max(num_buckets), histogram.lengths.size))
-    return [histogram.lengths[_ends(costs, least, most) - 1] for most in num_buckets]
-
-
-def _check(
-    histogram: Histogram,
-    batch_sizes: IntArray,
-    full_costs: FloatArray,
-    single_costs: FloatArray,
-    num_buckets: Sequence[int],
-) -> None:
-    for name, values in (("batch sizes", batch_sizes), ("full costs", full_costs), ("single costs", single_costs)):
-        if values.shape != histogram.lengths.shape:
-            raise ValueError(f"{values.size} {name} for {histogram.lengths.size} distinct lengths")
-    if batch_sizes.min() < 1:
-        raise ValueError(f"batch sizes must be at least 1, got {batch_sizes.min()}")
-    for costs in (full_costs, single_costs):
-        if not (np.isfinite(costs).all() and costs.min() >= 0):
-            raise ValueError("batch costs must be finite and not negative")
-    if not num_buckets or min(num_buckets) < 1:
-        raise ValueError(f"bucket counts must be at least 1, got {list(num_buckets)}")
-
-
-class _BucketCosts:
-    """What the bucket from behind one end up to another costs; ends are counted from 1."""
-
-    def __init__(self, counts: IntArray, sizes: IntArray, full: FloatArray, single: FloatArray) -> None:
-        self.counts = counts
-        self._sizes, self._full, self._single = sizes.tolist(), full.tolist(), single.tolist()
-        self._slopes = ((full - single) / np.maximum(sizes - 1, 1)).tolist()
+    @property
+    def num_ends(self) -> int:
+        """Number of ends that a bucket may have."""
+        ...
 
     def up_to(self, end: int) -> FloatArray:
         """Shape (end,): the cost of the bucket (u_i, u_end] for each i < end."""
-        size, single, slope = self._sizes[end - 1], self._single[end - 1], self._slopes[end - 1]
-        examples = self.counts[end] - self.counts[:end]
-        full = examples // size
-        rest = examples - full * size
-        partial = np.where(rest > 0, single + slope * (rest - 1), 0.0)
-        return cast(FloatArray, full * self._full[end - 1] + partial)
+        ...
 
 
-def _solve(costs: _BucketCosts, most: int) -> FloatArray:
-    """Shape (most + 1, ends + 1): the least cost of the examples up to each end in exactly that many buckets."""
-    ends = costs.counts.size - 1
-    least = np.full((most + 1, ends + 1), np.inf)
+class BatchCounts:
+    """Count the batches of a bucket: ceil(n / B) of its n examples, B being the batch size at its end."""
+
+    def __init__(self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray) -> None:
+        """Take the ends that are allowed.
+
+        Args:
+            histogram: The distinct lengths and their counts.
+            ends: Shape (ends,): indices of distinct lengths, ascending, the last one the longest.
+            batch_sizes: Shape (ends,), at least 1 each, in any order: the batch size of a bucket that ends there.
+        """
+        self._counts = counts_up_to(histogram, ends)
+        self._sizes = batch_sizes.tolist()
+
+    @property
+    def num_ends(self) -> int:
+        """Number of ends that a bucket may have."""
+        return len(self._sizes)
+
+    def up_to(self, end: int) -> FloatArray:
+        """Shape (end,): the number of batches of the bucket (u_i, u_end] for each i < end."""
+        batches = -((self._counts[:end] - self._counts[end]) // self._sizes[end - 1])
+        return cast(FloatArray, batches.astype(np.float64))
+
+
+def counts_up_to(histogram: Histogram, ends: IntArray) -> IntArray:
+    """Shape (ends + 1,): the number of examples up to each end, and 0 before the first."""
+    return cast(IntArray, np.concatenate(([0], histogram.cumulative[ends])).astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BestBuckets:
+    """The cheapest buckets for each number of them.
+
+    Attributes:
+        totals: Shape (most,): the least cost in exactly 1, 2, ... buckets; infinite where there are fewer ends.
+        previous: Shape (most, ends + 1): the end before each end in the cheapest buckets up to it, counted from 1
+            (0: the bucket begins at the shortest length).
+    """
+
+    totals: FloatArray
+    previous: npt.NDArray[np.int32]
+
+    def improving(self, least_gain: float = TIE) -> list[int]:
+        """Numbers of buckets that cost less than all fewer ones, by more than this share of the cost; 1 is the first.
+
+        Which these are up to any number does not depend on what is known beyond it.
+        """
+        found: list[int] = []
+        for buckets, total in enumerate(self.totals.tolist(), 1):
+            if not found or total < self.totals[found[-1] - 1] * (1 - least_gain):
+                found.append(buckets)
+        return found
+
+    def ends(self, buckets: int) -> IntArray:
+        """The ends of the cheapest so many buckets, counted from 0, ascending."""
+        return np.array(list(self._backwards(buckets))[::-1], dtype=np.int64) - 1
+
+    def _backwards(self, buckets: int) -> Iterator[int]:
+        end = self.previous.shape[1] - 1
+        for layer in range(buckets - 1, -1, -1):
+            yield end
+            end = int(self.previous[layer, end])
+
+
+def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
+    """Find the cheapest buckets for each number of them up to `most`.
+
+    Unlike the cost per example (`optimal_boundaries`), the cost of whole batches is no function of a bucket's end
+    alone: each bucket adds a batch that is half empty on average. So more buckets are not always better, and no end
+    can be left out beforehand. With c(i, j) the cost of the bucket (u_i, u_j], the least cost of the examples up to
+    u_j in exactly k buckets is f_k(j) = min over i < j of f_{k-1}(i) + c(i, j), for any c. It takes O(K·U²) steps,
+    as array operations over i and k for each j, and O(K·U) numbers are kept.
+
+    Args:
+        costs: Of the buckets, not negative and finite.
+        most: The largest number of buckets, at least 1; no more than there are ends are tried.
+    """
+    ends = costs.num_ends
+    layers = min(most, ends)
+    least = np.full((layers + 1, ends + 1), np.inf)
     least[0, 0] = 0.0
-    scratch = np.empty(most * ends)
+    previous = np.zeros((layers, ends + 1), dtype=np.int32)
+    scratch = np.empty(layers * ends)
     for end in range(1, ends + 1):
         # One contiguous block for each end: so that the minimum runs along memory, without a copy.
-        sums = scratch[: most * end].reshape(most, end)
-        np.add(least[:-1, :end], costs.up_to(end), out=sums)
-        np.min(sums, axis=1, out=least[1:, end])
-    return least
+        reachable = min(layers, end)
+        sums = scratch[: reachable * end].reshape(reachable, end)
+        np.add(least[:reachable, :end], costs.up_to(end), out=sums)
+        before = np.argmin(sums, axis=1)
+        previous[:reachable, end] = before
+        least[1 : reachable + 1, end] = sums[np.arange(reachable), before]
+    return BestBuckets(least[1:, -1], previous)
 
 
-def _ends(costs: _BucketCosts, least: FloatArray, most: int) -> IntArray:
-    """The ends (from 1) of the best at most `most` buckets, as few as cost the same."""
-    totals = least[1 : most + 1, -1]
-    buckets = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + _TIE))[0])
-    return np.array(list(_backwards(costs, least, buckets))[::-1], dtype=np.int64)
+def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray:
+    """Choose ends that stand for all.
 
+    The longest length is one of them, and up to `most` / 2 lengths before which the batch size changes: the last of
+    those that share a size holds all that its bucket can. The others share out the range of lengths, the number
+    of examples and their total length: between two of them lie at most 18 / `most` of any of the three.
 
-def _backwards(costs: _BucketCosts, least: FloatArray, buckets: int) -> Iterator[int]:
-    end = least.shape[1] - 1
-    for before in range(buckets - 1, -1, -1):
-        yield end
-        # The very sums that `_solve` compared, so the least of them is the one that it took.
-        end = int(np.argmin(least[before, :end] + costs.up_to(end)))
+    Args:
+        histogram: The distinct lengths and their counts.
+        batch_sizes: Shape (distinct lengths,): of a bucket that ends there.
+        most: At most so many ends, and at least 8.
+
+    Returns:
+        Indices of distinct lengths, ascending; all where there are no more than `most`.
+    """
+    lengths = histogram.lengths
+    if lengths.size <= most:
+        return np.arange(lengths.size)
+    changes = np.flatnonzero(np.diff(batch_sizes))
+    if changes.size > most // 2:
+        changes = changes[np.linspace(0, changes.size - 1, most // 2).astype(np.int64)]
+    place = (
+        histogram.cumulative / histogram.count
+        + histogram.cumulative_total / histogram.cumulative_total[-1]
+        + (lengths - lengths[0]) / (lengths[-1] - lengths[0])
+    )
+    place *= (most - 2 - changes.size) / 3
+    shared = np.flatnonzero(np.diff(np.ceil(place)))
+    # Each takes the place of two others.
+    lumps = np.flatnonzero(np.diff(place) >= 2) + 1
+    return np.unique(np.concatenate((changes, shared, lumps, [lengths.size - 1])))

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.probe.dominance import Anchor, Shapes, as_arrays
 from batchtune.probe.ladder import step_at
 from batchtune.results import ClosedBy, CostModel, Margin, Trial
 from batchtune.shapes import BatchShape
@@ -38,31 +38,14 @@ _MOST_CORRECTION = 2.0
 _MISFIT = 0.02
 _INTERCEPTS = 2
 _NEARLY_FULL = 0.8
+# Where memory leaps, a length that failed so often is closed where what passed is within this part of what failed.
+_FAILURES_ENOUGH = 2
+_CLOSE_ENOUGH = 0.12
 # With room for so many examples more, a failure of one more is a leap.
 _LEAP = 2.0
 # The margin: so many times the widest spread that was seen, and this part of the limit.
 _SPREADS = 1.1
 _LEAST_MARGIN = 0.001
-
-
-class Anchor(NamedTuple):
-    """Where a largest batch size is searched: what the batch's longest example and its longest target are.
-
-    Attributes:
-        length: Longest length.
-        target_length: Longest target length; None where the data have none.
-    """
-
-    length: float
-    target_length: float | None
-
-    def shape(self, batch_size: int) -> BatchShape:
-        """A batch of this size here."""
-        return BatchShape(batch_size, self.length, self.target_length)
-
-    def is_within(self, other: Anchor) -> bool:
-        """Whether it is no larger than another in any respect."""
-        return self.length <= other.length and (self.target_length or 0.0) <= (other.target_length or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,21 +306,21 @@ class Evidence:
         )
 
     @cached_property
-    def _ran(self) -> _Shapes:
-        return _Shapes.of([shape for shape in self._by_shape if self.passes(shape)])
+    def _ran(self) -> Shapes:
+        return Shapes.of([shape for shape in self._by_shape if self.passes(shape)])
 
     @cached_property
-    def _proven(self) -> _Shapes:
-        return _Shapes.of([shape for shape in self._by_shape if self.is_proven(shape)])
+    def _proven(self) -> Shapes:
+        return Shapes.of([shape for shape in self._by_shape if self.is_proven(shape)])
 
     @cached_property
-    def _failed(self) -> _Shapes:
-        return _Shapes.of([shape for shape in self._by_shape if self.failure(shape) is not None])
+    def _failed(self) -> Shapes:
+        return Shapes.of([shape for shape in self._by_shape if self.failure(shape) is not None])
 
     @cached_property
-    def _out_of_reach(self) -> _Shapes:
+    def _out_of_reach(self) -> Shapes:
         """What failed or left no margin."""
-        return _Shapes.of(
+        return Shapes.of(
             [
                 shape
                 for shape in self._by_shape
@@ -369,7 +352,7 @@ class Evidence:
         Returns:
             Shape (n,), no less than the proven ones.
         """
-        proven = self.proven_sizes(lengths, targets).astype(np.float64)
+        proven: FloatArray = self.proven_sizes(lengths, targets).astype(np.float64)
         most = np.full(lengths.shape, np.inf)
         beyond = self._out_of_reach.smallest_within(lengths, targets)
         np.minimum(most, beyond - 1, out=most)
@@ -391,7 +374,8 @@ class Evidence:
             if self.model.floor <= self.room_bytes:
                 np.minimum(most, sizes, out=most)
         cap = self.settings.max_batch_size or np.inf
-        return np.maximum(proven, np.floor(np.minimum(most, cap)))
+        possible: FloatArray = np.maximum(proven, np.floor(np.minimum(most, cap)))
+        return possible
 
     def _least_excess(self, lengths: FloatArray) -> FloatArray:
         """The lesser of what the nearest telling lengths on either side say of the model."""
@@ -399,7 +383,8 @@ class Evidence:
         at = np.array([length for length, _ in known])
         values = np.clip([excess for _, excess in known], 1 / _MOST_CORRECTION, _MOST_CORRECTION)
         above = np.searchsorted(at, lengths)
-        return np.minimum(values[np.maximum(above - 1, 0)], values[np.minimum(above, at.size - 1)])
+        least: FloatArray = np.minimum(values[np.maximum(above - 1, 0)], values[np.minimum(above, at.size - 1)])
+        return least
 
     # What is known at one length
 
@@ -423,8 +408,8 @@ class Evidence:
         passed = max(proven, default=0)
         peaks = [(size, peak) for size in ran if (peak := self.highest_peak(anchor.shape(size))) is not None]
         cap = self.cap(anchor)
-        hardly = self._out_of_reach.smallest_within(*_as_arrays(anchor), apart_from=anchor)[0]
-        surely = self._proven.largest_beyond(*_as_arrays(anchor), apart_from=anchor)[0]
+        hardly = self._out_of_reach.smallest_within(*as_arrays(anchor), apart_from=anchor)[0]
+        surely = self._proven.largest_beyond(*as_arrays(anchor), apart_from=anchor)[0]
         return Bracket(
             anchor=anchor,
             cap=cap,
@@ -446,22 +431,41 @@ class Evidence:
         """Of everything that was tried."""
         return [self.bracket(anchor) for anchor in self._sizes]
 
-    @cached_property
-    def quantum(self) -> int:
-        """Batch sizes between multiples of this need as much as the next multiple, as far as is known; mostly 1.
+    def quantum(self, size: int) -> int:
+        """Batch sizes from here to the next multiple of this need as much as that, as far as is known; mostly 1.
 
-        It is the greatest common divisor of the sizes just above which memory was seen to leap: a batch of one more
-        failed, though by the peaks there was room for several.
+        It is the greatest common divisor of the sizes just above which memory was seen to leap: a slightly larger
+        batch failed, though by the peaks there was room for it. Of those that are no smaller, where there are several.
         """
+        beyond = {leap for leap in self._leaps if leap >= size}
+        if len(beyond) > 1:
+            return math.gcd(*beyond)
+        return math.gcd(*self._leaps) if len(self._leaps) > 1 else 1
+
+    @cached_property
+    def _leaps(self) -> list[int]:
+        """The sizes just above which memory was seen to leap, one for each length."""
+        single = self._leaps_within(1)
+        return self._leaps_within(math.gcd(*single)) if len(single) > 1 else []
+
+    def _leaps_within(self, distance: int) -> list[int]:
         leaps = []
         for anchor in self._sizes:
             bracket = self.bracket(anchor)
-            if bracket.failed != bracket.passed + 1 or bracket.failed_by != "oom" or bracket.peak is None:
+            failed, peak = bracket.failed, bracket.peak
+            if failed is None or failed - bracket.passed > distance or bracket.failed_by != "oom" or peak is None:
                 continue
             need = self._own_need(bracket) or (self.model and self._need_by_model(bracket))
-            if need and self.room_bytes - bracket.peak > _LEAP * need:
+            if need and self.room_bytes - peak > max(_LEAP, failed - bracket.passed) * need:
                 leaps.append(bracket.passed)
-        return math.gcd(*leaps) if len(set(leaps)) > 1 else 1
+        return leaps
+
+    def next_multiple(self, bracket: Bracket) -> int | None:
+        """The next multiple of the quantum, which needs as much as what is proven; None where that is one, or all."""
+        size = max(bracket.passed, bracket.surely)
+        above = size + -size % self.quantum(size)
+        beyond = min(bracket.beyond, bracket.hardly or bracket.beyond)
+        return above if 0 < size < above < beyond else None
 
     def is_end(self, anchor: Anchor) -> bool:
         """Whether it is the longest or the shortest length, with the longest target there: both go on to a failure."""
@@ -474,7 +478,9 @@ class Evidence:
             return "data"
         if bracket.failed == 1:
             return bracket.failed_by
-        step = max(bracket.step(self.settings.tolerance), self.quantum)
+        if self.next_multiple(bracket) is not None:
+            return None
+        step = max(bracket.step(self.settings.tolerance), self.quantum(max(bracket.passed, bracket.surely)))
         is_end = self.is_end(bracket.anchor)
         if not is_end and (shared := self._closed_by_others(bracket, step)) is not None:
             return shared
@@ -502,7 +508,10 @@ class Evidence:
         if proven >= bracket.cap:
             return "data"
         beyond = min(bracket.beyond, bracket.hardly or bracket.beyond)
-        if not proven or beyond - proven > max(step, step_at(proven, self.settings.tolerance)):
+        near = max(step, step_at(proven, self.settings.tolerance))
+        if self.is_misfit and bracket.failures >= _FAILURES_ENOUGH:
+            near = max(near, int(proven * _CLOSE_ENOUGH))
+        if not proven or beyond - proven > near:
             return None
         return "oom" if bracket.failed_by == "oom" and bracket.failed == beyond else "memory"
 
@@ -690,67 +699,6 @@ class Evidence:
         """Whether the system tells peaks; also where nothing has passed yet."""
         passed = [shape for shape in self._by_shape if self.passes(shape)]
         return not passed or any(self.highest_peak(shape) is not None for shape in passed)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shapes:
-    """Many batch shapes, to be compared with many lengths; shape (shapes,) each, ascending by batch size."""
-
-    sizes: FloatArray
-    lengths: FloatArray
-    targets: FloatArray
-
-    @classmethod
-    def of(cls, shapes: Sequence[BatchShape]) -> _Shapes:
-        rows = sorted((shape.batch_size, shape.length, shape.target_length or 0.0) for shape in shapes)
-        columns = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-        return cls(*np.ascontiguousarray(columns))
-
-    def exceeds(self, shape: BatchShape) -> bool:
-        """Whether one is at least as large as another in every respect, and not the same."""
-        own = (shape.batch_size, shape.length, shape.target_length or 0.0)
-        no_less = (self.sizes >= own[0]) & (self.lengths >= own[1]) & (self.targets >= own[2])
-        same = (self.sizes == own[0]) & (self.lengths == own[1]) & (self.targets == own[2])
-        return bool((no_less & ~same).any())
-
-    def largest_beyond(
-        self, lengths: FloatArray, targets: FloatArray | None, apart_from: Anchor | None = None
-    ) -> FloatArray:
-        """Shape (n,): the largest batch size at no shorter length and target; 0 where there is none."""
-        found = np.where(self._beyond(lengths, targets) & self._others(apart_from), self.sizes, 0.0)
-        largest: FloatArray = found.max(axis=1, initial=0.0)
-        return largest
-
-    def smallest_within(
-        self, lengths: FloatArray, targets: FloatArray | None, apart_from: Anchor | None = None
-    ) -> FloatArray:
-        """Shape (n,): the smallest batch size at no longer length and target; infinite where there is none."""
-        within = lengths[:, None] >= self.lengths
-        if targets is not None:
-            within &= targets[:, None] >= self.targets
-        found = np.where(within & self._others(apart_from), self.sizes, np.inf)
-        smallest: FloatArray = found.min(axis=1, initial=np.inf)
-        return smallest
-
-    def largest_below(self, lengths: FloatArray, targets: FloatArray | None, failed: _Shapes) -> IntArray:
-        """Shape (n,): the largest batch size at no shorter length and target that is below all that failed within."""
-        below = self.sizes < failed.smallest_within(lengths, targets)[:, None]
-        found = np.where(self._beyond(lengths, targets) & below, self.sizes, 0.0)
-        return found.max(axis=1, initial=0.0).astype(np.int64)
-
-    def _beyond(self, lengths: FloatArray, targets: FloatArray | None) -> npt.NDArray[np.bool_]:
-        beyond = lengths[:, None] <= self.lengths
-        return beyond if targets is None else beyond & (targets[:, None] <= self.targets)
-
-    def _others(self, anchor: Anchor | None) -> npt.NDArray[np.bool_]:
-        if anchor is None:
-            return np.ones(self.sizes.shape, dtype=bool)
-        return (self.lengths != anchor.length) | (self.targets != (anchor.target_length or 0.0))
-
-
-def _as_arrays(anchor: Anchor) -> tuple[FloatArray, FloatArray | None]:
-    target = anchor.target_length
-    return np.array([anchor.length]), None if target is None else np.array([target])
 
 
 def _bounded(excess: float | None) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from batchtune.probe.evidence import Anchor, Bracket, Evidence
+from batchtune.probe.dominance import Anchor
+from batchtune.probe.evidence import Bracket, Evidence
 from batchtune.probe.ladder import Ladder
 
 # A growth beyond this factor is not extrapolated while the batch has used too little of the memory for its slope
@@ -18,6 +19,8 @@ _MISLED = 3
 _WORTH_A_TRIAL = 2.5
 # A batch that fails this far below where a length's own peaks put the limit: memory leaps.
 _LEAP = 0.97
+# Peaks that differ by no more than this part are the same.
+_SAME = 1e-4
 
 
 def next_batch_size(evidence: Evidence, ladder: Ladder, anchor: Anchor) -> int | None:
@@ -75,9 +78,14 @@ def _guess(evidence: Evidence, ladder: Ladder, bracket: Bracket) -> int:
         return _middle(ladder, bracket)
     if bracket.failed is not None and not bracket.ran and bracket.surely and not bracket.given_up:
         return bracket.surely
+    if (multiple := evidence.next_multiple(bracket)) is not None:
+        return multiple
+    quantum = evidence.quantum(max(bracket.passed, bracket.surely))
+    if quantum == 1 and (beyond_plateau := _beyond_plateau(ladder, bracket)) is not None:
+        return beyond_plateau
     guess = _by_peaks(evidence, bracket) if evidence.knows_peaks else _by_limits(evidence, bracket)
-    if guess is not None and evidence.quantum > 1:
-        guess = max(guess - guess % evidence.quantum, min(guess, bracket.passed + 1))
+    if guess is not None and quantum > 1:
+        guess = max(guess - guess % quantum, min(guess, bracket.passed + 1))
     if bracket.failed is None:
         return guess if guess is not None else max(1, bracket.passed * 2)
     # A guess at or beyond what has failed is refuted.
@@ -86,6 +94,19 @@ def _guess(evidence: Evidence, ladder: Ladder, bracket: Bracket) -> int:
         # Where memory leaps, it does so just above what passed as often as not.
         return max(bracket.passed, bracket.surely) + max(1, bracket.step(evidence.settings.tolerance))
     return _middle(ladder, bracket) if guess is None or refuted else guess
+
+
+def _beyond_plateau(ladder: Ladder, bracket: Bracket) -> int | None:
+    """Where to go from two batch sizes that took the same; None where there are none at the limit.
+
+    Where memory grows in leaps, one example more or less seldom tells anything.
+    """
+    if len(bracket.peaks) < 2 or abs(bracket.peaks[-1][1] / bracket.peaks[-2][1] - 1) > _SAME:
+        return None
+    (smaller, _), (larger, _) = bracket.peaks[-2:]
+    if bracket.tight is not None:
+        return _middle(ladder, bracket)
+    return None if bracket.failed is not None else larger + 2 * (larger - smaller)
 
 
 def _middle(ladder: Ladder, bracket: Bracket) -> int:

@@ -18,13 +18,23 @@ from functools import cached_property
 import numpy as np
 
 from batchtune.lengths import Lengths
-from batchtune.probe.evidence import Anchor, Evidence, PeakFit, SearchSettings
+from batchtune.probe.dominance import Anchor
+from batchtune.probe.evidence import Evidence, PeakFit, SearchSettings
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.ladder import Ladder
 from batchtune.results import CostModel, FrontierPoint, Margin, Trial
 from batchtune.shapes import BatchShape
 
-__all__ = ["Anchor", "Evidence", "FrontierSearch", "NothingFits", "Proposal", "SearchSettings", "SingleFails", "TooLong"]
+__all__ = [
+    "Anchor",
+    "Evidence",
+    "FrontierSearch",
+    "NothingFits",
+    "Proposal",
+    "SearchSettings",
+    "SingleFails",
+    "TooLong",
+]
 
 
 Refine = Callable[[Evidence], "Anchor | None"]
@@ -84,9 +94,7 @@ class FrontierSearch:
         first_step_bytes: By how much the first step of a process was seen to exceed later ones.
     """
 
-    def __init__(
-        self, lengths: Lengths, settings: SearchSettings, fit: PeakFit, refine: Refine | None = None
-    ) -> None:
+    def __init__(self, lengths: Lengths, settings: SearchSettings, fit: PeakFit, refine: Refine | None = None) -> None:
         self._lengths = lengths
         self._histogram = lengths.histogram
         self._settings = settings
@@ -123,9 +131,7 @@ class FrontierSearch:
         batch_size = next_batch_size(evidence, self._ladder, anchor)
         return None if batch_size is None else Proposal(anchor.shape(batch_size))
 
-    def frontier(
-        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
-    ) -> list[FrontierPoint]:
+    def frontier(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> list[FrontierPoint]:
         """The lengths that are closed, in ascending order, each with the longest target at or below it.
 
         Args:

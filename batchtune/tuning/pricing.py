@@ -11,7 +11,7 @@ from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing
 from batchtune.tuning.estimates import StepSeconds, epoch_batch_seconds
 from batchtune.tuning.randomness import batch_size_statistics, meeting_probability

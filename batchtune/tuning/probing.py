@@ -90,10 +90,13 @@ _MOST_NAMED = 3
 # Once after a larger shape is no matter; in one step of ten it is.
 _MANY_RETRIES = 0.1
 
+
 class Measurer(Stepper, Protocol):
     """What measures: the probe's `Supervisor`."""
 
-    worker: int
+    @property
+    def worker(self) -> int:
+        """Number of the current worker process."""
 
     def __enter__(self) -> Measurer: ...
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.cost import fit_step_seconds, predict
@@ -60,7 +61,8 @@ class Refinement:
         by_total = np.searchsorted(totals, totals[-1] * shares * (1 - 1e-12))
         logs = np.log(distinct / distinct[0])
         by_log = np.searchsorted(logs, logs[-1] * shares * (1 - 1e-12))
-        return distinct[np.union1d(by_total, by_log)]
+        ends: FloatArray = distinct[np.union1d(by_total, by_log)]
+        return ends
 
     def _may_refine_max_batch_length(self, evidence: Evidence) -> bool:
         return len(evidence.anchors) < _FOR_MAX_BATCH_LENGTH * evidence.settings.num_lengths
@@ -131,20 +133,26 @@ class _Known:
         gain = np.where(self._is_open[ends], counts * (now - best)[ends], 0.0)
         return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
 
-    def _within_its_gap(self, end: int) -> float:
-        """The open end nearest to this one that leaves part of the gap between measured lengths on either side.
+    def _within_its_gap(self, end: int, apart: float = _APART) -> float | None:
+        """The open end nearest to this one that leaves a part of the gap between measured lengths on either side.
 
         Where memory leaps between two lengths, the best ends lie at the very edge of what is known: to creep along it
         would take many trials.
+
+        Returns:
+            None where no end in the gap is open.
         """
-        logs = np.log(self.histogram.lengths)
-        right = int(np.searchsorted(self.measured, self.histogram.lengths[end]))
+        lengths = self.histogram.lengths
+        right = int(np.searchsorted(self.measured, lengths[end]))
         if right == 0 or right == self.measured.size:
-            return float(self.histogram.lengths[end])
-        low, high = np.log(self.measured[right - 1]), np.log(self.measured[right])
-        wanted = np.clip(logs[end], low + _APART * (high - low), high - _APART * (high - low))
-        inside = np.flatnonzero((logs > low) & (logs < high) & self._is_open)
-        return float(self.histogram.lengths[inside[int(np.abs(logs[inside] - wanted).argmin())]])
+            return float(lengths[end]) if self._is_open[end] else None
+        low, high = self.measured[right - 1], self.measured[right]
+        inside = np.flatnonzero((lengths > low) & (lengths < high) & self._is_open)
+        if not inside.size:
+            return None
+        span = np.log(high / low)
+        wanted = np.clip(np.log(lengths[end] / low), apart * span, (1 - apart) * span)
+        return float(lengths[inside[int(np.abs(np.log(lengths[inside] / low) - wanted).argmin())]])
 
     def end_for_max_batch_length(self) -> float | None:
         """The middle of the lengths whose size is what holds max_batch_length down; None where it is high enough."""
@@ -155,20 +163,14 @@ class _Known:
         best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
         if now.min() >= (1 - _OF_MAX_BATCH_LENGTH) * best.min():
             return None
-        first = int(now.argmin())
-        same = np.flatnonzero(self.proven == self.proven[first])
-        open_ends = same[(same >= first) & self._is_open[same]]
-        if not open_ends.size:
-            return None
-        ends = self.histogram.lengths[open_ends]
-        middle = np.sqrt(self.shortest[first] * self.histogram.lengths[same[-1]])
-        return float(ends[int(np.abs(np.log(ends / middle)).argmin())])
+        return self._within_its_gap(int(now.argmin()), apart=0.5)
 
     @cached_property
-    def _is_open(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _is_open(self) -> npt.NDArray[np.bool_]:
         step = np.maximum(1, np.floor(self.proven * self.tolerance))
         most = np.minimum(self.possible, self.fillable)
-        return most >= self.proven + step
+        wide: npt.NDArray[np.bool_] = most >= self.proven + step
+        return wide
 
     def _example_costs(self, sizes: FloatArray) -> FloatArray:
         """What an example costs in a bucket that ends there."""

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
-from batchtune.batching.strategies import STRATEGIES, Problem
+from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths, padded_to
 from batchtune.results import (
     Baseline,
     BucketUse,
@@ -31,7 +32,7 @@ from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
 from batchtune.tuning.current import Current, CurrentTable, current_table
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
-from batchtune.tuning.estimates import StepSeconds, batch_seconds, interpolated
+from batchtune.tuning.estimates import StepSeconds, batch_seconds
 from batchtune.tuning.pricing import ONE_RANK, Priced, Pricing, Ranks
 from batchtune.tuning.randomness import learning_rate_hint
 from batchtune.tuning.recommend import recommend
@@ -286,19 +287,26 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
 
 
 def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
-    ends = pricing.lengths.histogram.lengths
-    sizes = limits.batch_sizes(ends, sizing)
-    full = single = np.ones(ends.shape)
-    if pricing.step_seconds is not None:
-        seconds = interpolated(batch_seconds(pricing.step_seconds, pricing.targets))
-        full, single = seconds(sizes.astype(np.float64), ends), seconds(np.ones(ends.shape), ends)
+    histogram = pricing.lengths.histogram
     return Problem(
-        histogram=pricing.lengths.histogram,
+        histogram=histogram,
         max_batch_length=pricing.max_batch_length,
-        batch_sizes=sizes,
-        full_costs=full,
-        single_costs=single,
+        batch_sizes=limits.batch_sizes(histogram.lengths, sizing),
+        costs=None if pricing.step_seconds is None else _costs(pricing, pricing.step_seconds),
     )
+
+
+def _costs(pricing: Pricing, step_seconds: StepSeconds) -> ProblemCosts:
+    """What `Pricing.row` reports of an epoch, and what it is made of."""
+
+    def of_batch(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
+        seconds = batch_seconds(step_seconds, pricing.targets, None if above is None else lambda _: above)
+        return np.asarray(seconds(batch_sizes, lengths), dtype=np.float64)
+
+    def of_epoch(histogram: Histogram, table: BucketTable) -> float:
+        return pricing.epoch_seconds(expected_batches(histogram, table), table)
+
+    return ProblemCosts(of_batch=of_batch, of_epoch=of_epoch)
 
 
 def _table(row: Row) -> BucketTable:

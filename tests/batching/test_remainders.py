@@ -9,30 +9,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.remainders import optimal_boundaries_with_remainders
+from batchtune.batching.remainders import BatchCounts, best_buckets, few_ends
 from batchtune.batching.table import batch_sizes_for
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
+class MadeCosts:
+    """Any costs: a matrix whose element [i, j] is that of the bucket (u_i, u_j]."""
+
+    def __init__(self, costs: FloatArray) -> None:
+        self.costs = costs
+
+    @property
+    def num_ends(self) -> int:
+        return self.costs.shape[0] - 1
+
+    def up_to(self, end: int) -> FloatArray:
+        return self.costs[:end, end]
+
+
 def histogram_of(counts: IntArray) -> Histogram:
     return Histogram(np.arange(1.0, len(counts) + 1), np.asarray(counts, dtype=np.int64))
 
 
-def bucket_cost(examples: int, size: int, full: float, single: float) -> float:
-    """Batch by batch, as the examples are cut into them."""
-    batches = [size] * (examples // size) + [examples % size] * (examples % size > 0)
-    return sum(full if r == size else single + (r - 1) / (size - 1) * (full - single) for r in batches)
-
-
-def cost_of(histogram: Histogram, sizes: IntArray, full: FloatArray, single: FloatArray, bounds: FloatArray) -> float:
-    ends = np.searchsorted(histogram.lengths, bounds)
-    examples = np.diff(histogram.cumulative[ends], prepend=0)
-    return sum(
-        bucket_cost(*bucket)
-        for bucket in zip(examples.tolist(), sizes[ends].tolist(), full[ends], single[ends], strict=True)
-    )
+def fewest_batches(histogram: Histogram, sizes: IntArray, num_buckets: int) -> FloatArray:
+    """The boundaries of the fewest buckets, at most so many, that give the fewest batches."""
+    ends = np.arange(histogram.lengths.size)
+    best = best_buckets(BatchCounts(histogram, ends, sizes), num_buckets)
+    return histogram.lengths[best.ends(best.improving()[-1])]
 
 
 def number_of_batches(histogram: Histogram, sizes: IntArray, boundaries: FloatArray) -> int:
@@ -40,127 +46,125 @@ def number_of_batches(histogram: Histogram, sizes: IntArray, boundaries: FloatAr
     return int(np.sum(-(-np.diff(histogram.cumulative[ends], prepend=0) // sizes[ends])))
 
 
-def least_by_brute_force(
-    counts: IntArray, sizes: IntArray, full: FloatArray, single: FloatArray
-) -> list[tuple[float, int]]:
-    """For each most = 1, 2, …: the least cost over all sets of ends, and the fewest buckets that give it."""
-    up_to = np.concatenate(([0], np.cumsum(counts))).tolist()
-    cost = {
-        (i, j): bucket_cost(up_to[j] - up_to[i], int(sizes[j - 1]), full[j - 1], single[j - 1])
-        for i, j in combinations(range(len(up_to)), 2)
-    }
-    found: list[tuple[float, int]] = []
-    for size in range(len(counts)):
-        best = found[-1] if found else (np.inf, 0)
-        for inner in combinations(range(1, len(counts)), size):
-            ends = (0, *inner, len(counts))
-            best = min(best, (sum(cost[pair] for pair in pairwise(ends)), size + 1))
-        found.append(best)
-    return found
+def least_by_brute_force(costs: FloatArray) -> list[float]:
+    """The least cost in exactly 1, 2, ... buckets, over all sets of ends."""
+    last = costs.shape[0] - 1
+    return [
+        min(
+            sum(costs[pair] for pair in pairwise((0, *inner, last)))
+            for inner in combinations(range(1, last), buckets - 1)
+        )
+        for buckets in range(1, last + 1)
+    ]
 
 
-def test_no_other_boundaries_need_fewer_batches_and_fewer_buckets_win_a_tie() -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(2000):
-        distinct = int(rng.integers(1, 10))
-        counts, sizes = rng.integers(1, 12, distinct), rng.integers(1, 14, distinct)
-        one = np.ones(distinct)
-        asked = range(1, distinct + 1)
-        found = optimal_boundaries_with_remainders(histogram_of(counts), sizes, one, one, asked)
-        costs = [(cost_of(histogram_of(counts), sizes, one, one, b), b.size) for b in found]
-        assert costs == least_by_brute_force(counts, sizes, one, one)
+@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=300)
+def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int) -> None:
+    costs = np.random.default_rng(seed).gamma(1.0, 1.0, (distinct + 1, distinct + 1))
+    best = best_buckets(MadeCosts(costs), distinct + 3)
+    assert best.totals == pytest.approx(least_by_brute_force(costs), rel=1e-12)
+    for buckets, total in enumerate(best.totals, 1):
+        ends = (0, *(best.ends(buckets) + 1).tolist())
+        assert len(ends) == buckets + 1
+        assert sum(costs[pair] for pair in pairwise(ends)) == pytest.approx(total, rel=1e-12)
 
 
-def test_no_other_boundaries_cost_less_whatever_the_costs() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(2000):
-        distinct = int(rng.integers(1, 10))
-        counts, sizes = rng.integers(1, 30, distinct), rng.integers(1, 10, distinct)
-        full, single = rng.gamma(1.0, 1.0, (2, distinct))
-        asked = range(1, distinct + 1)
-        found = optimal_boundaries_with_remainders(histogram_of(counts), sizes, full, single, asked)
-        costs = [cost_of(histogram_of(counts), sizes, full, single, b) for b in found]
-        least = [cost for cost, _ in least_by_brute_force(counts, sizes, full, single)]
-        assert costs == pytest.approx(least, rel=1e-12)
+@given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
+@settings(deadline=None, max_examples=300)
+def test_batches_are_counted_whatever_the_sizes(distinct: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts, sizes = rng.integers(1, 12, distinct), rng.integers(1, 14, distinct)
+    up_to = np.concatenate(([0], np.cumsum(counts)))
+    costs = np.zeros((distinct + 1, distinct + 1))
+    for i, j in combinations(range(distinct + 1), 2):
+        costs[i, j] = len(range(0, up_to[j] - up_to[i], sizes[j - 1]))
+    best = best_buckets(BatchCounts(histogram_of(counts), np.arange(distinct), sizes), distinct)
+    assert best.totals.tolist() == least_by_brute_force(costs)
+
+
+def test_numbers_of_buckets_that_improve_are_the_same_whatever_is_known_beyond() -> None:
+    costs = MadeCosts(np.random.default_rng(3).gamma(1.0, 1.0, (61, 61)))
+    all_of_them = best_buckets(costs, 60).improving()
+    for most in (1, 5, 20, 59):
+        assert best_buckets(costs, most).improving() == [buckets for buckets in all_of_them if buckets <= most]
+
+
+def test_equal_costs_are_not_improved_on() -> None:
+    best = best_buckets(BatchCounts(histogram_of(np.array([4, 4])), np.arange(2), np.array([4, 4])), 2)
+    assert best.totals.tolist() == [2, 2]
+    assert best.improving() == [1]
 
 
 def test_a_bucket_whose_only_gain_is_in_full_batches_is_not_made() -> None:
-    histogram, sizes, one = histogram_of(np.array([3, 3])), np.array([8, 6]), np.ones(2)
+    histogram, sizes = histogram_of(np.array([3, 3])), np.array([8, 6])
     assert optimal_boundaries(histogram, 1 / sizes, [2])[0].tolist() == [1, 2]
-    assert optimal_boundaries_with_remainders(histogram, sizes, one, one, [2])[0].tolist() == [2]
+    assert fewest_batches(histogram, sizes, 2).tolist() == [2]
+
+
+def test_batches_larger_than_the_data_set_are_one_remainder() -> None:
+    assert fewest_batches(histogram_of(np.array([2, 3])), np.array([2**53, 2**53]), 2).tolist() == [2]
 
 
 def test_without_remainders_it_is_the_programme_without_them() -> None:
     rng = np.random.default_rng(5)
     sizes = np.sort(rng.integers(1, 9, 40))[::-1].astype(np.int64)
-    histogram, full = histogram_of(rng.integers(1, 5, 40) * 840), np.cumsum(rng.random(40)) + sizes
-    relaxed = optimal_boundaries(histogram, full / sizes, range(1, 12))
-    exact = optimal_boundaries_with_remainders(histogram, sizes, full, full / sizes, range(1, 12))
-    for one, other in zip(relaxed, exact, strict=True):
-        assert one.tolist() == other.tolist()
+    histogram = histogram_of(rng.integers(1, 5, 40) * 840)
+    for most, relaxed in enumerate(optimal_boundaries(histogram, 1 / sizes, range(1, 12)), 1):
+        fewest = fewest_batches(histogram, sizes, most)
+        assert number_of_batches(histogram, sizes, fewest) == number_of_batches(histogram, sizes, relaxed)
 
 
-# Lengths, and a max_batch_length.
-CASES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000))
+# Lengths, a max_batch_length, and how many ends are allowed.
+CASES = st.tuples(
+    st.lists(st.integers(1, 400), min_size=1, max_size=80), st.integers(1, 2000), st.sampled_from([8, 20, 50])
+)
 
 
 @given(case=CASES)
 @settings(deadline=None, max_examples=150)
-def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_more_costs_no_more(
-    case: tuple[list[int], int],
-) -> None:
+def test_a_few_ends_are_lengths_of_examples_and_the_longest_is_the_last(case: tuple[list[int], int, int]) -> None:
     histogram = Lengths.of(case[0]).histogram
-    sizes, one = batch_sizes_for(histogram.lengths, case[1]), np.ones(histogram.lengths.size)
-    asked = range(1, 12)
-    found = optimal_boundaries_with_remainders(histogram, sizes, one, one, asked)
-    for most, boundaries in zip(asked, found, strict=True):
-        assert boundaries.size <= most
-        assert np.all(np.diff(boundaries) > 0)
-        assert set(boundaries) <= set(case[0])
-        assert boundaries[-1] == max(case[0])
-    assert np.all(np.diff([number_of_batches(histogram, sizes, b) for b in found]) <= 0)
+    sizes, most = batch_sizes_for(histogram.lengths, case[1]), case[2]
+    ends = few_ends(histogram, sizes, most)
+    assert ends[-1] == histogram.lengths.size - 1
+    assert np.all(np.diff(ends) > 0)
+    if histogram.lengths.size <= most:
+        assert ends.size == histogram.lengths.size
+    else:
+        assert ends.size <= most
+        changes = np.flatnonzero(np.diff(sizes))
+        assert np.isin(changes, ends).all() or changes.size > most // 2
 
 
-@given(case=CASES, power=st.integers(-20, 20), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=100)
-def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_the_boundaries(
-    case: tuple[list[int], int], power: int, seed: int
-) -> None:
-    values, scale = np.array(case[0], dtype=float), 2.0**power
-
-    def boundaries(lengths: FloatArray, max_batch_length: float) -> list[list[float]]:
-        histogram = Lengths.of(lengths).histogram
-        sizes, one = batch_sizes_for(histogram.lengths, max_batch_length), np.ones(histogram.lengths.size)
-        found = optimal_boundaries_with_remainders(histogram, sizes, one, one, [1, 3, 8])
-        return [b.tolist() for b in found]
-
-    shuffled = np.random.default_rng(seed).permutation(values)
-    scaled = boundaries(shuffled * scale, case[1] * scale)
-    assert scaled == [[b * scale for b in each] for each in boundaries(values, case[1])]
+@pytest.mark.parametrize("tail", ["gamma", "heavy", "one lump"])
+def test_a_few_ends_share_out_examples_lengths_and_the_range(tail: str) -> None:
+    rng = np.random.default_rng(6)
+    values = {
+        "gamma": rng.gamma(4, 3, 20_000),
+        "heavy": rng.pareto(1.1, 20_000) + 0.1,
+        "one lump": np.append(rng.gamma(4, 3, 10_000), np.full(10_000, 7.0)),
+    }[tail]
+    histogram = Lengths.of(values).histogram
+    ends = few_ends(histogram, batch_sizes_for(histogram.lengths, 100), 600)
+    for measure in (histogram.cumulative, histogram.cumulative_total, histogram.lengths):
+        # Between two ends, besides what is at the second itself.
+        inside = measure[ends[1:] - 1] - measure[ends[:-1]]
+        assert inside.max() <= 18 / 600 * measure[-1]
 
 
-def test_real_valued_costs_never_rise_with_the_number_of_buckets() -> None:
-    rng = np.random.default_rng(4)
-    histogram, sizes = histogram_of(rng.integers(1, 20, 300)), rng.integers(1, 40, 300)
-    full, single = rng.random((2, 300))
-    found = optimal_boundaries_with_remainders(histogram, sizes, full, single, range(1, 30))
-    costs = np.array([cost_of(histogram, sizes, full, single, b) for b in found])
-    assert np.all(np.diff(costs) <= 1e-12 * costs[:-1])
-
-
-@pytest.mark.parametrize("counts", [[7], [1, 1], [4, 4, 4, 4, 4]])
-def test_more_buckets_than_lengths_may_be_asked_for(counts: list[int]) -> None:
-    histogram, one = histogram_of(np.array(counts)), np.ones(len(counts))
-    sizes = np.arange(len(counts), 0, -1)
-    found = optimal_boundaries_with_remainders(histogram, sizes, one, one, [len(counts), 50])
-    assert found[0].tolist() == found[1].tolist()
-
-
-def test_batches_larger_than_the_data_set_are_one_remainder() -> None:
-    histogram = histogram_of(np.array([2, 3]))
-    sizes, full, single = np.array([100, 100]), np.array([9.9, 9.9]), np.array([1.0, 1.0])
-    (boundaries,) = optimal_boundaries_with_remainders(histogram, sizes, full, single, [2])
-    assert boundaries.tolist() == [2]
+def test_a_few_ends_give_as_few_batches_as_all() -> None:
+    rng = np.random.default_rng(7)
+    histogram = Lengths.of((rng.gamma(6, 2, 15_000) * 16_000).round()).histogram
+    sizes = batch_sizes_for(histogram.lengths, 4000 * 16_000)
+    ends = few_ends(histogram, sizes, 4096)
+    assert histogram.lengths.size > 4 * ends.size
+    asked = [2, 5, 10, 20]
+    relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]
+    found = best_buckets(BatchCounts(histogram, ends, sizes[ends]), 20)
+    assert relaxed == [78, 56, 55, 55]
+    # With each of the 14,587 lengths as an end, which takes ten times as long, it is the same.
+    assert [found.totals[:most].min() for most in asked] == [77, 55, 50, 48]
 
 
 def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
@@ -168,30 +172,9 @@ def test_fewer_batches_than_without_remainders_on_librispeech() -> None:
     if not path.exists():
         pytest.skip(f"{path.parent.name} is not here")
     histogram = Lengths.of(np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000).histogram
-    sizes, one = batch_sizes_for(histogram.lengths, 600), np.ones(histogram.lengths.size)
+    sizes = batch_sizes_for(histogram.lengths, 600)
     asked = [10, 15, 20]
     relaxed = [number_of_batches(histogram, sizes, b) for b in optimal_boundaries(histogram, 1 / sizes, asked)]
-    exact = optimal_boundaries_with_remainders(histogram, sizes, one, one, asked)
+    exact = [number_of_batches(histogram, sizes, fewest_batches(histogram, sizes, most)) for most in asked]
     assert relaxed == [641, 631, 628]
-    assert [number_of_batches(histogram, sizes, b) for b in exact] == [638, 627, 621]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "full", "single", "num_buckets", "rule"),
-    [
-        ([1], [1, 1], [1, 1], [1], "1 batch sizes for 2 distinct lengths"),
-        ([1, 1], [1], [1, 1], [1], "1 full costs for 2 distinct lengths"),
-        ([1, 1], [1, 1], [1], [1], "1 single costs for 2 distinct lengths"),
-        ([1, 0], [1, 1], [1, 1], [1], "batch sizes must be at least 1, got 0"),
-        ([1, 1], [1, -1], [1, 1], [1], "finite and not negative"),
-        ([1, 1], [1, 1], [1, np.inf], [1], "finite and not negative"),
-        ([1, 1], [1, 1], [1, 1], [0], "bucket counts must be at least 1"),
-        ([1, 1], [1, 1], [1, 1], [], "bucket counts must be at least 1"),
-    ],
-)
-def test_misuse_is_refused_with_the_rule(
-    sizes: list[int], full: list[float], single: list[float], num_buckets: list[int], rule: str
-) -> None:
-    arrays = np.array(sizes), np.array(full, dtype=float), np.array(single, dtype=float)
-    with pytest.raises(ValueError, match=rule):
-        optimal_boundaries_with_remainders(histogram_of(np.array([1, 1])), *arrays, num_buckets)
+    assert exact == [638, 627, 621]

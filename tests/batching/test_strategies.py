@@ -19,13 +19,10 @@ NUM_BUCKETS = st.lists(st.integers(1, 25), min_size=1, max_size=4)
 
 def problem_of(values: list[float], max_batch_length: float) -> Problem:
     histogram = Lengths.of(values).histogram
-    ones = np.ones(histogram.lengths.size)
     return Problem(
         histogram=histogram,
         max_batch_length=max_batch_length,
         batch_sizes=batch_sizes_for(histogram.lengths, max_batch_length),
-        full_costs=ones,
-        single_costs=ones,
     )
 
 

@@ -1,9 +1,10 @@
 """How long the optimal boundaries take, for all bucket counts up to 20 at once: `python tests/benchmarks/optimal.py`.
 
-Three programmes, on made data: the cost per example (100,000 distinct lengths), the cost of whole batches with their
-remainders (3,500 and 8,000 distinct lengths), and tables by length and target (30,000 examples). Prints seconds, each
-the least of a few runs, as JSON. Also what the two more costly programmes gain over the first: batches in an epoch with
-20 buckets, and the cost of a table of 20 buckets by length and target as a part of the cost of one by length alone.
+Three programmes, on made data: the cost per example (100,000 distinct lengths), what `optimal` minimises, the number of
+batches or a time by the expected longest (3,500, 8,000 and 1,000,000 distinct lengths), and tables by length and target
+(30,000 examples). Prints seconds, each the least of a few runs, as JSON. Also what the two more costly programmes gain
+over the first with 20 buckets: batches and seconds in an epoch, and the cost of a table by length and target as a part
+of the cost of one by length alone.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
+from batchtune.batching.expectation import expected_batches
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.remainders import optimal_boundaries_with_remainders
+from batchtune.batching.expectation import expected_batches
+from batchtune.batching.strategies import Problem, ProblemCosts
+from batchtune.batching.strategies.optimal import optimal
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
@@ -64,22 +69,47 @@ def many_lengths() -> dict[str, float]:
     return seconds
 
 
-def with_remainders(distinct: int) -> dict[str, float]:
-    """Seconds with remainders, and the batches of an epoch with and without."""
-    rng = np.random.default_rng(1)
-    lengths = np.arange(1.0, distinct + 1)
-    histogram = Histogram(lengths, rng.integers(1, 17, distinct))
-    sizes, one = batch_sizes_for(lengths, distinct * 20), np.ones(distinct)
-    seconds, found = timed(
-        lambda: optimal_boundaries_with_remainders(histogram, sizes, one, one, NUM_BUCKETS),
-    )
+def step_seconds(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
+    """A made step time."""
+    return 0.005 + 1e-6 * batch_sizes * lengths
 
-    def batches(boundaries: FloatArray) -> int:
-        table = BucketTable(boundaries, batch_sizes_for(boundaries, distinct * 20))
-        return int(np.sum(-(-table.counts(histogram) // table.batch_sizes)))
 
+def as_reported(histogram: Histogram, max_batch_length: float) -> dict[str, float]:
+    """Seconds to find the boundaries, and what an epoch takes with them and with those of the cost per example."""
+    sizes = batch_sizes_for(histogram.lengths, max_batch_length)
+
+    def epoch(of: Histogram, table: BucketTable) -> float:
+        return expected_batches(of, table).sum_of(step_seconds)
+
+    def table_of(boundaries: FloatArray) -> BucketTable:
+        return BucketTable(boundaries, batch_sizes_for(boundaries, max_batch_length))
+
+    counted = Problem(histogram=histogram, max_batch_length=max_batch_length, batch_sizes=sizes)
+    timed_by = replace(counted, costs=ProblemCosts(of_batch=step_seconds, of_epoch=epoch))
+    seconds_of_counts, fewest = timed(lambda: optimal(counted, NUM_BUCKETS))
+    seconds_of_times, fastest = timed(lambda: optimal(timed_by, NUM_BUCKETS))
     relaxed = optimal_boundaries(histogram, 1 / sizes, NUM_BUCKETS)
-    return {"seconds": seconds, "batches": batches(found[-1]), "batches_without": batches(relaxed[-1])}
+    each = step_seconds(sizes.astype(np.float64), histogram.lengths) / sizes
+    by_example = optimal_boundaries(histogram, each, NUM_BUCKETS)
+    return {
+        "seconds_by_batches": seconds_of_counts,
+        "batches": expected_batches(histogram, table_of(fewest[-1])).tally.batches,
+        "batches_without_remainders": expected_batches(histogram, table_of(relaxed[-1])).tally.batches,
+        "seconds_by_time": seconds_of_times,
+        "epoch_seconds": epoch(histogram, table_of(fastest[-1])),
+        "epoch_seconds_by_example": epoch(histogram, table_of(by_example[-1])),
+    }
+
+
+def few_lengths(distinct: int) -> Histogram:
+    """Each of so many lengths up to 16 times."""
+    counts = np.random.default_rng(1).integers(1, 17, distinct)
+    return Histogram(np.arange(1.0, distinct + 1), counts)
+
+
+def different_lengths(examples: int) -> Histogram:
+    """As many lengths as examples."""
+    return Lengths.of(np.random.default_rng(0).gamma(4, 300, examples).clip(50, 3500)).histogram
 
 
 def two_dimensions() -> dict[str, float]:
@@ -119,8 +149,9 @@ def main() -> None:
     """Prints everything as JSON."""
     result = {
         "100000_distinct_lengths": many_lengths(),
-        "remainders_3500_distinct_lengths": with_remainders(3500),
-        "remainders_8000_distinct_lengths": with_remainders(8000),
+        "as_reported_3500_distinct_lengths": as_reported(few_lengths(3500), 70_000),
+        "as_reported_8000_distinct_lengths": as_reported(few_lengths(8000), 160_000),
+        "as_reported_1000000_distinct_lengths": as_reported(different_lengths(1_000_000), 40_000),
         "two_dimensions_30000_examples": two_dimensions(),
     }
     print(json.dumps(result, indent=1))

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from batchtune.batching.bucket_costs import ShapeCost
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProblemCosts:
+    """What batches cost.
+
+    Attributes:
+        of_batch: The cost of batches by their shapes.
+        of_epoch: The cost of an epoch of such lengths with a table, as it is reported: on one rank, the sum over its
+            batches.
+    """
+
+    of_batch: ShapeCost
+    of_epoch: Callable[[Histogram, BucketTable], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What boundaries are chosen for. The arrays have the shape (distinct lengths,), of a bucket that ends at each.
+    """What boundaries are chosen for.
 
     Attributes:
         histogram: The distinct lengths and their counts.
         max_batch_length: The largest padded length that a batch may have.
-        batch_sizes: Its batch size, at least 1.
-        full_costs: What a full batch costs.
-        single_costs: What a batch of one example costs.
+        batch_sizes: Shape (distinct lengths,): the batch size of a bucket that ends at each, at least 1, in any order.
+        costs: What is to be as low as possible; None: the number of batches.
     """
 
     histogram: Histogram
     max_batch_length: float
     batch_sizes: IntArray
-    full_costs: FloatArray
-    single_costs: FloatArray
-
-    @property
-    def example_costs(self) -> FloatArray:
-        """What an example costs: its share of a full batch."""
-        return self.full_costs / self.batch_sizes
+    costs: ProblemCosts | None = None
 
 
 class Strategy(Protocol):

@@ -1,0 +1,210 @@
+"""What a bucket's batches cost by their expected longest example, for every bucket that ends at a given length."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.batching.expectation import all_within, log_factorials_up_to
+from batchtune.batching.remainders import counts_up_to
+from batchtune.lengths import FloatArray, Histogram, IntArray
+
+# Up to here every sum is written out: it takes the cube of them.
+MOST_EXACT = 96
+# Beyond, some ends stand for all: the number of examples from each to the bucket's end is about this many times that
+# from the next one.
+_SPACING = 1.15
+# A remainder's cost is tabulated at so many batch sizes and so many lengths,
+_TABLED_SIZES, _TABLED_LENGTHS = 256, 256
+# and interpolated to so many sizes. Ranks among the examples are told apart up to so many.
+_ROWS, _RANKS = 4096, 1 << 18
+# Gauss's points and weights on (0, 1), for the distribution of a remainder's longest.
+_NODES = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))
+
+
+class ShapeCost(Protocol):
+    """(batch sizes, longest lengths, boundaries below the batches' buckets) → the batches' costs, element by element.
+
+    It is called without boundaries where the bucket is not known.
+    """
+
+    def __call__(self, batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None, /) -> FloatArray:
+        """Costs, of the arguments' common shape (n,)."""
+
+
+class ExactCosts:
+    """Sum the cost over every length that can be the longest, as `ExpectedBatches.sum_of` does.
+
+    It takes O(U²) evaluations of the cost for each end, for U distinct lengths.
+    """
+
+    def __init__(self, histogram: Histogram, batch_sizes: IntArray, cost: ShapeCost) -> None:
+        """Take the data; each distinct length may be an end.
+
+        Args:
+            histogram: The distinct lengths and their counts.
+            batch_sizes: Shape (distinct lengths,), at least 1 each: of a bucket that ends there.
+            cost: Of a batch.
+        """
+        self._lengths = histogram.lengths
+        self._below = np.concatenate(([0.0], histogram.lengths))
+        self._counts = counts_up_to(histogram, np.arange(histogram.lengths.size))
+        self._sizes, self._cost = batch_sizes.tolist(), cost
+        self._log_factorials = log_factorials_up_to(histogram.count)
+
+    @property
+    def num_ends(self) -> int:
+        """Number of ends that a bucket may have."""
+        return len(self._sizes)
+
+    def up_to(self, end: int) -> FloatArray:
+        """Shape (end,): the cost of the bucket (u_i, u_end] for each i < end."""
+        examples = self._counts[end] - self._counts[:end]
+        batches, rest = np.divmod(examples, self._sizes[end - 1])
+        total = np.zeros(end)
+        for drawn, times in ((np.full(end, self._sizes[end - 1]), batches), (rest, (rest > 0).astype(np.int64))):
+            some = np.flatnonzero(times)
+            total[some] += times[some] * self._mean(end, some, drawn[some])
+        return total
+
+    def _mean(self, end: int, starts: npt.NDArray[np.intp], drawn: IntArray) -> FloatArray:
+        """The mean cost of a batch of so many, drawn from each of the buckets (u_start, u_end]."""
+        start, longest = np.nonzero(starts[:, None] <= np.arange(end))
+        first = starts[start]
+        size = drawn[start]
+        of = self._counts[end] - self._counts[first]
+        upper = all_within(self._counts[longest + 1] - self._counts[first], of, size, self._log_factorials)
+        lower = all_within(self._counts[longest] - self._counts[first], of, size, self._log_factorials)
+        each = np.asarray(self._cost(size.astype(np.float64), self._lengths[longest], self._below[first]))
+        return cast(FloatArray, np.bincount(start, np.maximum(upper - lower, 0.0) * each, starts.size))
+
+
+class SmoothCosts:
+    """Estimate the cost from fewer lengths, where summing over all would take too long.
+
+    Full batches: for some starts of the bucket, ever farther apart towards the shortest length, and linear in the
+    number of examples between them. P(longest ≤ x) is exact at such lengths too; between two of them, a < b in numbers
+    of examples, lengths are taken to rise evenly, so that Σ C(c, B) over a ≤ c < b, which is C(b, B+1) - C(a, B+1),
+    gives the mean. Where their mean says that lengths lie together at either end of the interval, so are they taken.
+
+    The remainder, one batch in each bucket: by the longest at three points of its distribution,
+    P(longest ≤ c-th) ≈ ((c - 1/2 - h) / (n - h))^r with h = (r - 1) / 2, whose mean is exact; its cost from a table.
+
+    What is typical of a bucket's targets is taken from the examples nearest in length: no `above` is given.
+    """
+
+    def __init__(self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray, cost: ShapeCost) -> None:
+        """Take the data.
+
+        Args:
+            histogram: The distinct lengths and their counts.
+            ends: Shape (ends,): indices of distinct lengths, ascending, the last one the longest.
+            batch_sizes: Shape (ends,), at least 1 each: of a bucket that ends there.
+            cost: Of a batch.
+        """
+        self._counts = counts_up_to(histogram, ends)
+        # No batch is larger than the data set.
+        self._sizes = np.minimum(batch_sizes, histogram.count + 1).tolist()
+        self._log_factorials = log_factorials_up_to(histogram.count)
+        self._lengths = np.concatenate((histogram.lengths[:1], histogram.lengths[ends]))
+        # They say on which side of an interval its lengths lie.
+        self._totals = np.concatenate(([0.0], histogram.cumulative_total[ends]))
+        self._set_full_costs(cost)
+        self._set_rest_costs(histogram, cost)
+
+    @property
+    def num_ends(self) -> int:
+        """Number of ends that a bucket may have."""
+        return len(self._sizes)
+
+    def up_to(self, end: int) -> FloatArray:
+        """Shape (end,): about the cost of the bucket (u_i, u_end] for each i < end."""
+        examples = self._counts[end] - self._counts[:end]
+        batches = examples // self._sizes[end - 1]
+        rest = examples - batches * self._sizes[end - 1]
+        total = batches * self._full(end)
+        total += self._rest(end, examples, rest)
+        return cast(FloatArray, total)
+
+    def _set_full_costs(self, cost: ShapeCost) -> None:
+        """The points that stand for all ends up to each one, and what its full batches cost with those as longest."""
+        self._points = [self._spread(end) for end in range(1, self.num_ends + 1)]
+        edges = np.cumsum([points.size for points in self._points])[:-1]
+        sizes = np.repeat(np.asarray(self._sizes, dtype=np.float64), [points.size for points in self._points])
+        each = np.asarray(cost(sizes, self._lengths[np.concatenate(self._points)]), dtype=np.float64)
+        self._full_costs = np.split(each, edges)
+
+    def _spread(self, end: int) -> npt.NDArray[np.intp]:
+        """Indices from 0 to `end`: as far apart as they are before it in numbers of examples, or next to each other."""
+        log_before = np.log(self._counts[end] - self._counts[:end]) * (1 / np.log(_SPACING))
+        first = np.flatnonzero(np.diff(np.floor(log_before))) + 1
+        return np.unique(np.concatenate(([0], first, [end - 1, end])))
+
+    def _full(self, end: int) -> FloatArray:
+        """Shape (end,): the mean cost of a full batch of each bucket that ends here."""
+        size, points, costs = self._sizes[end - 1], self._points[end - 1], self._full_costs[end - 1]
+        up_to = self._counts[points]
+        all_of = up_to[-1] - up_to[:-1]
+        starts = int(np.searchsorted(-all_of, -size, side="right"))  # as many have a full batch
+        if starts == 0:
+            return np.full(end, costs[-1])
+        some = np.maximum(up_to - up_to[:starts, None], 0)
+        logs = self._log_factorials
+        log_all = logs[all_of[:starts]] - logs[all_of[:starts] - size]
+        within = np.exp(logs[some] - logs[np.maximum(some - size, 0)] - log_all[:, None])
+        within[some < size] = 0.0
+        spans = np.diff(up_to)
+        summed = within * (some - size)
+        even = np.diff(summed, axis=1) / ((size + 1) * spans)
+        side = self._side(points, up_to, spans)
+        below = even + np.maximum(side, 0) * (within[:, :-1] - even) + np.maximum(-side, 0) * (within[:, 1:] - even)
+        mean = costs[-1] - below @ np.diff(costs)
+        # With just as many examples as in one batch, the longest of all is the longest.
+        known = np.append(up_to[:starts], up_to[-1] - size)
+        return cast(FloatArray, np.interp(self._counts[:end], known, np.append(mean, costs[-1])))
+
+    def _side(self, points: IntArray, up_to: IntArray, spans: IntArray) -> FloatArray:
+        """From 1, all lengths of the interval are as its longest, over 0, they rise evenly, to -1, as its shortest."""
+        low, high = self._lengths[points[:-1]], self._lengths[points[1:]]
+        width = np.where(high > low, high - low, 1.0)
+        mean = (np.diff(self._totals[points]) / spans - low) / width
+        even = (spans + 1) / (2 * spans)
+        return np.clip((mean - even) / np.maximum(1 - even, 0.25), -1.0, 1.0)
+
+    def _set_rest_costs(self, histogram: Histogram, cost: ShapeCost) -> None:
+        """A table of costs by rows of sizes and columns of lengths, and where to look in it."""
+        largest = max(1, min(max(self._sizes) - 1, histogram.count))
+        sizes = np.unique(np.round(np.geomspace(1, largest, _TABLED_SIZES)))
+        rows = np.unique(np.round(np.geomspace(1, largest, _ROWS)))
+        columns = np.unique(np.linspace(0, self._lengths.size - 1, _TABLED_LENGTHS).astype(np.int64))
+        each = cost(np.repeat(sizes, columns.size), np.tile(self._lengths[columns], sizes.size))
+        tabled = np.asarray(each, dtype=np.float64).reshape(sizes.size, columns.size)
+        left = np.clip(np.searchsorted(sizes, rows, side="right") - 1, 0, max(sizes.size - 2, 0))
+        right = np.minimum(left + 1, sizes.size - 1)
+        part = (rows - sizes[left]) / np.maximum(sizes[right] - sizes[left], 1.0)
+        table = tabled[left] + part[:, None] * (tabled[right] - tabled[left])
+        self._table = np.append(table.ravel(), 0.0)  # the last column has a next one, too
+        drawn = np.arange(largest + 1)
+        nearest = np.searchsorted((rows[1:] + rows[:-1]) / 2, drawn)
+        self._row_starts = nearest * columns.size
+        self._shares = [np.exp(np.log(node) / np.maximum(drawn, 1)) for node, _ in _NODES]
+        self._ranks_each = (_RANKS - 1) / histogram.count
+        # Each end is as long as the examples behind the end before it.
+        ranks = np.stack((self._counts[:-1] + 1, self._counts[1:]), axis=1).ravel()
+        length = np.interp(np.arange(_RANKS) / self._ranks_each, ranks, np.repeat(self._lengths[1:], 2))
+        self._places = np.interp(length, self._lengths[columns], np.arange(columns.size))
+
+    def _rest(self, end: int, examples: IntArray, rest: IntArray) -> FloatArray:
+        """Shape (end,): the mean cost of the last batch of each bucket that ends here, 0 where all are full."""
+        row, half = self._row_starts[rest], (rest - 1) / 2
+        first, spread, last = self._counts[:end] + (half + 0.5), examples - half, self._counts[end]
+        total = np.zeros(end)
+        for (_, weight), shares in zip(_NODES, self._shares, strict=True):
+            rank = np.minimum(first + shares[rest] * spread, last)
+            place = self._places[(rank * self._ranks_each).astype(np.int64)]
+            column = place.astype(np.int64)
+            left, right = self._table[row + column], self._table[row + column + 1]
+            total += weight * (left + (place - column) * (right - left))
+        return np.where(rest > 0, total, 0.0)
