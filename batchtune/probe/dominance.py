@@ -89,8 +89,11 @@ class Shapes:
 
     def _others(self, anchor: Anchor | None) -> npt.NDArray[np.bool_]:
         if anchor is None:
-            return np.ones(self.sizes.shape, dtype=bool)
-        return (self.lengths != anchor.length) | (self.targets != (anchor.target_length or 0.0))
+            return np.ones(self.sizes.shape, dtype=np.bool_)
+        others: npt.NDArray[np.bool_] = (self.lengths != anchor.length) | (
+            self.targets != (anchor.target_length or 0.0)
+        )
+        return others
 
 
 def as_arrays(anchor: Anchor) -> tuple[FloatArray, FloatArray | None]:

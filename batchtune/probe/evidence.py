@@ -38,9 +38,6 @@ _MOST_CORRECTION = 2.0
 _MISFIT = 0.02
 _INTERCEPTS = 2
 _NEARLY_FULL = 0.8
-# Where memory leaps, a length that failed so often is closed where what passed is within this part of what failed.
-_FAILURES_ENOUGH = 2
-_CLOSE_ENOUGH = 0.12
 # With room for so many examples more, a failure of one more is a leap.
 _LEAP = 2.0
 # The margin: so many times the widest spread that was seen, and this part of the limit.
@@ -509,8 +506,6 @@ class Evidence:
             return "data"
         beyond = min(bracket.beyond, bracket.hardly or bracket.beyond)
         near = max(step, step_at(proven, self.settings.tolerance))
-        if self.is_misfit and bracket.failures >= _FAILURES_ENOUGH:
-            near = max(near, int(proven * _CLOSE_ENOUGH))
         if not proven or beyond - proven > near:
             return None
         return "oom" if bracket.failed_by == "oom" and bracket.failed == beyond else "memory"

@@ -119,7 +119,7 @@ class FrontierSearch:
         for anchor in order:
             if (proposal := self._at(evidence, anchor)) is not None:
                 return proposal
-        if self._refine is None or len(order) >= self._settings.max_lengths or order == [longest]:
+        if self._refine is None or order == [longest]:
             return None
         added = self._refine(evidence)
         return None if added is None else self._at(evidence, added)

@@ -19,6 +19,7 @@ from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.probe.search import Anchor, Evidence
 from batchtune.results import CostModel
+from batchtune.tuning.joint_refining import JointRefinement
 
 # Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
 _ENDS = 192
@@ -30,6 +31,8 @@ _APART = 0.3
 # so many times as many as span the data. Where memory grows in proportion to the length, each adds next to nothing.
 _OF_MAX_BATCH_LENGTH = 0.03
 _FOR_MAX_BATCH_LENGTH = 3
+# So many times as many pairs of length and shorter target are measured as lengths span the data.
+_PAIRS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +48,22 @@ class Refinement:
     num_buckets: Sequence[int]
 
     def __call__(self, evidence: Evidence) -> Anchor | None:
-        """The length that is worth most; None where all of them together are not worth it."""
-        known = _Known.of(self, evidence)
-        length = known.worst_end(self.num_buckets)
-        if length is None and self._may_refine_max_batch_length(evidence):
-            length = known.end_for_max_batch_length()
-        return None if length is None else evidence.anchor(length)
+        """The length that is worth most, or the pair of length and target; None where none is worth it."""
+        single = [anchor for anchor in evidence.anchors if anchor == evidence.anchor(anchor.length)]
+        if len(single) < evidence.settings.max_lengths:
+            known = _Known.of(self, evidence, single)
+            length = known.worst_end(self.num_buckets)
+            if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * evidence.settings.num_lengths:
+                length = known.end_for_max_batch_length()
+            if length is not None:
+                return evidence.anchor(length)
+        if self._joint is None or len(evidence.anchors) - len(single) >= _PAIRS * evidence.settings.num_lengths:
+            return None
+        return self._joint.worst_pair(evidence, self.num_buckets)
+
+    @cached_property
+    def _joint(self) -> JointRefinement | None:
+        return None if self.lengths.targets is None else JointRefinement.of(self.lengths, self.lengths.targets)
 
     @cached_property
     def spread_ends(self) -> FloatArray:
@@ -63,9 +76,6 @@ class Refinement:
         by_log = np.searchsorted(logs, logs[-1] * shares * (1 - 1e-12))
         ends: FloatArray = distinct[np.union1d(by_total, by_log)]
         return ends
-
-    def _may_refine_max_batch_length(self, evidence: Evidence) -> bool:
-        return len(evidence.anchors) < _FOR_MAX_BATCH_LENGTH * evidence.settings.num_lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +102,10 @@ class _Known:
     seconds: Callable[[FloatArray, FloatArray], FloatArray]
 
     @classmethod
-    def of(cls, refinement: Refinement, evidence: Evidence) -> _Known:
+    def of(cls, refinement: Refinement, evidence: Evidence, single: Sequence[Anchor]) -> _Known:
         lengths = refinement.lengths
         distinct, cumulative = lengths.histogram.lengths, lengths.histogram.cumulative
-        measured = np.array([anchor.length for anchor in evidence.anchors])
+        measured = np.array([anchor.length for anchor in single])
         ends = np.union1d(refinement.spread_ends, measured[np.isin(measured, distinct)])
         up_to = cumulative[np.searchsorted(distinct, ends)]
         firsts = np.concatenate(([0], np.searchsorted(distinct, ends)[:-1] + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -62,6 +62,8 @@ class Costs:
         joint_frontier: (lengths, target lengths) → the largest batch size that fits, at least 1; None where shorter
             targets than the longest were not measured.
         proven: Lengths → the largest batch size that is proven to fit, 0 where none is.
+        joint_proven: The same for pairs of lengths and target lengths.
+        joint_lengths: The lengths at which pairs were measured.
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
@@ -70,6 +72,8 @@ class Costs:
     device_name: str | None = None
     joint_frontier: JointSizes | None = None
     proven: Callable[[FloatArray], IntArray] | None = None
+    joint_proven: JointSizes | None = None
+    joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +426,14 @@ def _two_dimensional(pricing: Pricing, limits: Limits, costs: Costs, rows: Seque
         fits = joint(lengths, targets)
         return fits if limits.max_batch_size is None else np.minimum(fits, limits.max_batch_size)
 
-    return two_dimensional_rows(pricing.lengths, sizes, pricing.step_seconds, rows)
+    return two_dimensional_rows(
+        pricing.lengths,
+        sizes,
+        pricing.step_seconds,
+        rows,
+        proven=costs.joint_proven,
+        measured=costs.joint_lengths,
+    )
 
 
 def _learning_rate(recommended: Row | None, current: Row | None, baselines: Sequence[Baseline]) -> LearningRate | None:

@@ -87,6 +87,8 @@ def costs_of(probe: Probe) -> Costs:
         frontier=frontier,
         continued_frontier=frontier.continued,
         joint_frontier=joint,
+        joint_proven=joint and joint.proven,
+        joint_lengths=np.unique(joint.lengths) if joint else np.empty(0),
         proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,

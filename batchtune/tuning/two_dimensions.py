@@ -16,12 +16,19 @@ from batchtune.tuning.estimates import StepSeconds
 JointSizes = Callable[[FloatArray, FloatArray], IntArray]
 """(lengths, target lengths) → the largest batch size that fits, element by element, at least 1."""
 
+_NONE = np.empty(0)
 # Shuffles to average over: an epoch has many batches, so they differ little.
 _SHUFFLES = 3
 
 
 def two_dimensional_rows(
-    lengths: Lengths, sizes: JointSizes, step_seconds: StepSeconds | None, rows: Sequence[Row]
+    lengths: Lengths,
+    sizes: JointSizes,
+    step_seconds: StepSeconds | None,
+    rows: Sequence[Row],
+    *,
+    proven: JointSizes | None = None,
+    measured: FloatArray = _NONE,
 ) -> list[TwoDimensionalRow]:
     """The best tables over both lengths, beside the best over length alone with as many buckets.
 
@@ -33,6 +40,8 @@ def two_dimensional_rows(
         step_seconds: The time of one step; None: batches are what is minimised.
         rows: Of the sweep; those of `optimal` that are sized by the frontier, with the fewest and the most buckets, are
             compared with.
+        proven: What is proven to fit, 0 where nothing is; None: not known.
+        measured: Lengths at which boundaries are worth trying besides.
 
     Returns:
         In ascending order of the number of buckets; empty where there is no such row.
@@ -56,10 +65,11 @@ def two_dimensional_rows(
         sizes,
         costs,
         [row.num_buckets for row in compared],
-        candidates=np.unique(np.concatenate([row.boundaries for row in compared])),
+        candidates=np.unique(np.concatenate([measured, *(row.boundaries for row in compared)])),
     )
     return [
-        _row(row, table, lengths, lengths.targets, step_seconds) for row, table in zip(compared, tables, strict=True)
+        _row(row, table, lengths, lengths.targets, step_seconds, proven)
+        for row, table in zip(compared, tables, strict=True)
     ]
 
 
@@ -71,7 +81,12 @@ def _compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def _row(
-    row: Row, table: BucketTable2D, lengths: Lengths, targets: FloatArray, step_seconds: StepSeconds | None
+    row: Row,
+    table: BucketTable2D,
+    lengths: Lengths,
+    targets: FloatArray,
+    step_seconds: StepSeconds | None,
+    proven: JointSizes | None,
 ) -> TwoDimensionalRow:
     one = BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64))
     one_batches, one_seconds = _simulated(one.assign(lengths.values), one.batch_sizes, lengths, targets, step_seconds)
@@ -86,6 +101,9 @@ def _row(
         estimated_epoch_seconds=seconds,
         one_dimensional_batches=one_batches,
         one_dimensional_epoch_seconds=one_seconds,
+        unproven=None
+        if proven is None
+        else int(np.count_nonzero(table.batch_sizes > proven(table.boundaries, table.target_boundaries))),
     )
 
 
