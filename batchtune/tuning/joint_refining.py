@@ -20,7 +20,7 @@ from batchtune.probe.search import Anchor, Evidence
 _EXAMPLES = 4096
 _RESOLUTION = 12
 # A table may cost so much more than with all sizes known.
-_AT_STAKE = 0.02
+_AT_STAKE = 0.005
 # Where targets are the same multiple of the length to within this, they say nothing that lengths do not say.
 _PROPORTIONAL = 0.05
 # Parts of the examples, in order of length, up to which a pair with the typical target is measured first.
