@@ -1,49 +1,36 @@
-from __future__ import annotations
+import pytest
 
-import numpy as np
-
-from batchtune.cost import Frontier, JointFrontier
-from batchtune.results import CostModel, FrontierPoint
-
-# 1000 bytes at rest, 1 byte for each cell of the input, 10 for each of the target.
-MODEL = CostModel(floor=0, constant=1000, linear=1, quadratic=0, relative_error=0.01, target_linear=10)
-LIMIT = 11_000
+from batchtune.cost import JointFrontier
+from batchtune.results import FrontierPoint
 
 
-def fits(length: float, target: float) -> int:
-    return int((LIMIT - 1000) / (length + 10 * target))
-
-
-def point(length: float, target: float) -> FrontierPoint:
+def point(length: float, target: float | None, size: int) -> FrontierPoint:
     return FrontierPoint(
         length=length,
         target_length=target,
-        batch_size=fits(length, target),
+        batch_size=size,
         closed_by="memory",
         oom_batch_size=None,
         step_seconds=None,
         peak_bytes=None,
+        trial=0,
     )
 
 
-def joint() -> JointFrontier:
-    return JointFrontier(Frontier.of([point(10, 50), point(100, 50)]), MODEL, LIMIT)
+POINTS = [point(10, 50, 20), point(100, 50, 4), point(100, 10, 8), point(60, 20, 9)]
 
 
-def test_with_the_worst_target_it_is_what_was_measured() -> None:
-    assert joint()(100, 50) == fits(100, 50)
+def test_the_size_is_the_largest_of_the_measured_shapes_that_are_no_smaller() -> None:
+    joint = JointFrontier.of(POINTS)
+    assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [20, 20, 4, 9, 8, 4]
 
 
-def test_with_short_targets_it_is_what_the_model_says_but_for_twice_its_error() -> None:
-    assert joint()(100, 1) == int((LIMIT * 0.98 - 1000) / 110)
+def test_beyond_all_that_was_measured_a_size_of_one_is_not_proven() -> None:
+    joint = JointFrontier.of(POINTS)
+    assert joint([101, 5], [1, 51]).tolist() == [1, 1]
+    assert joint.proven([101, 5], [1, 51]).tolist() == [0, 0]
 
 
-def test_it_never_goes_below_what_was_measured_nor_above_what_fits() -> None:
-    lengths, targets = np.meshgrid(np.linspace(1, 100, 40), np.linspace(0, 50, 40))
-    sizes = joint()(lengths, targets)
-    assert (sizes >= joint().frontier(lengths)).all()
-    assert (sizes * (lengths + 10 * targets) <= LIMIT - 1000).all()
-
-
-def test_beyond_the_longest_measured_length_nothing_is_known() -> None:
-    assert joint()(101, 0) == 1
+def test_points_without_targets_are_refused() -> None:
+    with pytest.raises(ValueError, match="target"):
+        JointFrontier.of([point(10, None, 3)])
