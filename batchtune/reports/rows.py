@@ -47,7 +47,7 @@ def rows_table(sweep: Sweep) -> Table:
     fixed = fixed_baseline(sweep)
     lines = [_row_line(sweep.rows[index], fixed, timed) for index in chosen]
     if sweep.current is not None:
-        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy="current"))
+        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy=_marked("current", sweep.current)))
     lines += [_baseline_line(baseline, fixed, timed, sweep.lengths.count) for baseline in sweep.baselines]
     lines.append(_bound_line(sweep.lower_bound, fixed, timed))
     names = [field.name for field in fields(_Line) if timed or field.name != "epoch_time"]
@@ -57,7 +57,7 @@ def rows_table(sweep: Sweep) -> Table:
         title="Bucket tables compared",
         columns=tuple(_COLUMNS[name] for name in names),
         rows=tuple(tuple(getattr(line, name) for name in names) for line in lines),
-        notes=tuple(_notes(sweep, len(chosen), timed)),
+        notes=tuple(_notes(sweep, chosen, timed)),
         marked=None if sweep.recommended is None else chosen.index(sweep.recommended),
         break_before=len(chosen),
     )
@@ -99,7 +99,7 @@ def _cost(row: Row, timed: bool) -> tuple[float, int]:
 
 def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:
     return _Line(
-        strategy=row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})",
+        strategy=_marked(row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})", row),
         buckets=_buckets(row),
         batches=format_number(row.batches),
         padding=format_percent(row.padding_ratio),
@@ -108,6 +108,10 @@ def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:
         epoch_time=_time(row.estimated_epoch_seconds),
         against_fixed=_against(fixed, row, timed),
     )
+
+
+def _marked(name: str, row: Row) -> str:
+    return f"{name} *" if row.unproven else name
 
 
 def _buckets(row: Row) -> str:
@@ -149,12 +153,14 @@ def _against(fixed: Baseline | None, other: Row | Baseline | LowerBound, timed: 
     return format_times(fixed.batches, other.batches) or UNKNOWN
 
 
-def _notes(sweep: Sweep, shown: int, timed: bool) -> list[str]:
+def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
     notes = []
-    if shown < len(sweep.rows):
-        notes.append(f"{shown} of {len(sweep.rows)} rows shown; all are in sweep.json.")
+    if len(chosen) < len(sweep.rows):
+        notes.append(f"{len(chosen)} of {len(sweep.rows)} rows shown; all are in sweep.json.")
     if sweep.recommended is not None:
         notes.append("▶ marks the recommended row.")
+    if any(row.unproven for row in (*(sweep.rows[index] for index in chosen), sweep.current) if row is not None):
+        notes.append("* marks tables with batch sizes that are not proven to fit.")
     fixed = fixed_baseline(sweep)
     if fixed is not None:
         size = format_number(fixed.batch_size)

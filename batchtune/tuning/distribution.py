@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import BucketUse, HistogramBin
+
+ProvenBy = Callable[[float, int], "int | None"]
+"""(longest length, batch size) → index of the trial that proves that such a batch fits; None where none does."""
 
 QUANTILES = 1000
 _BINS = 60
@@ -40,13 +44,16 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     return list(map(float, quantiles))
 
 
-def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[BucketUse]:
+def bucket_uses(
+    lengths: Lengths, padded: Lengths, table: BucketTable, proven_by: ProvenBy | None = None
+) -> list[BucketUse]:
     """What each bucket of a table holds, and what its batches cost, expected over shuffles.
 
     Args:
         lengths: The data set, for true lengths.
         padded: The same, each length as batches are padded to it.
         table: Its last boundary is at least the longest padded length.
+        proven_by: What a probe knows; None without one.
 
     Returns:
         One for each bucket, those without examples too.
@@ -59,6 +66,13 @@ def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[B
     ends = np.cumsum(counts)
     totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
     true = np.diff(totals[ends], prepend=0.0)
+
+    def proof(bucket: int) -> int | None:
+        if proven_by is None or not counts[bucket]:
+            return None
+        longest = histogram.lengths[edges[bucket + 1] - 1]
+        return proven_by(float(longest), int(min(table.batch_sizes[bucket], counts[bucket])))
+
     return [
         BucketUse(
             boundary=float(table.boundaries[bucket]),
@@ -67,6 +81,7 @@ def bucket_uses(lengths: Lengths, padded: Lengths, table: BucketTable) -> list[B
             batches=-(-int(counts[bucket]) // int(table.batch_sizes[bucket])),
             length=float(true[bucket]),
             padded_length=max(float(so_far[edges[bucket + 1]] - so_far[edges[bucket]]), float(true[bucket])),
+            proven_by=proof(bucket),
         )
         for bucket in range(table.num_buckets)
     ]

@@ -18,9 +18,9 @@ from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths, padded_to
 from batchtune.results import Baseline, LearningRate, Row, Saturation, Sizing, Sweep, TwoDimensionalRow, meta_of
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
-from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
+from batchtune.tuning.cautions import cautions, current_cautions
 from batchtune.tuning.current import Current, CurrentTable, current_table
-from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
+from batchtune.tuning.distribution import ProvenBy, bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.estimates import StepSeconds, batch_seconds, interpolated
 from batchtune.tuning.pricing import ONE_RANK, Priced, Pricing, Ranks
 from batchtune.tuning.randomness import learning_rate_hint
@@ -51,6 +51,7 @@ class Costs:
         joint_frontier: (lengths, target lengths) → the largest batch size that fits, at least 1; None where shorter
             targets than the longest were not measured.
         proven: Lengths → the largest batch size that is proven to fit, 0 where none is.
+        proven_by: (longest length, batch size) → index of the trial that proves such a batch; None where none does.
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
@@ -59,6 +60,7 @@ class Costs:
     device_name: str | None = None
     joint_frontier: JointSizes | None = None
     proven: Callable[[FloatArray], IntArray] | None = None
+    proven_by: ProvenBy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +218,6 @@ def sweep(
         reason=choice.reason,
         warnings=[
             *cautions(lengths, limits, settings.num_buckets, rows),
-            *_rounding_caution(pricing, lengths, settings, costs),
             *_ranks_cautions(pricing),
             *_current_warnings(current, as_table, now, fits, settings),
         ],
@@ -230,7 +231,9 @@ def sweep(
         two_dimensional=_two_dimensional(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
-        buckets=[] if recommended is None else bucket_uses(lengths, pricing.lengths, _table(recommended)),
+        buckets=(
+            [] if recommended is None else bucket_uses(lengths, pricing.lengths, _table(recommended), costs.proven_by)
+        ),
     )
 
 
@@ -331,13 +334,6 @@ def _cost(row: Row, rows: Sequence[Row]) -> float:
     """The estimated time, or the number of batches where any row has no time."""
     timed = all(other.estimated_epoch_seconds is not None for other in rows)
     return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
-
-
-def _rounding_caution(pricing: Pricing, lengths: Lengths, settings: SweepSettings, costs: Costs) -> list[str]:
-    if settings.multiple_of is None or costs.frontier is None:
-        return []
-    told = rounding_caution(pricing.lengths.longest, lengths.longest, settings.multiple_of, lengths.unit)
-    return [] if told is None else [told]
 
 
 def _ranks_cautions(pricing: Pricing) -> Iterator[str]:

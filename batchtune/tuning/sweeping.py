@@ -25,6 +25,7 @@ from batchtune.results import (
 )
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.tuning.current import Current
+from batchtune.tuning.distribution import ProvenBy
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 from batchtune.units import format_length
@@ -88,9 +89,22 @@ def costs_of(probe: Probe) -> Costs:
         continued_frontier=frontier.continued,
         joint_frontier=joint,
         proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven_by=_proven_by(probe, frontier),
         step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,
     )
+
+
+def _proven_by(probe: Probe, frontier: Frontier) -> ProvenBy:
+    """The trial of the first point that is no shorter and no smaller; None beyond what is proven."""
+
+    def proven_by(longest: float, batch_size: int) -> int | None:
+        if batch_size > int(frontier.proven(longest)):
+            return None
+        fitting = (point for point in probe.frontier if point.length >= longest and point.batch_size >= batch_size)
+        return next(fitting).trial
+
+    return proven_by
 
 
 def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
