@@ -37,10 +37,12 @@ def with_unproven(sweep: Sweep, probe: Probe | None) -> Sweep:
 
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
-    """Names how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None where none is."""
+    """Says how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None where all are."""
     if not row.unproven:
         return None
     sizes = row.used_buckets if isinstance(row, Row) else len(row.buckets)
+    if row.unproven == sizes > 1:
+        return f"none of the {sizes} batch sizes is proven to fit"
     return f"{row.unproven} of {sizes} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"
 
 
@@ -50,7 +52,7 @@ def what_was_not_run(sweep: Sweep, row: Row, probe: Probe | None) -> str | None:
     if sizes is None:
         return None
     why, remedy = _why(sweep, row, probe)
-    return f"{sizes}: {why}. {remedy}"
+    return f"{sizes[0].upper()}{sizes[1:]}: {why}. {remedy}"
 
 
 def _why(sweep: Sweep, row: Row, probe: Probe | None) -> tuple[str, str]:
@@ -58,8 +60,8 @@ def _why(sweep: Sweep, row: Row, probe: Probe | None) -> tuple[str, str]:
         return "no batch as large was run, alone and in turns with the others", _PROBE_AGAIN
     if not probe.is_proven:
         return (
-            f"batchtune {probe.meta.batchtune} probed them, which ran few of its batches in turns with others, "
-            "interpolated between them and left no margin",
+            f"batchtune {probe.meta.batchtune} probed them: it interpolated between the lengths that it measured, ran "
+            "few batches in turns with the others and left no margin",
             _PROBE_AGAIN,
         )
     unit, longest = sweep.lengths.unit, probe.frontier[-1].length
@@ -78,7 +80,8 @@ def _why(sweep: Sweep, row: Row, probe: Probe | None) -> tuple[str, str]:
     if multiple is not None and row.boundaries[-1] > longest >= probe.lengths.max:
         return (
             f"padding to a multiple of {_number(multiple)} makes batches up to "
-            f"{format_length(row.boundaries[-1], unit)} long, and none longer than {format_length(longest, unit)} was run",
+            f"{format_length(row.boundaries[-1], unit)} long, and none longer than {format_length(longest, unit)} was "
+            "run",
             "`batchtune tune` with --multiple-of and --force probes batches as they are padded; or leave the longest "
             "examples out with --max-length.",
         )

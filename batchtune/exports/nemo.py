@@ -63,7 +63,7 @@ def render(tuned: Tuned) -> str:
 
 
 def _fillable(row: Row, sweep: Sweep) -> list[int]:
-    """Batch sizes no larger than what a bucket holds: larger ones were not run, but NeMo, repeating the data, fills them."""
+    """Batch sizes no larger than what a bucket holds: NeMo, which repeats the data, would fill larger ones, not run."""
     if row is not sweep.recommended_row or len(sweep.buckets) != len(row.batch_sizes):
         return row.batch_sizes
     return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
@@ -257,7 +257,7 @@ def _proof(row: TwoDimensionalRow) -> str:
     if row.unproven == 0:
         return "Every batch size was run, or is no larger than one that was"
     sizes = unproven_sizes(row)
-    return "Whether these batches were run is not known" if sizes is None else f"{sizes}: no batch as large was run"
+    return "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
 
 
 def _gain(row: TwoDimensionalRow) -> str:

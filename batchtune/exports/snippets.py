@@ -10,7 +10,7 @@ from itertools import pairwise
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned, choose_row
 from batchtune.proofs import unproven_sizes
-from batchtune.results import Row, Sweep, TwoDimensionalRow
+from batchtune.results import Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 100
@@ -58,20 +58,15 @@ def about_data(sweep: Sweep) -> str:
 
 def about_row(row: Row, sweep: Sweep) -> str:
     """What the table is, what an epoch with it costs, and how many of its sizes are not proven, in a sentence."""
-    seconds = row.estimated_epoch_seconds
+    seconds, sizes = row.estimated_epoch_seconds, unproven_sizes(row)
+    unproven = "" if sizes is None else f"; {sizes} (`batchtune report` says why)"
     time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
     limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
     sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
     return (
         f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
-        f"an epoch{time}, {row.padding_ratio:.1%} padding{unproven_remark(row)}"
+        f"an epoch{time}, {row.padding_ratio:.1%} padding{unproven}"
     )
-
-
-def unproven_remark(row: Row | TwoDimensionalRow) -> str:
-    """The end of a sentence about a table whose batch sizes are not all proven; empty where they are, or unknown."""
-    sizes = unproven_sizes(row)
-    return "" if sizes is None else f"; {sizes} (`batchtune report` says why)"
 
 
 def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: str) -> str:

@@ -224,9 +224,11 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
         columns.append(Column("proven by", numeric=False))
         trials = {trial.index: trial for trial in probe.trials} if probe else {}
         rows = [(*cells, _proof(use, trials, unit)) for cells, use in zip(rows, sweep.buckets, strict=True)]
-    notes = ("Boundaries are rounded here; sampler.yaml and sweep.json hold them in full.",)
+    notes = ["Boundaries are rounded here; sampler.yaml and sweep.json hold them in full."]
+    if any(use.proven_by is not None and use.examples < use.batch_size for use in sweep.buckets):
+        notes.append("A bucket with fewer examples than its batch size was proven for as many as it holds.")
     title = f"Recommended buckets ({row.strategy})"
-    return Table(title=title, columns=tuple(columns), rows=tuple(rows), notes=notes)
+    return Table(title=title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
 
 
 def _proof(bucket: BucketUse, trials: Mapping[int, Trial], unit: str | None) -> str:

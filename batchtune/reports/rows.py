@@ -10,6 +10,9 @@ from batchtune.reports.words import format_percent, format_times
 from batchtune.results import Baseline, LowerBound, Row, Sweep
 from batchtune.units import format_number, format_seconds
 
+# Of tables whose batch sizes are not all proven.
+_MARK = "*"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
@@ -47,7 +50,7 @@ def rows_table(sweep: Sweep) -> Table:
     fixed = fixed_baseline(sweep)
     lines = [_row_line(sweep.rows[index], fixed, timed) for index in chosen]
     if sweep.current is not None:
-        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy=_marked("current", sweep.current)))
+        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy="current"))
     lines += [_baseline_line(baseline, fixed, timed, sweep.lengths.count) for baseline in sweep.baselines]
     lines.append(_bound_line(sweep.lower_bound, fixed, timed))
     names = [field.name for field in fields(_Line) if timed or field.name != "epoch_time"]
@@ -99,8 +102,8 @@ def _cost(row: Row, timed: bool) -> tuple[float, int]:
 
 def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:
     return _Line(
-        strategy=_marked(row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})", row),
-        buckets=_buckets(row),
+        strategy=row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})",
+        buckets=f"{_buckets(row)}{_MARK if row.unproven else ''}",
         batches=format_number(row.batches),
         padding=format_percent(row.padding_ratio),
         mean_batch=f"{row.mean_batch_size:.1f}",
@@ -108,10 +111,6 @@ def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:
         epoch_time=_time(row.estimated_epoch_seconds),
         against_fixed=_against(fixed, row, timed),
     )
-
-
-def _marked(name: str, row: Row) -> str:
-    return f"{name} *" if row.unproven else name
 
 
 def _buckets(row: Row) -> str:
@@ -160,7 +159,7 @@ def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
     if sweep.recommended is not None:
         notes.append("▶ marks the recommended row.")
     if any(row.unproven for row in (*(sweep.rows[index] for index in chosen), sweep.current) if row is not None):
-        notes.append("* marks tables with batch sizes that are not proven to fit.")
+        notes.append(f"{_MARK} marks tables with batch sizes that are not proven to fit.")
     fixed = fixed_baseline(sweep)
     if fixed is not None:
         size = format_number(fixed.batch_size)

@@ -117,7 +117,7 @@ def _proof(row: Row, probe: Probe | None) -> list[str]:
     if row.unproven is None:
         return []
     if (sizes := unproven_sizes(row)) is not None:
-        return [f"{sizes}: the warnings say why."]
+        return [f"{sizes[0].upper()}{sizes[1:]}: the warnings say why."]
     run, margin = "Every batch size was run, or is no larger than one that was", probe.margin if probe else None
     if probe is None or margin is None or not margin.bytes:
         return [f"{run}; how much memory that leaves free is not known."]
