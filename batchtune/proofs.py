@@ -60,8 +60,8 @@ def _why(sweep: Sweep, row: Row, probe: Probe | None) -> tuple[str, str]:
         return "no batch as large was run, alone and in turns with the others", _PROBE_AGAIN
     if not probe.is_proven:
         return (
-            f"batchtune {probe.meta.batchtune} probed them: it interpolated between the lengths that it measured, ran "
-            "few batches in turns with the others and left no margin",
+            f"batchtune {probe.meta.batchtune} interpolated between the lengths that it measured, ran few batches in "
+            "turns with the others and left no margin",
             _PROBE_AGAIN,
         )
     unit, longest = sweep.lengths.unit, probe.frontier[-1].length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from batchtune.errors import ResultError
@@ -67,6 +67,14 @@ def about_row(row: Row, sweep: Sweep) -> str:
         f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
         f"an epoch{time}, {row.padding_ratio:.1%} padding{unproven}"
     )
+
+
+def beyond_measured(tuned: Tuned) -> Iterator[str]:
+    """What to know where a framework cuts batches by a max_batch_length above the one that was measured to fit."""
+    sweep, probe = tuned.sweep, tuned.probe
+    if probe is not None and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
+        used, fits = (format_length(one.max_batch_length, sweep.lengths.unit) for one in (sweep, probe))
+        yield f"max_batch_length {used} is more than the {fits} that was measured to fit: batches may run out of memory"
 
 
 def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: str) -> str:

@@ -189,6 +189,16 @@ def test_sizes_that_are_not_proven_are_named(name: str) -> None:
     assert "of 13 batch sizes" not in wholly
 
 
+@pytest.mark.parametrize("name", ["espnet", "fairseq"])
+def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
+    above, within = (
+        prose(export_of(name).render(Tuned(sweep=sweep, probe=proven_probe())))
+        for sweep in (partly_proven_sweep(), proven_sweep())
+    )
+    assert "max_batch_length 700 s is more than the 600 s that was measured to fit" in above
+    assert "measured to fit" not in within
+
+
 def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
     made = frontier_sweep()
     proven = next(index for index, row in enumerate(made.rows) if (row.strategy, row.num_buckets) == ("linear", 15))

@@ -268,9 +268,9 @@ class TestDurationLimit:
     @given(data=st.data())
     @settings(deadline=None, max_examples=150)
     def test_every_batch_that_lhotse_makes_is_no_larger_than_one_that_was_run(self, data: st.DataObject) -> None:
-        lengths = sorted(data.draw(st.sets(st.integers(2, 19), max_size=6), label="lengths")) + [20]
+        lengths = [*sorted(data.draw(st.sets(st.integers(2, 19), max_size=6), label="lengths")), 20]
         sizes = sorted(data.draw(st.lists(st.integers(1, 40), min_size=len(lengths), max_size=len(lengths))))[::-1]
-        bins = sorted(data.draw(st.sets(st.integers(1, 19), max_size=6), label="bins")) + [20]
+        bins = [*sorted(data.draw(st.sets(st.integers(1, 19), max_size=6), label="bins")), 20]
         probe = probe_of(
             zip(map(float, lengths), sizes, strict=True), quadratic=data.draw(st.sampled_from([0.0, 1e6, 5e7]))
         )

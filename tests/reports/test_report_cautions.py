@@ -80,7 +80,7 @@ def test_a_limit_above_what_was_measured_is_why_sizes_are_not_proven() -> None:
 
 def test_an_older_batchtunes_probe_is_why_sizes_are_not_proven() -> None:
     told = not_run(with_unproven(made_sweep(), made_probe()), made_probe())
-    assert told.startswith("None of the 13 batch sizes is proven to fit: batchtune 0.1.0 probed them: it interpolated")
+    assert told.startswith("None of the 13 batch sizes is proven to fit: batchtune 0.1.0 interpolated between")
     assert told.endswith("Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.")
 
 
