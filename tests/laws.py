@@ -51,7 +51,7 @@ class Law:
     """How memory depends on the shape.
 
     Attributes:
-        need: Memory of the examples; l and t run from above 0 to 1.
+        need: Memory of the examples; length and target run from above 0 to 1.
         noise: Each step's peak is multiplied by 1 ± half of this.
         monotone: Whether it grows with batch size, length and target.
     """
@@ -66,37 +66,37 @@ def _up(value: float, step: float) -> float:
 
 
 LAWS: dict[str, Law] = {
-    "linear": Law(lambda b, l, t: b * l),
-    "affine": Law(lambda b, l, t: b * (0.8 * l + 0.2)),
-    "quadratic": Law(lambda b, l, t: b * (0.4 * l + 0.6 * l * l)),
-    "blocks of length": Law(lambda b, l, t: b * _up(l, 1 / 16)),
-    "powers of two in length": Law(lambda b, l, t: b * 2.0 ** math.ceil(math.log2(l) - 1e-9)),
-    "powers of two in batch": Law(lambda b, l, t: l * (1 << (b - 1).bit_length())),
-    "another kernel for long ones": Law(lambda b, l, t: b * l * (1.4 if l > 0.45 else 1.0)),
-    "another kernel for large batches": Law(lambda b, l, t: b * l * (1.25 if b * l > 9 else 1.0)),
-    "a floor": Law(lambda b, l, t: max(8.0, b * l)),
-    "truncation": Law(lambda b, l, t: b * min(l, 0.5)),
-    "concave": Law(lambda b, l, t: b * l**0.6),
-    "noise of 3%": Law(lambda b, l, t: b * (0.7 * l + 0.3 * l * l), noise=0.03),
-    "batches in eights": Law(lambda b, l, t: _up(b, 8) * l),
-    "lengths in eighths": Law(lambda b, l, t: b * _up(l, 1 / 256)),
-    "steps of memory": Law(lambda b, l, t: _up(b * l, 0.5)),
-    "a steep end": Law(lambda b, l, t: b * (l + 3 * max(0.0, l - 0.8))),
-    "falls with the length": Law(lambda b, l, t: b * l * (0.6 if l > 0.7 else 1.0), monotone=False),
-    "length modulo eight": Law(lambda b, l, t: b * l * (1.0 if round(l * 2048) % 8 == 0 else 1.12), monotone=False),
+    "linear": Law(lambda b, u, t: b * u),
+    "affine": Law(lambda b, u, t: b * (0.8 * u + 0.2)),
+    "quadratic": Law(lambda b, u, t: b * (0.4 * u + 0.6 * u * u)),
+    "blocks of length": Law(lambda b, u, t: b * _up(u, 1 / 16)),
+    "powers of two in length": Law(lambda b, u, t: b * 2.0 ** math.ceil(math.log2(u) - 1e-9)),
+    "powers of two in batch": Law(lambda b, u, t: u * (1 << (b - 1).bit_length())),
+    "another kernel for long ones": Law(lambda b, u, t: b * u * (1.4 if u > 0.45 else 1.0)),
+    "another kernel for large batches": Law(lambda b, u, t: b * u * (1.25 if b * u > 9 else 1.0)),
+    "a floor": Law(lambda b, u, t: max(8.0, b * u)),
+    "truncation": Law(lambda b, u, t: b * min(u, 0.5)),
+    "concave": Law(lambda b, u, t: b * u**0.6),
+    "noise of 3%": Law(lambda b, u, t: b * (0.7 * u + 0.3 * u * u), noise=0.03),
+    "batches in eights": Law(lambda b, u, t: _up(b, 8) * u),
+    "lengths in eighths": Law(lambda b, u, t: b * _up(u, 1 / 256)),
+    "steps of memory": Law(lambda b, u, t: _up(b * u, 0.5)),
+    "a steep end": Law(lambda b, u, t: b * (u + 3 * max(0.0, u - 0.8))),
+    "falls with the length": Law(lambda b, u, t: b * u * (0.6 if u > 0.7 else 1.0), monotone=False),
+    "length modulo eight": Law(lambda b, u, t: b * u * (1.0 if round(u * 2048) % 8 == 0 else 1.12), monotone=False),
 }
 
 
 def _plus_target(need: Need) -> Need:
-    return lambda b, l, t: 0.7 * need(b, l, 0.0) + 0.3 * b * t
+    return lambda b, u, t: 0.7 * need(b, u, 0.0) + 0.3 * b * t
 
 
 TARGET_LAWS: dict[str, Law] = {
-    "length times target": Law(lambda b, l, t: b * (0.1 * l + l * t)),
-    "larger of both": Law(lambda b, l, t: b * max(l, t)),
-    "root of the target": Law(lambda b, l, t: b * (0.3 * l + 0.7 * math.sqrt(t))),
-    "target above a cliff": Law(lambda b, l, t: b * (l + (2.0 if t > 0.5 else 0.0))),
-    "both squared": Law(lambda b, l, t: b * (l + t) ** 2 / 4),
+    "length times target": Law(lambda b, u, t: b * (0.1 * u + u * t)),
+    "larger of both": Law(lambda b, u, t: b * max(u, t)),
+    "root of the target": Law(lambda b, u, t: b * (0.3 * u + 0.7 * math.sqrt(t))),
+    "target above a cliff": Law(lambda b, u, t: b * (u + (2.0 if t > 0.5 else 0.0))),
+    "both squared": Law(lambda b, u, t: b * (u + t) ** 2 / 4),
     **{f"{name}, plus target": replace(law, need=_plus_target(law.need)) for name, law in LAWS.items()},
 }
 

@@ -1,4 +1,7 @@
-"""Made records for the tests of reports and exports: LibriSpeech train-clean-100 on a large GPU."""
+"""Made records for the tests of reports and exports: LibriSpeech train-clean-100 on a large GPU.
+
+`made_probe` and `made_sweep` are as version 0.1.0 wrote them, `proven_probe` and `proven_sweep` as they are now.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import msgspec
 from batchtune.reports import RunResults
 from batchtune.results import (
     Baseline,
+    BucketUse,
     CostModel,
     Device,
     FrontierPoint,
     LearningRate,
     LengthsSummary,
     LowerBound,
+    Margin,
     Meta,
     Models,
     Probe,
@@ -35,6 +40,7 @@ COUNT = 28_539
 TOTAL_SECONDS = 362_127.1
 MAX_BATCH_LENGTH = 600.0
 GIB = 1024**3
+MIB = 1024**2
 
 _OPTIMAL = (641, 638, 636, 634, 632, 631, 630, 630, 629, 628, 628)
 OPTIMAL_BATCHES = dict(zip(range(10, 21), _OPTIMAL, strict=True))
@@ -90,6 +96,66 @@ def made_probe(unit: str | None = "s") -> Probe:
         ),
         max_batch_length=MAX_BATCH_LENGTH,
     )
+
+
+def proven_probe(unit: str | None = "s") -> Probe:
+    """Measured at every boundary of the table that `proven_sweep` recommends; the last 14 trials prove it."""
+    made = made_probe(unit)
+    row = made_sweep().recommended_row
+    assert row is not None
+    first, replace = len(made.trials), msgspec.structs.replace
+    frontier = [
+        replace(made.frontier[0], length=length, batch_size=int(612 / length), oom_batch_size=None, trial=first + index)
+        for index, length in enumerate((1.41, *row.boundaries))
+    ]
+    proofs = [made_trial(first + i, "ok", batch_size=p.batch_size, length=p.length) for i, p in enumerate(frontier)]
+    return replace(
+        made,
+        frontier=frontier,
+        trials=[*made.trials, *proofs],
+        margin=Margin(bytes=400 * MIB, spread_bytes=250 * MIB, first_step_bytes=0, repetitions=60),
+    )
+
+
+def proven_sweep(unit: str | None = "s") -> Sweep:
+    """As `made_sweep`, with what `proven_probe` proves: all of the recommended table."""
+    sweep, points = made_sweep(unit=unit), proven_probe().frontier
+
+    def proving(boundary: float, size: int) -> int | None:
+        fits = (point.trial for point in points if point.length >= boundary and point.batch_size >= size)
+        return next(fits, None)
+
+    def unproven(row: Row) -> int:
+        return sum(proving(end, size) is None for end, size in zip(row.boundaries, row.batch_sizes, strict=True))
+
+    row = sweep.recommended_row
+    assert row is not None
+    examples = [COUNT // 13 + (bucket < COUNT % 13) for bucket in range(13)]
+    batches = [48 + (bucket < 634 - 13 * 48) for bucket in range(13)]
+    buckets = [
+        BucketUse(
+            boundary=boundary,
+            batch_size=size,
+            examples=examples[bucket],
+            batches=batches[bucket],
+            length=TOTAL_SECONDS / 13,
+            padded_length=TOTAL_SECONDS / 13 * 1.05,
+            proven_by=proving(boundary, size),
+        )
+        for bucket, (boundary, size) in enumerate(zip(row.boundaries, row.batch_sizes, strict=True))
+    ]
+    rows = [msgspec.structs.replace(row, unproven=unproven(row)) for row in sweep.rows]
+    return msgspec.structs.replace(sweep, rows=rows, buckets=buckets)
+
+
+def partly_proven_sweep() -> Sweep:
+    """The sizes of the last four of 13 buckets are not proven; max_batch_length is 700 s, where 600 s were measured."""
+    sweep, replace = proven_sweep(), msgspec.structs.replace
+    assert sweep.recommended is not None
+    rows, last = list(sweep.rows), len(sweep.buckets) - 4
+    rows[sweep.recommended] = replace(rows[sweep.recommended], unproven=4)
+    buckets = [replace(use, proven_by=use.proven_by if i < last else None) for i, use in enumerate(sweep.buckets)]
+    return replace(sweep, max_batch_length=700.0, rows=rows, buckets=buckets)
 
 
 def made_trial(

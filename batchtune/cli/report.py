@@ -222,7 +222,7 @@ def _configs(results: RunResults, run: Path) -> dict[str, str]:
         return configs
     tuned = tuned_run(results.sweep, results.probe, run)
     with suppress(ResultError):
-        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(results.sweep))
+        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(results.sweep, results.probe))
     for name in FRAMEWORKS:
         framework = export_of(name)
         with suppress(ResultError):

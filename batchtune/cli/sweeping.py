@@ -29,7 +29,7 @@ def sweep_and_write(
     from batchtune.cli.progress import row_counter
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
     from batchtune.files import write_whole
-    from batchtune.results import SAMPLER_FILE
+    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
     from batchtune.tuning.sweeping import run_sweep
 
     with row_counter(settings, quiet=run.quiet) as on_row:
@@ -44,7 +44,8 @@ def sweep_and_write(
         )
     config = run.run / SAMPLER_FILE
     if found.recommended is not None:
-        write_whole(config, render_sampler_yaml(sampler_config(found)))
+        probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
+        write_whole(config, render_sampler_yaml(sampler_config(found, probe)))
     elif config.exists():
         config.unlink()
         console.note(f"{config} was removed: it was of an earlier sweep, and this one recommends nothing.")

@@ -60,8 +60,8 @@ class Chosen:
 def choose_row(sweep: Sweep, framework: str, expresses: Callable[[Row], bool], why: str) -> Chosen:
     """The recommended row where the framework can express it; else the best that it can.
 
-    The best is that with the lowest estimated time (number of batches, where a time is unknown), then the fewest
-    buckets.
+    The best is one whose batch sizes are all proven, where there is one; then that with the lowest estimated time
+    (number of batches, where a time is unknown), then the fewest buckets.
 
     Args:
         sweep: The sweep.
@@ -91,7 +91,7 @@ def choose_row(sweep: Sweep, framework: str, expresses: Callable[[Row], bool], w
             f"The sweep holds no row that {framework} can express: {why}",
             "Sweep again with all strategies, without --strategy.",
         )
-    row = min(rows, key=lambda row: (_cost(row, sweep), len(row.boundaries)))
+    row = min(rows, key=lambda row: (bool(row.unproven), _cost(row, sweep), len(row.boundaries)))
     more = _cost(row, sweep) / _cost(recommended, sweep) - 1 if _cost(recommended, sweep) else 0.0
     remark = (
         f"batchtune recommends {_name(recommended)} ({_costs(recommended)}), which {framework} can't express: {why}; "

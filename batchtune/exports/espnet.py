@@ -14,12 +14,14 @@ from batchtune.exports.snippets import (
     about_data,
     about_row,
     at_least,
+    beyond_measured,
     checked,
     commented,
     counting_remark,
 )
+from batchtune.exports.speechbrain import cap_of
 from batchtune.results import Sweep
-from batchtune.units import format_length
+from batchtune.units import counted, format_length
 
 _NAME = "ESPnet"
 _WHY = "ESPnet knows no bucket table, only a limit for a batch"
@@ -37,6 +39,9 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
     two quantiles that do occur and in neighbouring bins of the histogram that are not empty, which bounds both. Other
     features that are counted too, such as the text, only make batches smaller.
 
+    ESPnet can't limit the number of examples. So that max_batch_size C holds too, batch_bins < K·C for every K that is
+    not among the C - 1 shortest lengths: no batch goes on after its C-th example.
+
     Args:
         sweep: With quantiles, these bound it. Without (older files), lengths are taken to be dense: an example is at
             most the longest.
@@ -46,13 +51,14 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
     Returns:
         In ESPnet's unit; at least 1, the least that ESPnet takes.
     """
-    limit = sweep.max_batch_length
+    limit, cap = sweep.max_batch_length, cap_of(sweep) or math.inf
     if len(sweep.quantiles) < 2:
-        return max(1, math.floor(round((limit - min(sweep.lengths.max, up_to)) * scale, 3)))
+        most = math.floor(round((limit - min(sweep.lengths.max, up_to)) * scale, 3))
+        return max(1, most if cap == math.inf else min(most, at_least(cap * sweep.lengths.min, scale) - 1))
     bounds = [
-        low * max(1, int(limit / high))
+        low * min(cap, max(1, int(limit / high)))
         for low, high, rank in _neighbours(sweep)
-        if high <= up_to and rank * high > limit
+        if high <= up_to and (rank * high > limit or rank > cap)
     ]
     # Without a bound all examples are in one batch that does not exceed it.
     return max(1, at_least(min([*bounds, limit]), scale) - 1)
@@ -97,6 +103,7 @@ def render(tuned: Tuned) -> str:
         about_data(sweep),
         f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
         *chosen.remarks,
+        *beyond_measured(tuned),
         *_what_runs(sweep, bins, scale),
         *_limits(sweep, bins, scale),
         counting_remark(unit, "batch_bins"),
@@ -135,10 +142,11 @@ def _what_runs(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
 
 def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
     """Why batch_bins is below max_batch_length, and how it could be larger."""
-    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    limit, cap = format_length(sweep.max_batch_length, sweep.lengths.unit), cap_of(sweep)
     yield (
-        f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}, it is "
-        f"{bins / (sweep.max_batch_length * scale):.1%} of that"
+        f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}"
+        + (f", or holds more than {counted(cap, 'example')} (--max-batch-size)" if cap else "")
+        + f", it is {bins / (sweep.max_batch_length * scale):.1%} of that"
     )
     if sweep.lengths.max > sweep.max_batch_length:
         longest = format_length(sweep.lengths.max, sweep.lengths.unit)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from batchtune.cost import Frontier
 from batchtune.exports.base import Chosen, Export, Tuned
 from batchtune.exports.lhotse import any_row, in_seconds, least_buffer, padded_remark
 from batchtune.exports.snippets import about_data, about_row, commented
 from batchtune.exports.speechbrain import broken, flow_list, number
-from batchtune.results import CostModel, Probe, Sweep, TwoDimensionalRow
+from batchtune.proofs import unproven_sizes
+from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
 _BUFFER = 10_000
-# A limit that Lhotse can express must let the longest batches use this share of the memory that there is for them.
-_USED = 0.9
+# A limit that Lhotse can express must give the longest examples this share of their proven batch size.
+_USED = 0.5
 _INDENT = "    "
 
 
@@ -33,7 +37,7 @@ def render(tuned: Tuned) -> str:
     sweep = tuned.sweep
     chosen = any_row(sweep, "NeMo")
     bins = in_seconds(chosen.row.boundaries, sweep.lengths.unit, "NeMo")
-    sizes = chosen.row.batch_sizes
+    sizes = _fillable(chosen.row, sweep)
     settings = [
         "use_lhotse: true",
         "batch_size: null",
@@ -52,10 +56,17 @@ def render(tuned: Tuned) -> str:
             commented(_remarks(sweep, chosen)),
             "model:\n  train_ds:\n",
             *(broken(f"{_INDENT}{line}") for line in settings),
-            *_duration_alternative(tuned),
+            *_duration_alternative(tuned, chosen.row, bins),
             *_two_dimensional_alternative(sweep),
         ]
     )
+
+
+def _fillable(row: Row, sweep: Sweep) -> list[int]:
+    """Batch sizes no larger than what a bucket holds: NeMo, which repeats the data, would fill larger ones, not run."""
+    if row is not sweep.recommended_row or len(sweep.buckets) != len(row.batch_sizes):
+        return row.batch_sizes
+    return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
 
 
 def _remarks(sweep: Sweep, chosen: Chosen) -> Iterable[str]:
@@ -81,34 +92,46 @@ class DurationLimit:
     """Lhotse's limit for a batch whose examples cost more than in proportion to their length.
 
     Attributes:
+        batch_size: The most examples, C.
         batch_duration: D, in seconds.
         quadratic_duration: Q, in seconds; None where memory grows in proportion to the length.
     """
 
+    batch_size: int
     batch_duration: float
     quadratic_duration: float | None
 
+    def fitting(self, seconds: float) -> int:
+        """How many examples of this length a batch gets."""
+        return min(self.batch_size, max(1, int(self.batch_duration / _counted(seconds, self.quadratic_duration))))
 
-def duration_limit(probe: Probe) -> DurationLimit | None:
-    """The limit that the probe's memory model gives.
 
-    The model says that a batch of B examples of length L takes constant + B·(e + a·L + q·L²) bytes. Lhotse's
-    `TimeConstraint` keeps B·(L + L²/Q) ≤ D, so that without e both mean the same with
+def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit | None:
+    """The limit with which every batch is proven.
 
-        Q = a / q        and        D = (limit - constant) / a, less the model's own relative error of the limit.
+    Lhotse's `TimeConstraint` ends a batch with the example after which one more as long as the longest would exceed
+    D: B examples are followed by another only while (B + 1)·x(s) ≤ D, s the longest of them, with x(L) = L + L²/Q. The
+    last may be longer than s, up to its bucket's boundary. So a bucket of lengths in (l, u] has batches of at most
+    D / x(l) examples, which may be as long as u; they are proven where
 
-    Lhotse knows no constant for each example. With x = L + L²/Q, an example takes e + a·x ≤ (a + e / x₀)·x bytes, where
-    x₀ is the x of the shortest: D with a + e / x₀ for a is safe at every length, and leaves the more memory unused the
-    longer the examples are. Where that is too much, there is no limit.
+        D < (P(u) + 1)·x(l)        or        C ≤ P(u),
 
-    D is made smaller where a batch size that was measured not to fit would else be reached: D < (B + 1)·(L + L²/Q) at
-    each length L whose largest batch size B is closed by memory. It is rounded down to 3 digits.
+    P(u) the batch size that is proven at u, and C the most examples that a batch may have. C is P of the first bucket,
+    whose shortest examples would else decide; D is the largest that all buckets allow, rounded down to 3 digits.
 
-    Source: `lhotse.dataset.sampling.base.TimeConstraint`, Lhotse 1.33.
+    Q only shares the memory out: a batch of B examples of length L takes constant + B·(e + a·L + q·L²) bytes by the
+    probe's model, so that Q = a / q gives batches of all lengths the same memory, but for e.
+
+    Source: `lhotse.dataset.sampling.base.TimeConstraint` and `.dynamic.DurationBatcher`, Lhotse 1.33; NeMo 3.0.0 gives
+    it `batch_size` as `max_cuts`.
+
+    Args:
+        probe: Its frontier counts; that of an older batchtune proves nothing.
+        boundaries: Of the buckets, in the unit of the lengths; the last is at least the longest.
 
     Returns:
-        None where there is no such model, where it depends on target lengths or much on the number of examples, or
-        leaves no room.
+        None where sizes are not proven at all lengths, without a model that grows with the length, where it depends on
+        target lengths, or where the longest examples would get less than half of what is proven.
 
     Raises:
         ResultError: The lengths can't be turned into seconds.
@@ -116,28 +139,31 @@ def duration_limit(probe: Probe) -> DurationLimit | None:
     model = probe.models.peak_bytes
     if model is None or _knows_targets(model) or not model.linear > 0 or model.quadratic < 0:
         return None
+    if not probe.is_proven or not probe.frontier:
+        return None
     (second,) = in_seconds([1.0], probe.lengths.unit, "NeMo")
     quadratic = None
     if model.quadratic * probe.lengths.max > 1e-6 * model.linear:
-        quadratic = second * model.linear / model.quadratic
-
-    def effective(length: float) -> float:
-        seconds = second * length
-        return seconds if quadratic is None else seconds + seconds**2 / quadratic
-
-    room = probe.device.limit_bytes * (1 - model.relative_error) - model.constant
-    slope = model.linear / second + model.example / effective(probe.lengths.min)
-    if model.per_example(probe.lengths.max) < _USED * slope * effective(probe.lengths.max):
+        quadratic = _rounded_down(second * model.linear / model.quadratic)
+    ends = np.unique(np.clip(boundaries, probe.lengths.min, probe.lengths.max))
+    proven = Frontier.of(probe.frontier).proven(ends)
+    if proven.min() < 1:
         return None
-    reached = [point for point in probe.frontier if point.closed_by != "data"]
-    beyond = [(point.batch_size + 1) * effective(point.length) * (1 - 1e-9) for point in reached]
-    limits = [room / slope, *beyond]
-    if not 0 < min(limits) < math.inf:
-        return None
-    return DurationLimit(
-        batch_duration=_rounded_down(min(limits)),
-        quadratic_duration=None if quadratic is None else _rounded_down(quadratic),
+    counted = [_counted(second * end, quadratic) for end in ends.tolist()]
+    most, *others = proven.tolist()
+    limits = [(size + 1) * start * (1 - 1e-9) for start, size in zip(counted, others, strict=False) if size < most]
+    limit = DurationLimit(
+        batch_size=most,
+        # Where all buckets have one size, that alone is the limit.
+        batch_duration=_rounded_down(min([*limits, (most + 1) * counted[-1]])),
+        quadratic_duration=quadratic,
     )
+    return limit if limit.fitting(second * probe.lengths.max) >= _USED * proven[-1] else None
+
+
+def _counted(seconds: float, quadratic_duration: float | None) -> float:
+    """What an example of this length counts: x(L)."""
+    return seconds if quadratic_duration is None else seconds + seconds**2 / quadratic_duration
 
 
 def _knows_targets(model: CostModel) -> bool:
@@ -151,16 +177,17 @@ def _rounded_down(value: float) -> float:
     return min(value, round(math.floor(value / step) * step, max(0, digits)))
 
 
-def _duration_alternative(tuned: Tuned) -> Iterable[str]:
+def _duration_alternative(tuned: Tuned, row: Row, bins: Sequence[float]) -> Iterable[str]:
     if tuned.probe is None:
         return
-    limit = duration_limit(tuned.probe)
+    limit = duration_limit(tuned.probe, row.boundaries)
     yield "\n"
     if limit is None:
         yield commented(
             [
-                "batch_duration with quadratic_duration can't be derived here: it needs a memory model that grows with "
-                "the length alone, and hardly with the number of examples"
+                "batch_duration with quadratic_duration can't be derived here: it needs batch sizes that are proven at "
+                "all lengths, and a memory model that grows with the length alone, and hardly with the number of "
+                "examples"
             ],
             indent=_INDENT,
         )
@@ -168,13 +195,15 @@ def _duration_alternative(tuned: Tuned) -> Iterable[str]:
     yield commented(
         [
             "Or, with a limit in place of a batch size for each bucket. By the probe's memory model an example of L "
-            "seconds takes memory in proportion to L + L² / quadratic_duration; batch_duration is what of it fits. "
-            "Lhotse lets a batch's last example exceed it, where that is the longest, so leave some memory free. These "
-            "batches have not been run, and how many an epoch has was not counted"
+            "seconds takes memory in proportion to L + L² / quadratic_duration. Lhotse lets a batch's last example "
+            "exceed batch_duration, where that is the longest: with these bins and this batch_size every batch is "
+            "still no larger than one that was run. That costs memory: the longest examples come in batches of "
+            f"{limit.fitting(bins[-1]):,}. How many batches an epoch has was not counted"
         ],
         indent=_INDENT,
     )
     yield f"{_INDENT}# bucket_batch_size: null\n"
+    yield f"{_INDENT}# batch_size: {limit.batch_size}\n"
     yield f"{_INDENT}# batch_duration: {number(limit.batch_duration)}\n"
     quadratic = "null" if limit.quadratic_duration is None else number(limit.quadratic_duration)
     yield f"{_INDENT}# quadratic_duration: {quadratic}\n"
@@ -193,8 +222,7 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
     yield commented(
         [
             f"Or with bins over duration and tokens, the same token counts that the sweep had as target lengths: "
-            f"{_gain(row)}. Batch sizes follow the memory model and have not been run one by one. The tokenizer must "
-            f"run before sampling (pretokenize: true)"
+            f"{_gain(row)}. {_proof(row)}. The tokenizer must run before sampling (pretokenize: true)"
         ],
         indent=_INDENT,
     )
@@ -223,6 +251,13 @@ def _is_sound(row: TwoDimensionalRow) -> bool:
 def _cost(row: TwoDimensionalRow, rows: list[TwoDimensionalRow]) -> float:
     timed = all(other.estimated_epoch_seconds is not None for other in rows)
     return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
+
+
+def _proof(row: TwoDimensionalRow) -> str:
+    if row.unproven == 0:
+        return "Every batch size was run, or is no larger than one that was"
+    sizes = unproven_sizes(row)
+    return "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
 
 
 def _gain(row: TwoDimensionalRow) -> str:

@@ -22,6 +22,7 @@ from batchtune.exports.speechbrain import (
     table_row,
 )
 from batchtune.exports.yaml_places import DEEPEST, PASTE_IN, Keys, Node, Tree, reference_path
+from batchtune.proofs import unproven_sizes
 from batchtune.results import Row, Sweep
 
 _MOST_LISTED = 8
@@ -367,6 +368,8 @@ class _Patch:
                 "can be set",
                 *chosen.remarks,
             ]
+        if (sizes := unproven_sizes(chosen.row)) is not None:
+            sentences.append(f"{sizes}: `batchtune report` says why")
         if not sentences or not self.edits:
             return
         pair = self.block.pair(limit)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.results import Record, Sweep
+from batchtune.results import Probe, Record, Sweep
 
 _LINE_WIDTH = 100
 _HEADER = """\
@@ -32,6 +32,8 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
         batches: Batches of one epoch, over all ranks that the sweep was made for.
         padding_ratio: Padded cells / all cells.
         estimated_epoch_seconds: None where no step times are known.
+        unproven: How many buckets have a batch size that is not proven to fit; None where nothing was probed.
+        margin_bytes: Memory that proven batches leave free; None where it is not known.
     """
 
     fingerprint: str
@@ -39,6 +41,8 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batches: int
     padding_ratio: float
     estimated_epoch_seconds: float | None
+    unproven: int | None = None
+    margin_bytes: int | None = None
 
 
 class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,8 +75,12 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     evidence: Evidence
 
 
-def sampler_config(sweep: Sweep) -> SamplerConfig:
+def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
     """The sweep's recommended row as a sampler config.
+
+    Args:
+        sweep: The sweep.
+        probe: What it was made with; None where it had none.
 
     Raises:
         ResultError: The sweep recommends no row, or its recommended row or its seed is damaged.
@@ -107,6 +115,8 @@ def sampler_config(sweep: Sweep) -> SamplerConfig:
             batches=row.batches,
             padding_ratio=row.padding_ratio,
             estimated_epoch_seconds=row.estimated_epoch_seconds,
+            unproven=row.unproven,
+            margin_bytes=probe.margin.bytes if probe is not None and probe.margin is not None else None,
         ),
     )
     _check(config, "The sweep's recommended row is damaged", _AGAIN)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned, choose_row
+from batchtune.proofs import unproven_sizes
 from batchtune.results import Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds
 
@@ -56,8 +57,9 @@ def about_data(sweep: Sweep) -> str:
 
 
 def about_row(row: Row, sweep: Sweep) -> str:
-    """What the table is and what an epoch with it costs, in a sentence."""
-    seconds = row.estimated_epoch_seconds
+    """What the table is, what an epoch with it costs, and how many of its sizes are not proven, in a sentence."""
+    seconds, sizes = row.estimated_epoch_seconds, unproven_sizes(row)
+    unproven = "" if sizes is None else f"; {sizes} (`batchtune report` says why)"
     time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
     ranks = sweep.world_size
     on_ranks = f" on {format_number(ranks)} ranks as batchtune's sampler deals them" if ranks > 1 else ""
@@ -65,8 +67,16 @@ def about_row(row: Row, sweep: Sweep) -> str:
     sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
     return (
         f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
-        f"an epoch{on_ranks}{time}, {row.padding_ratio:.1%} padding"
+        f"an epoch{on_ranks}{time}, {row.padding_ratio:.1%} padding{unproven}"
     )
+
+
+def beyond_measured(tuned: Tuned) -> Iterator[str]:
+    """What to know where a framework cuts batches by a max_batch_length above the one that was measured to fit."""
+    sweep, probe = tuned.sweep, tuned.probe
+    if probe is not None and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
+        used, fits = (format_length(one.max_batch_length, sweep.lengths.unit) for one in (sweep, probe))
+        yield f"max_batch_length {used} is more than the {fits} that was measured to fit: batches may run out of memory"
 
 
 def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: str) -> str:

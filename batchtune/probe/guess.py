@@ -51,7 +51,7 @@ def _high(evidence: Evidence, bracket: Bracket) -> int:
 
 def _to_a_failure(evidence: Evidence, bracket: Bracket) -> int:
     """Beyond what ran without a margin: at the ends the search goes on until a batch fails."""
-    largest, peak = bracket.peaks[-1]
+    peak = bracket.peaks[-1][1]
     need = evidence.need(bracket)
     room = math.ceil((evidence.settings.limit_bytes - peak) / need) if need else 0
     size = bracket.ran + max(bracket.step(evidence.settings.tolerance), room)

@@ -183,15 +183,15 @@ class FrontierSearch:
         return evidence.margin if evidence.knows_peaks else None
 
     def not_monotone(self, trials: Sequence[Trial]) -> list[tuple[BatchShape, BatchShape]]:
-        """Shapes that ran out of memory twice, the second time in a fresh worker, each with a larger one that passed."""
+        """Pairs of a shape that ran out of memory twice, at last in a fresh worker, and a larger one that passed."""
         evidence = self.evidence(trials)
         passed = [shape_of(trial) for trial in trials if trial.outcome == "ok"]
         failed = {shape_of(trial) for trial in trials if trial.outcome == "oom" and not trial.confirmation}
-        found = []
-        for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length)):
-            if evidence.failure(shape) is not None and evidence.is_dominated(shape):
-                found.append((shape, next(other for other in passed if other.contains(shape))))
-        return found
+        return [
+            (shape, next(other for other in passed if other.contains(shape)))
+            for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length))
+            if evidence.failure(shape) is not None and evidence.is_dominated(shape)
+        ]
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """How many lengths are closed, and how many there are in all, as far as is known."""

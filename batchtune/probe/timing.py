@@ -19,9 +19,9 @@ _ONE_IS_ENOUGH_SECONDS = 10.0
 def enough(seconds: Sequence[float]) -> bool:
     """Whether these timed steps tell the step time.
 
-    Short steps scatter more and are cheap to repeat: up to 30, for a quarter of a second. Where they are not steady (the
-    interquartile range is more than 5% of the median), it goes on for up to a second. A step that is slow only now
-    and then shows as such among three, so there are no fewer, unless the first takes 10 seconds.
+    Short steps scatter more and are cheap to repeat: up to 30, for a quarter of a second. Where they are not steady
+    (the interquartile range is more than 5% of the median), it goes on for up to a second. A step that is slow only
+    now and then shows as such among three, so there are no fewer, unless the first takes 10 seconds.
     """
     total = sum(seconds)
     if len(seconds) < _FEWEST_STEPS:

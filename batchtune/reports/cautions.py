@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from batchtune.proofs import what_was_not_run
 from batchtune.reports.run import RunResults
 from batchtune.reports.verification import verification_warnings
 from batchtune.reports.words import format_percent, with_full_stop
@@ -25,10 +26,19 @@ def warning_sentences(results: RunResults) -> list[str]:
         warnings += [with_full_stop(text) for text in results.sweep.warnings]
     if results.probe is not None:
         warnings += _probe_warnings(results.probe)
-        if results.sweep is not None:
+    if results.sweep is not None:
+        not_run = _not_run(results.sweep, results.probe)
+        warnings += not_run
+        if results.probe is not None and not not_run:
             warnings += _limit_warnings(results.probe, results.sweep)
     warnings += verification_warnings(results)
     return list(dict.fromkeys(warnings))
+
+
+def _not_run(sweep: Sweep, probe: Probe | None) -> list[str]:
+    row = sweep.recommended_row
+    told = None if row is None else what_was_not_run(sweep, row, probe)
+    return [] if told is None else [told]
 
 
 def _probe_warnings(probe: Probe) -> Iterator[str]:

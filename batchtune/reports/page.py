@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -25,7 +25,17 @@ from batchtune.reports.verification import (
     verification_warnings,
 )
 from batchtune.reports.words import format_percent
-from batchtune.results import CostModel, FrontierPoint, LengthsSummary, Outcome, Probe, Row, Sweep
+from batchtune.results import (
+    BucketUse,
+    CostModel,
+    FrontierPoint,
+    LengthsSummary,
+    Outcome,
+    Probe,
+    Row,
+    Sweep,
+    Trial,
+)
 from batchtune.units import format_length, format_number, format_seconds, format_size
 
 _MAX_TEXT = 400
@@ -61,7 +71,7 @@ def build_page(results: RunResults) -> Page:
     if sweep is not None:
         tables.append(rows_table(sweep))
         if sweep.recommended_row is not None:
-            tables.append(_bucket_table(sweep, sweep.recommended_row))
+            tables.append(_bucket_table(sweep, sweep.recommended_row, probe))
         tables += trade_off_tables(sweep)
     if probe is not None:
         tables.append(_frontier_table(probe))
@@ -203,24 +213,43 @@ def _describe_trials(probe: Probe) -> str:
     return f"{len(probe.trials)}: {', '.join(outcomes)}" if outcomes else "0"
 
 
-def _bucket_table(sweep: Sweep, row: Row) -> Table:
+def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     unit = sweep.lengths.unit
-    rows = tuple(
+    rows: list[tuple[str, ...]] = [
         (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit))
         for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True)
-    )
-    columns = (Column("up to"), Column("batch size"), Column("largest batch"))
-    notes = ("Boundaries are rounded here; sampler.yaml and sweep.json hold them in full.",)
-    return Table(title=f"Recommended buckets ({row.strategy})", columns=columns, rows=rows, notes=notes)
+    ]
+    columns = [Column("up to"), Column("batch size"), Column("largest batch")]
+    if len(sweep.buckets) == len(rows) and any(bucket.proven_by is not None for bucket in sweep.buckets):
+        columns.append(Column("proven by", numeric=False))
+        trials = {trial.index: trial for trial in probe.trials} if probe else {}
+        rows = [(*cells, _proof(use, trials, unit)) for cells, use in zip(rows, sweep.buckets, strict=True)]
+    notes = ["Boundaries are rounded here; sampler.yaml and sweep.json hold them in full."]
+    if any(use.proven_by is not None and use.examples < use.batch_size for use in sweep.buckets):
+        notes.append("A bucket with fewer examples than its batch size was proven for as many as it holds.")
+    title = f"Recommended buckets ({row.strategy})"
+    return Table(title=title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
+
+
+def _proof(bucket: BucketUse, trials: Mapping[int, Trial], unit: str | None) -> str:
+    """`trial 17: 165 × 10.5 s`: that batch ran, and those of the bucket are no larger."""
+    if bucket.proven_by is None:
+        return "not proven" if bucket.examples else UNKNOWN
+    trial = trials.get(bucket.proven_by)
+    shape = f": {format_number(trial.batch_size)} {TIMES} {format_length(trial.length, unit)}" if trial else ""
+    return f"trial {bucket.proven_by}{shape}"
 
 
 def _frontier_table(probe: Probe) -> Table:
     shown = _spread(probe.frontier, _MAX_FRONTIER_POINTS)
     has_targets = any(point.target_length is not None for point in shown)
+    has_trials = any(point.trial is not None for point in shown)
     columns = [Column("length"), Column("batch size"), Column("closed by", numeric=False)]
     columns += [Column("peak memory"), Column("step time")]
     if has_targets:
         columns.insert(1, Column("target length"))
+    if has_trials:
+        columns.append(Column("trial"))
     notes = []
     if len(shown) < len(probe.frontier):
         notes.append(f"{len(shown)} of {len(probe.frontier)} lengths shown; all are in probe.json.")
@@ -231,12 +260,12 @@ def _frontier_table(probe: Probe) -> Table:
     return Table(
         title="Frontier: the largest batch that fits",
         columns=tuple(columns),
-        rows=tuple(_frontier_row(point, probe.lengths.unit, has_targets) for point in shown),
+        rows=tuple(_frontier_row(point, probe.lengths.unit, has_targets, has_trials) for point in shown),
         notes=tuple(notes),
     )
 
 
-def _frontier_row(point: FrontierPoint, unit: str | None, has_targets: bool) -> tuple[str, ...]:
+def _frontier_row(point: FrontierPoint, unit: str | None, has_targets: bool, has_trials: bool) -> tuple[str, ...]:
     closed_by: str = point.closed_by
     if point.oom_batch_size is not None:
         closed_by = f"{closed_by} at {format_number(point.oom_batch_size)}"
@@ -248,6 +277,7 @@ def _frontier_row(point: FrontierPoint, unit: str | None, has_targets: bool) -> 
         closed_by,
         UNKNOWN if point.peak_bytes is None else format_size(point.peak_bytes),
         UNKNOWN if point.step_seconds is None else format_seconds(point.step_seconds),
+        *([UNKNOWN if point.trial is None else str(point.trial)] if has_trials else []),
     )
 
 

@@ -10,6 +10,9 @@ from batchtune.reports.words import format_percent, format_times
 from batchtune.results import Baseline, LowerBound, Row, Sweep
 from batchtune.units import format_number, format_seconds
 
+# Of tables whose batch sizes are not all proven.
+_MARK = "*"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
@@ -57,7 +60,7 @@ def rows_table(sweep: Sweep) -> Table:
         title="Bucket tables compared",
         columns=tuple(_COLUMNS[name] for name in names),
         rows=tuple(tuple(getattr(line, name) for name in names) for line in lines),
-        notes=tuple(_notes(sweep, len(chosen), timed)),
+        notes=tuple(_notes(sweep, chosen, timed)),
         marked=None if sweep.recommended is None else chosen.index(sweep.recommended),
         break_before=len(chosen),
     )
@@ -100,7 +103,7 @@ def _cost(row: Row, timed: bool) -> tuple[float, int]:
 def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:
     return _Line(
         strategy=row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})",
-        buckets=_buckets(row),
+        buckets=f"{_buckets(row)}{_MARK if row.unproven else ''}",
         batches=format_number(row.batches),
         padding=format_percent(row.padding_ratio),
         mean_batch=f"{row.mean_batch_size:.1f}",
@@ -149,12 +152,14 @@ def _against(fixed: Baseline | None, other: Row | Baseline | LowerBound, timed: 
     return format_times(fixed.batches, other.batches) or UNKNOWN
 
 
-def _notes(sweep: Sweep, shown: int, timed: bool) -> list[str]:
+def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
     notes = []
-    if shown < len(sweep.rows):
-        notes.append(f"{shown} of {len(sweep.rows)} rows shown; all are in sweep.json.")
+    if len(chosen) < len(sweep.rows):
+        notes.append(f"{len(chosen)} of {len(sweep.rows)} rows shown; all are in sweep.json.")
     if sweep.recommended is not None:
         notes.append("▶ marks the recommended row.")
+    if any(row.unproven for row in (*(sweep.rows[index] for index in chosen), sweep.current) if row is not None):
+        notes.append(f"{_MARK} marks tables with batch sizes that are not proven to fit.")
     fixed = fixed_baseline(sweep)
     if fixed is not None:
         size = format_number(fixed.batch_size)

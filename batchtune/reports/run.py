@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchtune.errors import ResultError
+from batchtune.proofs import with_unproven
 from batchtune.reports.gate.verdict import Verdict
 from batchtune.results import (
     PROBE_FILE,
@@ -79,6 +80,8 @@ class RunResults:
 def load_run(folder: Path) -> RunResults:
     """Reads the results in a run folder.
 
+    Batch sizes of an older batchtune count as unproven.
+
     Raises:
         ResultError: The folder is missing or holds neither `probe.json` nor `sweep.json`; one of them
             can't be read; they are of different data; or a number in them is edited or damaged.
@@ -101,6 +104,8 @@ def load_run(folder: Path) -> RunResults:
             f"{_name_data(sweep.lengths)}",
             "Make the older one anew from the same manifest and with the same filters.",
         )
+    if sweep is not None:
+        sweep = with_unproven(sweep, probe)
     verify_path = folder / VERIFY_FILE
     verification = read_result(verify_path, Verification) if verify_path.exists() else None
     if verification is not None:
@@ -156,14 +161,8 @@ def _wrong_in_row(row: Row) -> Iterator[str]:
     for name in ("num_buckets", "used_buckets", "effective_buckets", "mean_batch_size"):
         if getattr(row, name) < (1 if name == "num_buckets" else 0):
             yield f"{name} is {getattr(row, name)}"
-    for name in (
-        "fill",
-        "largest_padded_length",
-        "estimated_epoch_error_seconds",
-        "batch_size_variation",
-        "steps",
-        "repeated_examples",
-    ):
+    may_be_zero = ("fill", "largest_padded_length", "batch_size_variation", "steps", "repeated_examples", "unproven")
+    for name in (*may_be_zero, "estimated_epoch_error_seconds"):
         if (getattr(row, name) or 0) < 0:
             yield f"{name} is {getattr(row, name)}"
     if any(before >= after for before, after in itertools.pairwise([0.0, *row.boundaries])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchtune.proofs import unproven_sizes
 from batchtune.reports.gate.words import drift_sentences, verdict_sentence
 from batchtune.reports.run import RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
@@ -20,7 +21,7 @@ _CURRENT = "your current config"
 
 def summary_sentences(results: RunResults) -> list[str]:
     """What to set and what it saves, most important first; the same in every format."""
-    sentences = _sweep_sentences(results.sweep) if results.sweep is not None else []
+    sentences = _sweep_sentences(results.sweep, results.probe) if results.sweep is not None else []
     if results.probe is not None:
         sentences += _probe_sentences(results.probe)
         if results.sweep is None:
@@ -52,7 +53,7 @@ def describe_device(device: Device) -> str:
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
 
 
-def _sweep_sentences(sweep: Sweep) -> list[str]:
+def _sweep_sentences(sweep: Sweep, probe: Probe | None) -> list[str]:
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     if row is None:
         why = with_full_stop(f": {sweep.reason}" if sweep.reason else "")
@@ -73,6 +74,7 @@ def _sweep_sentences(sweep: Sweep) -> list[str]:
     return [
         _what_to_set(sweep, row, others),
         _what_it_saves(row, others),
+        *_proof(row, probe),
         *_about_current(sweep, row),
         _bound(sweep, row),
         _padding(row, others),
@@ -109,6 +111,19 @@ def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     ]
     estimate = f"One epoch is estimated at {format_seconds(seconds)}"
     return f"{estimate}: {' and '.join(faster)}." if faster else f"{estimate}."
+
+
+def _proof(row: Row, probe: Probe | None) -> list[str]:
+    """Whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
+    if row.unproven is None:
+        return []
+    if (sizes := unproven_sizes(row)) is not None:
+        return [f"{sizes[0].upper()}{sizes[1:]}: the warnings say why."]
+    run, margin = "Every batch size was run, or is no larger than one that was", probe.margin if probe else None
+    if probe is None or margin is None or not margin.bytes:
+        return [f"{run}; how much memory that leaves free is not known."]
+    share = format_percent(margin.bytes / probe.device.limit_bytes)
+    return [f"{run}, and leaves {format_size(margin.bytes)} ({share} of the limit) free."]
 
 
 def _about_current(sweep: Sweep, row: Row) -> list[str]:

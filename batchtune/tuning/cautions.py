@@ -33,28 +33,6 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
     ]
 
 
-def rounding_caution(last_boundary: float, longest_measured: float, multiple_of: float, unit: str | None) -> str | None:
-    """What to know where boundaries are rounded up to a multiple: padding may go beyond what was measured.
-
-    Args:
-        last_boundary: Of the rounded table: batches of the longest examples are padded up to it.
-        longest_measured: The longest length that the probe tried.
-        multiple_of: What lengths are padded to a multiple of.
-        unit: Of the lengths.
-
-    Returns:
-        The warning; None where everything was measured.
-    """
-    if last_boundary <= longest_measured:
-        return None
-    return (
-        f"padding to a multiple of {format_number(multiple_of)} makes the longest batches "
-        f"{format_length(last_boundary, unit)} long, but no more than {format_length(longest_measured, unit)} was "
-        "measured: they can need more memory than the probe saw; leave the longest examples out with --max-length, "
-        "or probe up to there"
-    )
-
-
 def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[str]:
     """What the user should know of the settings that are in use now, each as a sentence without a full stop.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import BucketUse, HistogramBin
+
+ProvenBy = Callable[[float, int], "int | None"]
+"""(longest length, batch size) → index of the trial that proves that such a batch fits; None where none does."""
 
 QUANTILES = 1000
 _BINS = 60
@@ -42,7 +46,11 @@ def quantiles_of(lengths: Lengths) -> list[float]:
 
 
 def bucket_uses(
-    lengths: Lengths, padded: Lengths, table: BucketTable, dealing: Dealing = ON_ONE_RANK
+    lengths: Lengths,
+    padded: Lengths,
+    table: BucketTable,
+    dealing: Dealing = ON_ONE_RANK,
+    proven_by: ProvenBy | None = None,
 ) -> list[BucketUse]:
     """What each bucket of a table holds, and what its batches cost, over all ranks and expected over shuffles.
 
@@ -51,6 +59,7 @@ def bucket_uses(
         padded: The same, each length as batches are padded to it.
         table: Its last boundary is at least the longest padded length.
         dealing: How the batches of all ranks are cut.
+        proven_by: What a probe knows; None without one.
 
     Returns:
         One for each bucket, those without examples too.
@@ -64,6 +73,13 @@ def bucket_uses(
     ends = np.cumsum(counts)
     totals = np.concatenate(([0.0], np.cumsum(lengths.values[::-1])))
     true = np.diff(totals[ends], prepend=0.0)
+
+    def proof(bucket: int) -> int | None:
+        if proven_by is None or not counts[bucket]:
+            return None
+        longest = histogram.lengths[edges[bucket + 1] - 1]
+        return proven_by(float(longest), int(min(table.batch_sizes[bucket], counts[bucket])))
+
     return [
         BucketUse(
             boundary=float(table.boundaries[bucket]),
@@ -72,6 +88,7 @@ def bucket_uses(
             batches=int(batches[bucket]),
             length=float(true[bucket]),
             padded_length=max(float(so_far[edges[bucket + 1]] - so_far[edges[bucket]]), float(true[bucket])),
+            proven_by=proof(bucket),
         )
         for bucket in range(table.num_buckets)
     ]

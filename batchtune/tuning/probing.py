@@ -33,7 +33,6 @@ from batchtune.results import (
     TRIALS_FILE,
     Confirmation,
     Device,
-    FrontierPoint,
     Models,
     Probe,
     Run,
@@ -367,8 +366,7 @@ class _Probing:
         """By how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            known = max([evidence.highest_peak(shape) or peak, *turns.peaks.get(shape, ())])
-            return max(0, peak - known)
+            return max(0, peak - max([evidence.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]))
         if turns.first_failed is None or (highest := evidence.highest_peak(turns.first_failed.shape)) is None:
             return 0
         shape = turns.first_failed.shape
@@ -464,8 +462,8 @@ class _Probing:
             for shape in (smaller, larger)
         ]
         return (
-            f"Memory does not grow with the batch everywhere: {shown[0]} ran out of it, twice, though {shown[1]} passed. "
-            "All batch sizes at that length and beyond stay below the one that failed."
+            f"Memory does not grow with the batch everywhere: {shown[0]} ran out of it, twice, though {shown[1]} "
+            "passed. All batch sizes at that length and beyond stay below the one that failed."
         )
 
     def _about_margin(self) -> Iterator[str]:

@@ -30,10 +30,10 @@ def recommend(
 ) -> Recommendation:
     """Recommends the row with the fewest buckets among the best.
 
-    It must need fewer batches than the fixed batch size, be as random as asked for, and lie within 1% of the lowest
-    estimated time (number of batches where any time is unknown) of all rows that do and are. Among rows with as many
-    buckets the lower time or number decides, then the sizing `length`, which every framework can express, then the
-    order.
+    It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
+    be as random as asked for, and lie within 1% of the lowest estimated time (number of batches where any time is
+    unknown) of all rows that do and are. Among rows with as many buckets the lower time or number decides, then the
+    sizing `length`, which every framework can express, then the order.
 
     Args:
         rows: The rows of a sweep, at least one.
@@ -45,8 +45,7 @@ def recommend(
     # Sizes that were not run are taken only where there are no others.
     if proven := [index for index in fewer if not rows[index].unproven]:
         fewer = proven
-    # A billionth less is as random: a single bucket's 1 may come with rounding errors.
-    better = [index for index in fewer if 1 / rows[index].effective_buckets >= (min_randomness or 0.0) * (1 - 1e-9)]
+    better = [index for index in fewer if _is_random(rows[index], min_randomness or 0.0)]
     if not better:
         return Recommendation(None, _why_none(rows, [rows[index] for index in fewer], fixed, min_randomness))
     timed = all(row.estimated_epoch_seconds is not None for row in rows)
@@ -56,8 +55,9 @@ def recommend(
     near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
     chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
     barred = [row for index, row in enumerate(rows) if index not in costs and _cost(row, timed) < costs[best]]
-    others = _faster_baselines(rows[chosen], baselines) + _why_barred(barred, fixed, timed)
-    return Recommendation(chosen, _reason(rows[chosen], rows[best], fixed, timed, others, barred=bool(barred)))
+    others = _faster_baselines(rows[chosen], baselines) + _why_barred(barred, fixed, timed, min_randomness)
+    reason = _reason(rows[chosen], rows[best], fixed, timed, others, barred=bool(barred))
+    return Recommendation(chosen, reason + ("" if proven else _nothing_proven(rows)))
 
 
 def _why_none(rows: Sequence[Row], fewer: Sequence[Row], fixed: Baseline, min_randomness: float | None) -> str:
@@ -72,6 +72,11 @@ def _why_none(rows: Sequence[Row], fewer: Sequence[Row], fixed: Baseline, min_ra
         f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
         f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}"
     )
+
+
+def _is_random(row: Row, min_randomness: float) -> bool:
+    # A billionth less is as random: a single bucket's 1 may come with rounding errors.
+    return 1 / row.effective_buckets >= min_randomness * (1 - 1e-9)
 
 
 def _buckets(row: Row) -> int:
@@ -93,13 +98,24 @@ def _name(row: Row) -> str:
     return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
 
 
-def _why_barred(barred: Sequence[Row], fixed: Baseline, timed: bool) -> str:
+def _nothing_proven(rows: Sequence[Row]) -> str:
+    """What to know where a table is recommended whose sizes were not all run."""
+    which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
+    return f"; no table{which} has only sizes that were run"
+
+
+def _why_barred(barred: Sequence[Row], fixed: Baseline, timed: bool, min_randomness: float | None) -> str:
     """What beats the recommended row, but may not be recommended; empty where nothing does."""
     if not barred:
         return ""
     least = min(barred, key=lambda row: _cost(row, timed))
     cost = format_seconds(_cost(least, timed)) if timed else f"{format_number(least.batches)} batches"
-    what = "needs more batches than that" if least.batches >= fixed.batches else "is less random than asked for"
+    if least.batches >= fixed.batches:
+        what = "needs more batches than that"
+    elif min_randomness is not None and not _is_random(least, min_randomness):
+        what = "is less random than asked for"
+    else:
+        what = "has batch sizes that were not run"
     return f"; {_name(least)} would take {cost}, but {what}"
 
 

@@ -29,9 +29,9 @@ from batchtune.results import (
     meta_of,
 )
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
-from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
+from batchtune.tuning.cautions import cautions, current_cautions
 from batchtune.tuning.current import Current, CurrentTable, current_table
-from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
+from batchtune.tuning.distribution import ProvenBy, bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.estimates import StepSeconds, batch_seconds
 from batchtune.tuning.pricing import ONE_RANK, Priced, Pricing, Ranks
 from batchtune.tuning.randomness import learning_rate_hint
@@ -64,6 +64,7 @@ class Costs:
         proven: Lengths → the largest batch size that is proven to fit, 0 where none is.
         joint_proven: The same for pairs of lengths and target lengths.
         joint_lengths: The lengths at which pairs were measured.
+        proven_by: (longest length, batch size) → index of the trial that proves such a batch; None where none does.
     """
 
     frontier: Callable[[FloatArray], IntArray] | None = None
@@ -74,6 +75,7 @@ class Costs:
     proven: Callable[[FloatArray], IntArray] | None = None
     joint_proven: JointSizes | None = None
     joint_lengths: FloatArray = field(default_factory=lambda: np.empty(0))
+    proven_by: ProvenBy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +233,6 @@ def sweep(
         reason=choice.reason,
         warnings=[
             *cautions(lengths, limits, settings.num_buckets, rows),
-            *_rounding_caution(pricing, lengths, settings, costs),
             *_ranks_cautions(pricing),
             *_current_warnings(current, as_table, now, fits, settings),
         ],
@@ -245,7 +246,7 @@ def sweep(
         two_dimensional=_two_dimensional(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
-        buckets=_bucket_uses(lengths, pricing, recommended),
+        buckets=_bucket_uses(lengths, pricing, recommended, costs),
     )
 
 
@@ -317,10 +318,10 @@ def _table(row: Row) -> BucketTable:
     return BucketTable(np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64))
 
 
-def _bucket_uses(lengths: Lengths, pricing: Pricing, recommended: Row | None) -> list[BucketUse]:
+def _bucket_uses(lengths: Lengths, pricing: Pricing, recommended: Row | None, costs: Costs) -> list[BucketUse]:
     if recommended is None:
         return []
-    return bucket_uses(lengths, pricing.lengths, _table(recommended), pricing.ranks.dealing)
+    return bucket_uses(lengths, pricing.lengths, _table(recommended), pricing.ranks.dealing, costs.proven_by)
 
 
 def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced]) -> Row:
@@ -359,13 +360,6 @@ def _cost(row: Row, rows: Sequence[Row]) -> float:
     """The estimated time, or the number of batches where any row has no time."""
     timed = all(other.estimated_epoch_seconds is not None for other in rows)
     return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
-
-
-def _rounding_caution(pricing: Pricing, lengths: Lengths, settings: SweepSettings, costs: Costs) -> list[str]:
-    if settings.multiple_of is None or costs.frontier is None:
-        return []
-    told = rounding_caution(pricing.lengths.longest, lengths.longest, settings.multiple_of, lengths.unit)
-    return [] if told is None else [told]
 
 
 def _ranks_cautions(pricing: Pricing) -> Iterator[str]:

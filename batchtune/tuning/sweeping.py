@@ -25,6 +25,7 @@ from batchtune.results import (
 )
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.tuning.current import Current
+from batchtune.tuning.distribution import ProvenBy
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 from batchtune.units import format_length
@@ -73,7 +74,7 @@ def run_sweep(
 
 
 def costs_of(probe: Probe) -> Costs:
-    """What a probe says a batch costs: what is proven to fit, and the step times that it measured, with the model between.
+    """What a probe says a batch costs: what is proven to fit, and the step times, with the model between those measured.
 
     Where the model misses even the measurements by far, no times are known. Nothing is proven by a probe of version
     0.1.0, which ran few of its batches in turns and kept no margin.
@@ -90,9 +91,22 @@ def costs_of(probe: Probe) -> Costs:
         joint_proven=joint and joint.proven,
         joint_lengths=np.unique(joint.lengths) if joint else np.empty(0),
         proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
+        proven_by=_proven_by(probe, frontier),
         step_seconds=StepTimes.of(probe.trials, model) if model else None,
         device_name=probe.device.name,
     )
+
+
+def _proven_by(probe: Probe, frontier: Frontier) -> ProvenBy:
+    """The trial of the first point that is no shorter and no smaller; None beyond what is proven."""
+
+    def proven_by(longest: float, batch_size: int) -> int | None:
+        if batch_size > int(frontier.proven(longest)):
+            return None
+        fitting = (point for point in probe.frontier if point.length >= longest and point.batch_size >= batch_size)
+        return next(fitting).trial
+
+    return proven_by
 
 
 def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from batchtune.lengths import FloatArray
 from batchtune.results import VerifyFailure
+from batchtune.tuning.distribution import ProvenBy
 from batchtune.units import counted, format_length, format_seconds, format_size
 
 FEWEST_STEPS = 12
@@ -203,8 +204,20 @@ def timing_of(
     )
 
 
-def failure_reasons(failures: Sequence[VerifyFailure], boundaries: Sequence[float], unit: str | None) -> list[str]:
-    """A sentence for each bucket that has a batch which failed: its first, and how many more."""
+def failure_reasons(
+    failures: Sequence[VerifyFailure],
+    boundaries: Sequence[float],
+    unit: str | None,
+    proven_by: ProvenBy | None = None,
+) -> list[str]:
+    """A sentence for each bucket that has a batch which failed: its first, and how many more.
+
+    Args:
+        failures: Of the verification.
+        boundaries: Of all buckets.
+        unit: Of the lengths.
+        proven_by: What the probe knows; None without one.
+    """
     reasons = []
     for bucket in dict.fromkeys(failure.bucket for failure in failures):
         own = [failure for failure in failures if failure.bucket == bucket]
@@ -215,9 +228,19 @@ def failure_reasons(failures: Sequence[VerifyFailure], boundaries: Sequence[floa
         said = f": {first.error}" if first.error and first.outcome != "oom" else ""
         reasons.append(
             f"A batch of {batch} {_WENT[first.outcome]} (bucket {bucket + 1} of {len(boundaries)}, up to "
-            f"{format_length(boundaries[bucket], unit)}){more}{said}"
+            f"{format_length(boundaries[bucket], unit)}){more}{said}{_about_proof(first, proven_by)}"
         )
     return reasons
+
+
+def _about_proof(failure: VerifyFailure, proven_by: ProvenBy | None) -> str:
+    """Whether the probe has run what ran out of memory now."""
+    if proven_by is None or failure.outcome != "oom":
+        return ""
+    trial = proven_by(failure.length, failure.batch_size)
+    if trial is None:
+        return "; the probe ran no batch as large with memory to spare, so this size was not proven"
+    return f"; trial {trial} of the probe ran a batch as large with memory to spare: memory differs from then"
 
 
 _WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}

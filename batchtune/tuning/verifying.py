@@ -236,7 +236,9 @@ class _Judgement:
         unused = rules.growth_of([_unused_bytes(done.stepped) for done in shuffled])
         timing = _timing(runner.shuffled, lengths, candidate, costs)
         limit = runner.device.limit_bytes
-        reasons = rules.failure_reasons(runner.failures, candidate.table.boundaries.tolist(), lengths.unit)
+        reasons = rules.failure_reasons(
+            runner.failures, candidate.table.boundaries.tolist(), lengths.unit, costs.proven_by
+        )
         leaks = rules.leaks(rest, limit)
         if rest is not None and leaks:
             reasons.insert(0, rules.leak_reason(rest))

@@ -165,7 +165,8 @@ def main() -> None:
                 holds = got.holds(law)
                 failed += not holds
                 print(
-                    f"{name:44} {data:10} {got.lengths:4} {got.trials / got.lengths:6.2f} {got.ooms / got.lengths:6.2f} "
+                    f"{name:44} {data:10} {got.lengths:4} {got.trials / got.lengths:6.2f} "
+                    f"{got.ooms / got.lengths:6.2f} "
                     f"{got.above:5} {got.above_later:5} {got.above_joint:5} {got.above_max_batch_length:5}       "
                     f"{got.loss:7.2%} {got.max_batch_length:7g} {got.seconds:4.1f}{'' if holds else '  <--'}",
                     flush=True,

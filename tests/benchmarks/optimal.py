@@ -19,7 +19,6 @@ import numpy as np
 
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.expectation import expected_batches
 from batchtune.batching.strategies import Problem, ProblemCosts
 from batchtune.batching.strategies.optimal import optimal
 from batchtune.batching.table import BucketTable, batch_sizes_for

@@ -12,9 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from cli.conftest import Run, command, run_here
+from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 from test_house import HEAVY, loaded_after
 
 from batchtune.cli.gating import workflow_command
+from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
 SWEEP = ("--max-batch-length", 60, "--num-buckets", "2:4")
@@ -356,3 +358,24 @@ def test_the_headline_can_be_held_to_a_rule(batchtune: Run, swept: Path, edited:
     assert batchtune("report", swept, "--fail-if", "max_batch_length < 61").returncode == 3
     damaged = batchtune("report", edited(max_batch_length=-1.0))
     assert (damaged.returncode, "max_batch_length: is -1.0" in damaged.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("probe", "sweep", "code", "words"),
+    [
+        (proven_probe(), proven_sweep(), 0, "unproven is 0, not > 0"),
+        (made_probe(), made_sweep(), 3, "unproven is 13, which is > 0"),
+        (made_probe(), made_sweep(timed=False), 3, "unproven is 13, which is > 0"),
+        (None, made_sweep(timed=False), 1, "unproven is not known (null): only a sweep of batches that were probed"),
+    ],
+    ids=["proven", "by an older batchtune", "by max_batch_length, before an older probe", "without a probe"],
+)
+def test_only_what_was_run_passes_as_proven(
+    batchtune: Run, tmp_path: Path, probe: Probe | None, sweep: Sweep, code: int, words: str
+) -> None:
+    if probe is not None:
+        write_result(tmp_path / "run" / "probe.json", probe)
+    write_result(tmp_path / "run" / "sweep.json", sweep)
+    ran = batchtune("report", "run", "--fail-if", "unproven > 0", "--format", "json")
+    assert ran.returncode == code
+    assert words in json.loads(ran.stdout)["verdicts"][0]["message"]

@@ -97,6 +97,11 @@ def test_no_batch_exceeds_max_batch_length(data: st.DataObject) -> None:
         histogram=histogram_of(found),
     )
     bins = batch_bins(made, scale=scale)
+    cap = data.draw(st.none() | st.integers(1, 40))
+    if cap is not None:
+        capped = batch_bins(msgspec.structs.replace(made, settings={"max_batch_size": cap}), scale=scale)
+        assert capped <= bins
+        assert capped == 1 or max(size for size, _ in cut(lengths, capped)) <= cap
     # ESPnet takes no less than 1, with which two examples of length 1 can still meet.
     assert bins == 1 or max(size * length for size, length in cut(lengths, bins)) <= limit
     # On three GPUs, each of which takes every third example of a batch.
@@ -109,6 +114,13 @@ def test_batch_bins_is_the_largest_where_every_length_is_known() -> None:
     bins = batch_bins(made)
     assert bins == 49  # 5 × 12 is the limit; with 50, a sixth of 12 could join five of 10
     assert max(size * length for size, length in cut(np.array([10] * 30 + [12] * 30), bins)) <= 60
+
+
+def test_a_limit_of_examples_is_kept_and_told() -> None:
+    made = swept([2.0] * 30 + [12.0] * 30, "tokens", 60.0)
+    capped = msgspec.structs.replace(made, settings={**made.settings, "max_batch_size": 4})
+    assert fragments(rendered(capped))[0]["batch_bins"] == 7  # the fourth of 2 exceeds it
+    assert "or holds more than 4 examples (--max-batch-size)" in re.sub(r"\s*\n#\s*", " ", rendered(capped))
 
 
 def test_an_outlier_is_counted_with_and_its_cost_is_told() -> None:

@@ -17,6 +17,9 @@ from report_records import (
     hostile_results,
     made_probe,
     made_sweep,
+    partly_proven_sweep,
+    proven_probe,
+    proven_sweep,
     whole_sweep,
     with_recommended,
     without_recommendation,
@@ -176,6 +179,35 @@ def test_a_hostile_path_stays_a_path(name: str, text: str) -> None:
 def test_what_can_not_be_expressed_is_said(name: str) -> None:
     text = prose(export_of(name).render(Tuned(sweep=frontier_sweep(), probe=made_probe())))
     assert ("can't express" in text) == (name in FROM_MAX_BATCH_LENGTH)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_sizes_that_are_not_proven_are_named(name: str) -> None:
+    sweeps = msgspec.structs.replace(partly_proven_sweep(), max_batch_length=600.0), proven_sweep()
+    partly, wholly = (prose(export_of(name).render(Tuned(sweep=sweep, probe=proven_probe()))) for sweep in sweeps)
+    assert "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)" in partly
+    assert "of 13 batch sizes" not in wholly
+
+
+@pytest.mark.parametrize("name", ["espnet", "fairseq"])
+def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
+    above, within = (
+        prose(export_of(name).render(Tuned(sweep=sweep, probe=proven_probe())))
+        for sweep in (partly_proven_sweep(), proven_sweep())
+    )
+    assert "max_batch_length 700 s is more than the 600 s that was measured to fit" in above
+    assert "measured to fit" not in within
+
+
+def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
+    made = frontier_sweep()
+    proven = next(index for index, row in enumerate(made.rows) if (row.strategy, row.num_buckets) == ("linear", 15))
+    rows = [
+        msgspec.structs.replace(row, unproven=0 if index in (proven, made.recommended) else 1)
+        for index, row in enumerate(made.rows)
+    ]
+    text = export_of("speechbrain").render(Tuned(sweep=msgspec.structs.replace(made, rows=rows)))
+    assert "this is linear with 15 buckets" in prose(text)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

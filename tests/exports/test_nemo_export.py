@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import re
 import warnings
 from collections.abc import Iterable
@@ -13,7 +14,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from report_records import hostile_results, made_probe, made_sweep, whole_sweep, without_recommendation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_records import (
+    hostile_results,
+    made_probe,
+    made_sweep,
+    proven_probe,
+    proven_sweep,
+    whole_sweep,
+    without_recommendation,
+)
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
@@ -161,11 +172,12 @@ def test_nemo_keeps_the_longest_example_and_drops_what_is_beyond(nemo: Any, tmp_
 
 
 def test_nemo_obeys_the_limit_of_the_alternative(nemo: Any, tmp_path: Path) -> None:
-    settings = alternative(render(made_sweep(), made_probe()), "bucket_batch_size")
+    settings = alternative(render(proven_sweep(), proven_probe()), "bucket_batch_size")
     assert settings["bucket_batch_size"] is None
     path = write_cuts(tmp_path / "cuts.jsonl", [20.0] * 100)
-    limit = DurationLimit(batch_duration=settings["batch_duration"], quadratic_duration=settings["quadratic_duration"])
-    assert max(map(len, nemo_batches(nemo, settings, path))) == fitting(limit, 20.0)
+    limit = duration_limit(proven_probe(), recommended(proven_sweep()).boundaries)
+    assert limit is not None
+    assert max(map(len, nemo_batches(nemo, settings, path))) == limit.fitting(20.0)
 
 
 def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo: Any, tmp_path: Path) -> None:
@@ -217,12 +229,6 @@ def test_without_a_recommendation_there_is_nothing_to_write() -> None:
         render(without_recommendation(made_sweep()))
 
 
-def fitting(limit: DurationLimit, length: float) -> int:
-    """How many examples of one length Lhotse puts in a batch."""
-    quadratic = 0.0 if limit.quadratic_duration is None else length**2 / limit.quadratic_duration
-    return max(1, int(limit.batch_duration / (length + quadratic)))
-
-
 def with_model(probe: Probe, **fields: float) -> Probe:
     model = probe.models.peak_bytes
     assert model is not None
@@ -230,61 +236,121 @@ def with_model(probe: Probe, **fields: float) -> Probe:
     return msgspec.structs.replace(probe, models=Models(peak_bytes=changed, step_seconds=None))
 
 
+def batches_within(limit: DurationLimit, durations: Iterable[float]) -> list[list[float]]:
+    """What Lhotse makes of a bucket's examples, in this order, with the constraint that NeMo gives the limit to."""
+    lhotse = pytest.importorskip("lhotse")
+    base = importlib.import_module("lhotse.dataset.sampling.base")
+    dynamic = importlib.import_module("lhotse.dataset.sampling.dynamic")
+    constraint = base.TimeConstraint(
+        max_cuts=limit.batch_size, max_duration=limit.batch_duration, quadratic_duration=limit.quadratic_duration
+    )
+    cuts = [lhotse.MonoCut(id=str(i), start=0, duration=float(d), channel=0) for i, d in enumerate(durations)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [[cut.duration for cut in batch] for batch in dynamic.DurationBatcher(cuts, constraint=constraint)]
+
+
+def limit_of(probe: Probe) -> DurationLimit | None:
+    return duration_limit(probe, recommended(proven_sweep()).boundaries)
+
+
+def probe_of(sizes: Iterable[tuple[float, int]], **model: float) -> Probe:
+    """A probe of lengths from 1 to 20 s, by (length, batch size)."""
+    made = proven_probe()
+    points = [
+        msgspec.structs.replace(made.frontier[0], length=length, batch_size=size, trial=0) for length, size in sizes
+    ]
+    lengths = msgspec.structs.replace(made.lengths, min=1.0, max=20.0)
+    return with_model(msgspec.structs.replace(made, frontier=points, lengths=lengths), **model)
+
+
 class TestDurationLimit:
-    @pytest.mark.parametrize("example", [0.0, 1e7])
-    @pytest.mark.parametrize("quadratic", [0.0, 1e5, 1e7, 1e8])
-    def test_no_batch_of_equal_lengths_is_beyond_the_memory_model_or_the_frontier(
-        self, quadratic: float, example: float
-    ) -> None:
-        probe = with_model(made_probe(), quadratic=quadratic, example=example)
-        limit, model = duration_limit(probe), probe.models.peak_bytes
-        assert limit is not None and isinstance(model, CostModel)
-        for length in np.linspace(1.41, 24.525, 500).tolist():
-            if fitting(limit, length) > 1:
-                used = model.constant + fitting(limit, length) * model.per_example(length)
-                assert used <= probe.device.limit_bytes
-        for point in probe.frontier:
-            assert fitting(limit, point.length) <= point.batch_size
+    @given(data=st.data())
+    @settings(deadline=None, max_examples=150)
+    def test_every_batch_that_lhotse_makes_is_no_larger_than_one_that_was_run(self, data: st.DataObject) -> None:
+        lengths = [*sorted(data.draw(st.sets(st.integers(2, 19), max_size=6), label="lengths")), 20]
+        sizes = sorted(data.draw(st.lists(st.integers(1, 40), min_size=len(lengths), max_size=len(lengths))))[::-1]
+        bins = [*sorted(data.draw(st.sets(st.integers(1, 19), max_size=6), label="bins")), 20]
+        probe = probe_of(
+            zip(map(float, lengths), sizes, strict=True), quadratic=data.draw(st.sampled_from([0.0, 1e6, 5e7]))
+        )
+        limit = duration_limit(probe, [float(end) for end in bins])
+        if limit is None:
+            return
+        values = data.draw(st.lists(st.integers(10, 200), min_size=1, max_size=150), label="durations in 0.1 s")
+        for low, high in itertools.pairwise([0, *bins]):
+            own = [value / 10 for value in values if low < value / 10 <= high]
+            # As they come, and the worst that can come: all the short ones, then a long one.
+            for order in (own, sorted(own), [*(min(own, default=1.0) for _ in range(60)), *own[-1:]][: 61 * len(own)]):
+                for batch in batches_within(limit, order):
+                    proven = max(size for length, size in zip(lengths, sizes, strict=True) if length >= max(batch))
+                    assert len(batch) <= proven
+
+    def test_real_proportions_get_a_limit_that_is_of_use(self) -> None:
+        limit = limit_of(proven_probe())
+        assert limit is not None
+        assert (limit.batch_size, limit.fitting(24.525)) == (170, 14)
+        # 102 × 3.582 s, as x(L) counts it, would let 102 examples up to 6.025 s come together: 101 were run.
+        assert limit.batch_duration == pytest.approx(102 * (3.582 + 3.582**2 / 2100), rel=0.01)
 
     def test_memory_in_proportion_to_the_length_needs_no_quadratic_duration(self) -> None:
-        limit = duration_limit(with_model(made_probe(), quadratic=0.0))
+        probe = with_model(proven_probe(), quadratic=0.0)
+        limit = limit_of(probe)
         assert limit is not None and limit.quadratic_duration is None
-        assert "# quadratic_duration: null" in render(made_sweep(), with_model(made_probe(), quadratic=0.0))
+        assert "# quadratic_duration: null" in render(proven_sweep(), probe)
 
     def test_the_quadratic_duration_is_the_ratio_of_the_coefficients(self) -> None:
-        limit = duration_limit(with_model(made_probe(), linear=2e8, quadratic=1e7))
-        assert limit is not None and limit.quadratic_duration == 20
+        limit = limit_of(with_model(proven_probe(), linear=2e8, quadratic=1e6))
+        assert limit is not None and limit.quadratic_duration == 200
 
     def test_milliseconds_become_seconds(self) -> None:
-        probe = made_probe("ms")
+        probe = proven_probe("ms")
         model = CostModel(floor=0, constant=2e9, linear=2.1e5, quadratic=0.1, relative_error=0.004)
         points = [msgspec.structs.replace(point, length=point.length * 1000) for point in probe.frontier]
-        lengths = msgspec.structs.replace(probe.lengths, max=24525.0)
+        lengths = msgspec.structs.replace(probe.lengths, min=1410.0, max=24525.0)
         changed = msgspec.structs.replace(
             probe, models=Models(peak_bytes=model, step_seconds=None), frontier=points, lengths=lengths
         )
-        assert duration_limit(changed) == duration_limit(made_probe())
+        boundaries = [1000 * boundary for boundary in recommended(proven_sweep()).boundaries]
+        assert duration_limit(changed, boundaries) == limit_of(proven_probe())
 
-    def test_a_constant_per_example_makes_the_limit_smaller(self) -> None:
-        shortest = made_probe().lengths.min
-        # Nothing but the model decides.
-        probe = msgspec.structs.replace(made_probe(), frontier=[])
-        without = duration_limit(with_model(probe, linear=2e8, quadratic=0.0))
-        limit = duration_limit(with_model(probe, linear=2e8, quadratic=0.0, example=1e7 * shortest))
-        assert without is not None and limit is not None
-        assert limit.batch_duration == pytest.approx(without.batch_duration * 2.0 / 2.1, rel=0.01)
+    def test_the_alternative_says_what_was_run_and_what_it_costs(self) -> None:
+        text = render(proven_sweep(), proven_probe())
+        settings = alternative(text, "bucket_batch_size")
+        assert (settings["bucket_batch_size"], settings["batch_size"]) == (None, 170)
+        plain = " ".join(re.sub(r"\n *# ", " ", text).split())
+        assert "with these bins and this batch_size every batch is still no larger than one that was run" in plain
+        assert "the longest examples come in batches of 14" in plain
 
     @pytest.mark.parametrize(
-        "fields",
-        [{"target_linear": 1.0}, {"cross": 1.0}, {"linear": 0.0}, {"constant": 1e15}, {"example": 1e9}],
+        "probe",
+        [
+            *(
+                with_model(proven_probe(), **fields)
+                for fields in ({"target_linear": 1.0}, {"cross": 1.0}, {"linear": 0.0})
+            ),
+            made_probe(),
+            msgspec.structs.replace(proven_probe(), frontier=proven_probe().frontier[:-1]),
+            # With one bucket's worth of short examples, Lhotse could put 3 s among what it took for 1 s.
+            probe_of([(3.0, 12), (20.0, 10)]),
+        ],
+        ids=["targets", "both lengths", "no growth", "an older batchtune's", "not all lengths", "too little is left"],
     )
-    def test_where_none_can_be_derived_a_comment_says_so(self, fields: dict[str, float]) -> None:
-        probe = with_model(made_probe(), **fields)
-        assert duration_limit(probe) is None
-        assert "can't be derived here" in render(made_sweep(), probe)
+    def test_where_none_can_be_derived_a_comment_says_so(self, probe: Probe) -> None:
+        bounds = [3.0, 24.525] if probe.lengths.max == 20 else recommended(proven_sweep()).boundaries
+        assert duration_limit(probe, bounds) is None
+        if probe.lengths.max > 20:
+            assert "can't be derived here" in render(proven_sweep(), probe)
 
     def test_without_a_probe_there_is_no_such_alternative(self) -> None:
         assert "quadratic_duration" not in render(made_sweep())
+
+
+def test_a_batch_never_holds_more_than_its_bucket_did_when_it_was_proven() -> None:
+    sweep = proven_sweep()
+    few = [msgspec.structs.replace(use, examples=9) if i == 0 else use for i, use in enumerate(sweep.buckets)]
+    sizes = train_ds(render(msgspec.structs.replace(sweep, buckets=few)))["bucket_batch_size"]
+    assert sizes == [9, *recommended(sweep).batch_sizes[1:]]
 
 
 class TestTwoDimensions:
@@ -306,6 +372,19 @@ class TestTwoDimensions:
         lots = msgspec.structs.replace(many, estimated_epoch_seconds=10.0)
         text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[TWO, lots]))
         assert len(alternative(text, "num_buckets")["bucket_duration_bins"]) == 40
+
+    @pytest.mark.parametrize(
+        ("unproven", "said"),
+        [
+            (0, "Every batch size was run, or is no larger than one that was."),
+            (2, "Of these, 2 of 3 batch sizes are not proven to fit."),
+            (None, "Whether these batches fit was not measured."),
+        ],
+    )
+    def test_what_was_run_is_said(self, unproven: int | None, said: str) -> None:
+        row = msgspec.structs.replace(TWO, unproven=unproven)
+        text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[row]))
+        assert said in " ".join(re.sub(r"\n *# ", " ", text).split())
 
     @pytest.mark.parametrize(
         "fields", [{"batch_sizes": [1]}, {"buckets": []}, {"buckets": [(9.0, 1.0), (4.0, 1.0), (4.0, 2.0)]}]

@@ -379,3 +379,10 @@ class TestDamage:
         except ResultError:
             return
         assert patch_speechbrain(after, tuned) == after
+
+
+def test_sizes_that_are_not_proven_are_named_in_a_comment() -> None:
+    result = swept()
+    rows = [msgspec.structs.replace(row, unproven=2, used_buckets=3) for row in result.rows]
+    after = patched("block:\n  max_batch_length: 100\n", msgspec.structs.replace(result, rows=rows))
+    assert "  # 2 of 3 batch sizes are not proven to fit: `batchtune report` says why.\n" in after

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_records import made_sweep, without_recommendation
+from report_records import made_sweep, partly_proven_sweep, proven_probe, without_recommendation
 from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
@@ -77,6 +77,18 @@ def test_the_evidence_names_data_device_and_costs() -> None:
         padding_ratio=row.padding_ratio,
         estimated_epoch_seconds=row.estimated_epoch_seconds,
     )
+
+
+def test_the_evidence_counts_what_is_not_proven_and_tells_the_margin() -> None:
+    evidence = sampler_config(partly_proven_sweep(), proven_probe()).evidence
+    assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
+    assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
+
+
+def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
+    older = msgspec.to_builtins(CONFIG.evidence)
+    del older["unproven"], older["margin_bytes"]
+    assert read_sampler_yaml(changed(tmp_path, evidence=older)) == CONFIG
 
 
 def test_a_sweep_that_recommends_nothing_has_no_config_and_says_why() -> None:

@@ -23,10 +23,10 @@ def timed(*seconds: float) -> int:
         ([9.0], 3),  # long: three
         ([1.0], 3),
         ([1.0, 1.0, 3.0], 3),
-        ([0.06], 9),  # shorter and steady: as many as half a second holds
-        ([0.01], MOST_TIMED_STEPS),  # short: many
+        ([0.06], 5),  # shorter and steady: as many as a quarter of a second holds
+        ([0.005], MOST_TIMED_STEPS),  # short: many
         ([0.01, 0.03], MOST_TIMED_STEPS),
-        ([0.1, 0.3], 10),  # longer and unsteady: as many as two seconds hold
+        ([0.1, 0.3], 5),  # longer and unsteady: as many as a second holds
         ([2.0, 0.5], 3),
     ],
 )

@@ -85,6 +85,12 @@ def test_counts_are_compared(value: int, rule: str, expected: str) -> None:
     assert outcome(rule, with_row(batches=value)) == expected
 
 
+@pytest.mark.parametrize(("count", "expected"), [(0, "holds"), (1, "fails")])
+def test_sizes_that_were_not_run_fail_a_rule(count: int, expected: str) -> None:
+    assert outcome("unproven > 0", with_row(unproven=count)) == expected
+    assert outcome("unproven worse 0%", with_row(unproven=count), baseline=with_row(unproven=0)) == expected
+
+
 @pytest.mark.parametrize(
     ("value", "rule", "expected"),
     [
@@ -226,6 +232,7 @@ CAN_NOT_TELL = {
         "no table needs fewer batches",
     ),
     "an unknown value": ("estimated_epoch_seconds > 1", {"sweep": made_sweep(timed=False)}, "not known"),
+    "sizes that were not probed": ("unproven > 0", {}, "only a sweep of batches that were probed knows it"),
     "a record that is null": ("ranks.independent_epoch_seconds > 1", {}, "not known"),
     "no current config": ("current.batches > 600", {}, "--current"),
     "no verification": ("verify.holds == false", {}, "batchtune verify"),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from report_records import made_lengths, made_probe, made_sweep, made_trial
+from report_records import (
+    made_lengths,
+    made_probe,
+    made_sweep,
+    made_trial,
+    partly_proven_sweep,
+    proven_probe,
+    proven_sweep,
+)
 
 from batchtune.reports import RunResults
 from batchtune.reports.page import build_page, clean
@@ -71,3 +79,28 @@ def test_target_lengths_have_a_column_where_there_are_any() -> None:
     points = [msgspec.structs.replace(point, target_length=80.0) for point in probe.frontier]
     targets = RunResults(name="run", probe=msgspec.structs.replace(probe, frontier=points), sweep=None)
     assert build_page(targets).tables[0].columns[1].title == "target length"
+
+
+def test_each_bucket_tells_the_trial_that_proves_it() -> None:
+    page = build_page(RunResults(name="run", probe=proven_probe(), sweep=proven_sweep()))
+    _, buckets, frontier = page.tables
+    assert buckets.columns[-1].title == "proven by"
+    assert buckets.rows[0] == ("3.582 s", "167", "598.2 s", "trial 13: 170 \u00d7 3.582 s")
+    assert (frontier.columns[-1].title, frontier.rows[1][0], frontier.rows[1][-1]) == ("trial", "3.582 s", "13")
+
+
+def test_buckets_that_no_trial_proves_say_so() -> None:
+    sweep = partly_proven_sweep()
+    empty = msgspec.structs.replace(sweep.buckets[-1], examples=0)
+    sweep = msgspec.structs.replace(sweep, buckets=[*sweep.buckets[:-1], empty])
+    page = build_page(RunResults(name="run", probe=proven_probe(), sweep=sweep))
+    assert [row[-1] for row in page.tables[1].rows[-5:]] == [
+        "trial 21: 32 \u00d7 18.61 s",
+        *["not proven"] * 3,
+        "\u2013",
+    ]
+
+
+def test_files_of_an_older_batchtune_name_no_trials() -> None:
+    page = build_page(RunResults(name="run", probe=made_probe(), sweep=made_sweep()))
+    assert [table.columns[-1].title for table in page.tables[1:]] == ["largest batch", "step time"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from report_records import made_probe, made_sweep
+from report_records import made_probe, made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
+from batchtune.proofs import with_unproven
 from batchtune.reports import RunResults
 from batchtune.reports.cautions import warning_sentences
 from batchtune.results import CostModel, Models, Probe, Sweep
@@ -50,3 +51,63 @@ def test_a_limit_other_than_the_measured_one_is_told(limit: float, words: str) -
 def test_a_limit_rounded_down_is_no_warning() -> None:
     sweep = msgspec.structs.replace(made_sweep(), warnings=[], max_batch_length=590.0)
     assert warnings_of(made_probe(), sweep) == []
+
+
+def not_run(sweep: Sweep, probe: Probe | None) -> str:
+    """The only warning."""
+    (told,) = warnings_of(probe, msgspec.structs.replace(sweep, warnings=[]))
+    return told
+
+
+def unproven(sweep: Sweep, count: int = 4, **row_changes: object) -> Sweep:
+    assert sweep.recommended is not None
+    rows = list(sweep.rows)
+    changes = {"unproven": count, **row_changes}
+    rows[sweep.recommended] = msgspec.structs.replace(rows[sweep.recommended], **changes)
+    return msgspec.structs.replace(sweep, rows=rows)
+
+
+def test_where_all_was_run_there_is_no_warning() -> None:
+    assert warnings_of(proven_probe(), msgspec.structs.replace(proven_sweep(), warnings=[])) == []
+
+
+def test_a_limit_above_what_was_measured_is_why_sizes_are_not_proven() -> None:
+    assert not_run(partly_proven_sweep(), proven_probe()) == (
+        "4 of 13 batch sizes are not proven to fit: max_batch_length = 700 s is more than the 600 s that was measured "
+        "to fit. Sweep again without --max-batch-length."
+    )
+
+
+def test_an_older_batchtunes_probe_is_why_sizes_are_not_proven() -> None:
+    told = not_run(with_unproven(made_sweep(), made_probe()), made_probe())
+    assert told.startswith("None of the 13 batch sizes is proven to fit: batchtune 0.1.0 interpolated between")
+    assert told.endswith("Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.")
+
+
+def test_padding_beyond_what_was_measured_is_why_sizes_are_not_proven() -> None:
+    sweep = msgspec.structs.replace(proven_sweep(), settings={"multiple_of": 8})
+    row = sweep.recommended_row
+    assert row is not None
+    told = not_run(unproven(sweep, 1, boundaries=[*row.boundaries[:-1], 32.0]), proven_probe())
+    assert told.startswith(
+        "1 of 13 batch sizes is not proven to fit: padding to a multiple of 8 makes batches up to 32 s long, and none "
+        "longer than 24.52 s was run. `batchtune tune` with --multiple-of"
+    )
+
+
+def test_more_examples_than_the_probe_tried_are_why_sizes_are_not_proven() -> None:
+    probe = msgspec.structs.replace(proven_probe(), settings={"max_batch_size": 64})
+    told = not_run(unproven(proven_sweep()), probe)
+    assert "no batch of more than 64 examples was run (--max-batch-size). Sweep with --max-batch-size 64 too" in told
+
+
+def test_what_is_longer_than_all_that_passed_is_why_sizes_are_not_proven() -> None:
+    probe = msgspec.structs.replace(proven_probe(), frontier=proven_probe().frontier[:-1])
+    told = warnings_of(probe, msgspec.structs.replace(unproven(proven_sweep(), 1), warnings=[]))
+    assert "no batch with examples longer than 23.1 s passed" in told[-1]
+
+
+@pytest.mark.parametrize("probe", [None, proven_probe()])
+def test_where_it_is_not_plain_why_there_is_a_remedy_all_the_same(probe: Probe | None) -> None:
+    told = not_run(unproven(proven_sweep()), probe)
+    assert told.startswith("4 of 13 batch sizes are not proven to fit: ") and "Run `batchtune" in told

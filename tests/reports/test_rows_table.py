@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from report_records import made_sweep, with_recommended, without_recommendation
+from report_records import made_sweep, proven_sweep, with_recommended, without_recommendation
 
 from batchtune.reports.rows import chosen_rows, rows_table
 from batchtune.results import Sweep
@@ -96,3 +96,13 @@ def test_a_row_with_fewer_buckets_than_asked_for_says_so() -> None:
 def test_a_sweep_without_rows_still_shows_its_baselines() -> None:
     empty = msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
     assert len(rows_table(empty).rows) == 3
+
+
+def test_tables_with_sizes_that_were_not_run_are_marked_and_the_mark_is_explained() -> None:
+    table = rows_table(proven_sweep())
+    assert table.marked is not None
+    buckets = [row[1] for row in table.rows[: table.break_before]]
+    assert buckets[table.marked] == "13"
+    assert {cell[-1] for index, cell in enumerate(buckets) if index != table.marked} == {"*"}
+    assert "* marks tables with batch sizes that are not proven to fit." in table.notes
+    assert not any("*" in note for note in rows_table(made_sweep()).notes)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from report_records import made_probe, made_sweep, with_recommended, without_recommendation
+from report_records import (
+    made_probe,
+    made_sweep,
+    partly_proven_sweep,
+    proven_probe,
+    proven_sweep,
+    with_recommended,
+    without_recommendation,
+)
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.summary import today_row
 from batchtune.reports.words import format_ratio
-from batchtune.results import Row, Sweep
+from batchtune.results import Probe, Row, Sweep
 
 
-def summary_of(sweep: Sweep) -> list[str]:
-    return summary_sentences(RunResults(name="run", probe=None, sweep=sweep))
+def summary_of(sweep: Sweep, probe: Probe | None = None) -> list[str]:
+    return summary_sentences(RunResults(name="run", probe=probe, sweep=sweep))
 
 
 def test_the_first_sentence_says_what_to_set_and_what_it_saves() -> None:
@@ -48,6 +56,28 @@ def test_without_times_batches_are_compared_and_it_says_so() -> None:
         "Step times are not known, so batches are what is compared: 37.9% fewer batches than with "
         "SpeechBrain's num_buckets=20 and 46.7% fewer batches than with a fixed batch size of 24."
     )
+
+
+def test_that_every_batch_was_run_is_told_with_the_margin() -> None:
+    assert summary_of(proven_sweep(), proven_probe())[2] == (
+        "Every batch size was run, or is no larger than one that was, and leaves 400 MiB (0.3% of the limit) free."
+    )
+
+
+def test_a_system_that_tells_no_peaks_has_no_known_margin() -> None:
+    probe = msgspec.structs.replace(proven_probe(), margin=None)
+    assert summary_of(proven_sweep(), probe)[2] == (
+        "Every batch size was run, or is no larger than one that was; how much memory that leaves free is not known."
+    )
+
+
+def test_batch_sizes_that_were_not_run_are_counted() -> None:
+    told = summary_of(partly_proven_sweep(), proven_probe())
+    assert told[2] == "4 of 13 batch sizes are not proven to fit: the warnings say why."
+
+
+def test_without_a_probe_nothing_is_said_of_what_was_run() -> None:
+    assert not any("was run" in sentence or "proven" in sentence for sentence in summary_of(made_sweep()))
 
 
 def test_the_bound_is_told_with_the_distance_from_it() -> None:

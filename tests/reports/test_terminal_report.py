@@ -22,6 +22,9 @@ from report_records import (
     made_sweep,
     made_trial,
     made_verification,
+    partly_proven_sweep,
+    proven_probe,
+    proven_sweep,
     whole_sweep,
     without_recommendation,
 )
@@ -34,6 +37,8 @@ from batchtune.reports.terminal import fold, render, render_terminal
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 RUNS = {
     "both": RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep()),
+    "proven": RunResults(name="librispeech-100", probe=proven_probe(), sweep=proven_sweep()),
+    "partly-proven": RunResults(name="librispeech-100", probe=proven_probe(), sweep=partly_proven_sweep()),
     "verified": RunResults(
         name="librispeech-100", probe=made_probe(), sweep=made_sweep(), verification=made_verification()
     ),

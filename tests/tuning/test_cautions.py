@@ -9,7 +9,7 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
-from batchtune.tuning.cautions import cautions, current_cautions, rounding_caution
+from batchtune.tuning.cautions import cautions, current_cautions
 from batchtune.tuning.current import CurrentTable, current_table, read_current
 
 SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
@@ -74,19 +74,6 @@ def test_lhotse_lets_a_batch_with_an_overlong_example_exceed_its_limit() -> None
     cuts = [cut(index, duration=duration) for index, duration in enumerate([5.0, 5.0, 50.0, 5.0])]
     first = next(iter(sampling.DynamicCutSampler(cuts, max_duration=20, world_size=1, rank=0)))
     assert [one.duration for one in first] == [5, 5, 50]
-
-
-def test_boundaries_rounded_beyond_what_was_measured_are_told() -> None:
-    assert rounding_caution(1664, 1630, 64, "frames") == (
-        "padding to a multiple of 64 makes the longest batches 1664 frames long, but no more than 1630 frames was "
-        "measured: they can need more memory than the probe saw; leave the longest examples out with --max-length, or "
-        "probe up to there"
-    )
-
-
-@pytest.mark.parametrize("last", [1600, 1630])
-def test_boundaries_within_what_was_measured_are_not_told(last: float) -> None:
-    assert rounding_caution(last, 1630, 64, "frames") is None
 
 
 def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None:

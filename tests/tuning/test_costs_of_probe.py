@@ -5,10 +5,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from report_records import made_probe
 
 from batchtune.cost import predict
+from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe
+from batchtune.tuning.sweep import SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of
 
 WITH_TARGETS = CostModel(floor=0.0, constant=0.02, linear=4e-4, quadratic=0.0, target_linear=1e-4, relative_error=0.1)
@@ -53,3 +57,56 @@ def test_far_from_what_was_timed_the_model_holds() -> None:
 def test_a_model_that_misses_its_own_measurements_by_far_gives_no_times() -> None:
     poor = msgspec.structs.replace(WITH_TARGETS, relative_error=1.5)
     assert costs_of(probe_of(poor, target_length=300.0)).step_seconds is None
+
+
+def probe_with(sizes: dict[float, int], *, proven: bool = True) -> Probe:
+    """Point i is proven by trial 100 + i."""
+    made = made_probe()
+    points = [
+        msgspec.structs.replace(
+            made.frontier[0], length=length, batch_size=size, oom_batch_size=None, trial=100 + i if proven else None
+        )
+        for i, (length, size) in enumerate(sizes.items())
+    ]
+    return msgspec.structs.replace(made, frontier=points)
+
+
+@pytest.mark.parametrize(
+    ("longest", "size", "trial"),
+    [(1.0, 90, 100), (1.0, 60, 100), (1.5, 60, 101), (2.0, 60, 101), (2.0, 61, None), (2.1, 30, 102), (4.1, 1, None)],
+)
+def test_a_batch_is_proven_by_the_first_trial_that_is_no_smaller(longest: float, size: int, trial: int | None) -> None:
+    probe = probe_with({1.0: 90, 2.0: 60, 4.0: 30})
+    proven_by = costs_of(probe).proven_by
+    assert proven_by is not None
+    assert proven_by(longest, size) == trial
+
+
+def test_a_probe_of_an_older_batchtune_proves_nothing() -> None:
+    proven_by = costs_of(probe_with({1.0: 90, 2.0: 60}, proven=False)).proven_by
+    assert proven_by is not None
+    assert proven_by(1.0, 1) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=8),
+    st.lists(st.integers(1, 45), min_size=1, max_size=60),
+    st.integers(1, 6),
+)
+@settings(deadline=None)
+def test_buckets_without_a_trial_are_those_that_a_row_counts_as_unproven(
+    measured: list[tuple[int, int]], values: list[int], num_buckets: int
+) -> None:
+    probe = probe_with({float(length): size for length, size in sorted(dict(measured).items())})
+    lengths = Lengths.of([float(value) for value in values])
+    found = sweep(lengths, 60.0, SweepSettings(num_buckets=(num_buckets,), strategies=("optimal",)), costs_of(probe))
+    row = found.recommended_row
+    if row is None:
+        return
+    without = [use for use in found.buckets if use.examples and use.proven_by is None]
+    assert len(without) == row.unproven
+    for use in found.buckets:
+        if use.proven_by is not None:
+            point = probe.frontier[use.proven_by - 100]
+            own = [value for value in values if value <= use.boundary]
+            assert point.length >= max(own) and point.batch_size >= min(use.batch_size, use.examples)

@@ -13,6 +13,7 @@ def row(
     *,
     strategy: str = "optimal",
     sizing: Sizing = "length",
+    unproven: int | None = None,
 ) -> Row:
     return Row(
         strategy=strategy,
@@ -29,6 +30,7 @@ def row(
         largest_padded_length=1.0,
         effective_buckets=1.0,
         estimated_epoch_seconds=seconds,
+        unproven=unproven,
     )
 
 
@@ -110,6 +112,22 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
             [row(1300, 12), row(1250, 14, strategy="linear")],
             "no table needs fewer batches than a fixed batch size of 24, which needs 1190; "
             "linear with 14 buckets needs 1250",
+        ),
+        (
+            [row(628, 1, unproven=1)],
+            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1190; "
+            "no table has only sizes that were run",
+        ),
+        (
+            [row(628, 1, unproven=1), row(1300, 12, unproven=0)],
+            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1190; "
+            "no table that needs fewer batches has only sizes that were run",
+        ),
+        (
+            [row(628, 1, unproven=1), row(700, 12, unproven=0)],
+            "optimal with 12 buckets needs 700 batches, and no other that may be recommended needs fewer; a fixed "
+            "batch size of 24 needs 1190; optimal with 1 bucket would take 628 batches, but has batch sizes that were "
+            "not run",
         ),
     ],
 )

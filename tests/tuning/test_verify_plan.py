@@ -13,8 +13,8 @@ from tuning.made_stepper import made_candidate
 from batchtune.batching.expectation import expected_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.shapes import BatchShape
 from batchtune.probe.confirmation import alternating
+from batchtune.shapes import BatchShape
 from batchtune.tuning.verify_plan import (
     Batches,
     PlannedBatch,

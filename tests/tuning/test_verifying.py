@@ -108,6 +108,34 @@ def test_a_batch_that_runs_out_of_memory_is_told_with_its_bucket() -> None:
     assert (failure.phase, failure.bucket, failure.batch_size, failure.outcome) == ("worst", 1, 90, "oom")
 
 
+def proven(batch_size: int) -> Probe:
+    """Trial 8 has run a batch of this size, as long as the second bucket."""
+    made = made_probe(LENGTHS)
+    sizes = {5.0: 180, 12.0: batch_size, 30.0: 30}
+    points = [
+        msgspec.structs.replace(made.frontier[0], length=length, batch_size=size, trial=7 + index)
+        for index, (length, size) in enumerate(sizes.items())
+    ]
+    return msgspec.structs.replace(made, frontier=points)
+
+
+NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this size was not proven"
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (None, "up to 12)"),
+        (made_probe(LENGTHS), NOT_PROVEN),
+        (proven(89), NOT_PROVEN),
+        (proven(90), "; trial 8 of the probe ran a batch as large with memory to spare: memory differs from then"),
+    ],
+    ids=["not probed", "by an older batchtune", "not proven", "proven"],
+)
+def test_a_batch_that_runs_out_of_memory_is_told_with_what_the_probe_knew(probe: Probe | None, said: str) -> None:
+    assert verified(MadeStepper(), TOO_LARGE, probe=probe).reasons[0].endswith(said)
+
+
 def test_a_shape_that_failed_is_not_run_again_and_no_shuffled_step_follows() -> None:
     stepper = MadeStepper()
     found = verified(stepper, TOO_LARGE)

@@ -83,7 +83,8 @@ def _value_in(record: Row | Sweep | LowerBound | Verification | Drift, field: Fi
     for name in field.path:
         value = None if value is None else getattr(value, name)
     if value is None:
-        raise NotKnownError(f"{field.name} is not known{where} (null)")
+        remedy = ": only a sweep of batches that were probed knows it" if field.path == ("unproven",) else ""
+        raise NotKnownError(f"{field.name} is not known{where} (null){remedy}")
     known: Value = value
     return known
 

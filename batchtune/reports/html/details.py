@@ -10,7 +10,7 @@ from batchtune.reports.html.figure import thinned
 from batchtune.reports.page import clean
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
-from batchtune.results import Confirmation, Device, Probe, Trial
+from batchtune.results import Confirmation, Device, Margin, Probe, Trial
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
 # Enough for any search; the page's size is bounded by it.
@@ -33,7 +33,12 @@ def environment(results: RunResults) -> list[Facts]:
         groups.append(("Device", list(_device_facts(probe.device))))
         groups.append(("Settings of the device", _settings(probe.device.settings)))
         groups.append(("Workload", [("spec", probe.workload.spec), *_settings(probe.workload.options)]))
-        groups.append(("Probe", [*_settings(probe.settings), *_confirmation_facts(probe.confirmation)]))
+        groups.append(
+            (
+                "Probe",
+                [*_settings(probe.settings), *_confirmation_facts(probe.confirmation), *_margin_facts(probe.margin)],
+            )
+        )
     if sweep is not None:
         groups.append(("Sweep", _settings(sweep.settings)))
         if sweep.current_settings is not None:
@@ -125,6 +130,16 @@ def _confirmation_facts(confirmation: Confirmation | None) -> Iterator[tuple[str
         shapes, steps = counted(confirmation.shapes, "batch shape"), counted(confirmation.steps, "step")
         workers = "1 process" if confirmation.workers == 1 else f"{confirmation.workers} processes"
         yield "confirmed", f"{shapes} in {steps} in alternation, in {workers}; {confirmation.given_up} given up"
+
+
+def _margin_facts(margin: Margin | None) -> Iterator[tuple[str, str]]:
+    if margin is not None:
+        yield (
+            "margin",
+            f"{format_size(margin.bytes)}: equal batches differ by up to {format_size(margin.spread_bytes)} in "
+            f"{counted(margin.repetitions, 'repetition')}, a process's first step by up to "
+            f"{format_size(margin.first_step_bytes)}",
+        )
 
 
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:

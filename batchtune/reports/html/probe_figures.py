@@ -134,7 +134,8 @@ def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
     closed = f"closed by {point.closed_by}"
     if point.oom_batch_size is not None:
         closed += f" at {format_number(point.oom_batch_size)}"
-    return hover(f"largest: {_shape(point.batch_size, point.length, unit)}", closed, *_costs(point))
+    proof = [] if point.trial is None else [f"proven by trial {point.trial}"]
+    return hover(f"largest: {_shape(point.batch_size, point.length, unit)}", closed, *proof, *_costs(point))
 
 
 def _trial_text(trial: Trial, unit: str | None) -> str:
