@@ -366,7 +366,8 @@ class _Probing:
         """By how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            return max(0, peak - max([evidence.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]))
+            later = [evidence.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]
+            return max(0, peak - max(later))
         if turns.first_failed is None or (highest := evidence.highest_peak(turns.first_failed.shape)) is None:
             return 0
         shape = turns.first_failed.shape

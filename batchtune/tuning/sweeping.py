@@ -74,7 +74,7 @@ def run_sweep(
 
 
 def costs_of(probe: Probe) -> Costs:
-    """What a probe says a batch costs: what is proven to fit, and the step times, with the model between those measured.
+    """What a probe says a batch costs: what is proven to fit, and the step times, by the model between measured ones.
 
     Where the model misses even the measurements by far, no times are known. Nothing is proven by a probe of version
     0.1.0, which ran few of its batches in turns and kept no margin.

@@ -26,7 +26,7 @@ def timed(*seconds: float) -> int:
         ([0.06], 5),  # shorter and steady: as many as a quarter of a second holds
         ([0.005], MOST_TIMED_STEPS),  # short: many
         ([0.01, 0.03], MOST_TIMED_STEPS),
-        ([0.1, 0.3], 5),  # longer and unsteady: as many as a second holds
+        ([0.1, 0.3], 6),  # longer and unsteady: as many as a second holds
         ([2.0, 0.5], 3),
     ],
 )
