@@ -367,7 +367,8 @@ class _Probing:
         if turns.first_step is not None:
             shape, peak = turns.first_step
             later = [evidence.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]
-            return max(0, peak - max(later))
+            excess: int = peak - max(later)
+            return max(0, excess)
         if turns.first_failed is None or (highest := evidence.highest_peak(turns.first_failed.shape)) is None:
             return 0
         shape = turns.first_failed.shape
