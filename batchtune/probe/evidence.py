@@ -77,6 +77,7 @@ class Bracket:
         failed_by: How it failed.
         tried: Number of batch sizes that were tried.
         failures: Number of them that failed.
+        misled: Number of them that failed since the last that ran, which said where the limit is.
         given_up: Number of them that failed in alternation with other shapes, after they had passed alone.
         peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
         surely: Batch size that is proven by a trial with a longer length or target; 0 where there is none.
@@ -92,6 +93,7 @@ class Bracket:
     failed_by: ClosedBy | None
     tried: int
     failures: int
+    misled: int
     given_up: int
     peaks: tuple[tuple[int, float], ...]
     surely: int
@@ -199,7 +201,18 @@ class Evidence:
         One that ran out of memory, unless a larger shape passed: then two. Two crashes or time-outs. One that failed
         in alternation with the others.
         """
-        trials = self._by_shape.get(shape, ())
+        return self._failures.get(shape)
+
+    @cached_property
+    def _failures(self) -> dict[BatchShape, Trial]:
+        """Those shapes that are ruled out."""
+        found = {shape: self._failure(shape) for shape in self._by_shape}
+        return {shape: trial for shape, trial in found.items() if trial is not None}
+
+    def _failure(self, shape: BatchShape) -> Trial | None:
+        trials = self._by_shape[shape]
+        if all(trial.outcome == "ok" for trial in trials):
+            return None
         faults = [trial for trial in trials if trial.outcome in ("crash", "timeout")]
         ooms = [trial for trial in trials if trial.outcome == "oom"]
         given_up = [trial for trial in trials if trial.confirmation and trial.outcome != "ok"]
@@ -312,7 +325,7 @@ class Evidence:
 
     @cached_property
     def _failed(self) -> Shapes:
-        return Shapes.of([shape for shape in self._by_shape if self.failure(shape) is not None])
+        return Shapes.of(list(self._failures))
 
     @cached_property
     def _out_of_reach(self) -> Shapes:
@@ -321,8 +334,8 @@ class Evidence:
             [
                 shape
                 for shape in self._by_shape
-                if ((trial := self.failure(shape)) is not None and trial.outcome == "oom")
-                or (self.passes(shape) and not self.is_proven(shape))
+                if ((trial := self._failures.get(shape)) is not None and trial.outcome == "oom")
+                or (trial is None and self.passes(shape) and not self.is_proven(shape))
             ]
         )
 
@@ -337,7 +350,28 @@ class Evidence:
             lengths: Shape (n,).
             targets: Shape (n,); None: the data have none.
         """
+        if self.is_contradicted:
+            return self._proven_nearby(lengths, targets)
         return self._proven.largest_below(lengths, targets, self._failed)
+
+    @cached_property
+    def is_contradicted(self) -> bool:
+        """Whether a shape ran out of memory, twice, though a larger one passed: then lengths need their own proofs."""
+        failed = (shape for shape, trial in self._failures.items() if trial.outcome == "oom")
+        return any(self.is_dominated(shape) for shape in failed)
+
+    def _proven_nearby(self, lengths: FloatArray, targets: FloatArray | None) -> IntArray:
+        """As `proven_sizes`, by the trials at the next longer length that was tried alone."""
+        found = np.zeros(lengths.shape, dtype=np.int64)
+        below = self._failed.smallest_within(lengths, targets)
+        anchors = sorted(self.anchors)
+        for index, length in enumerate(lengths):
+            wanted = Anchor(float(length), None if targets is None else float(targets[index]))
+            for anchor in anchors:
+                if not found[index] and wanted.is_within(anchor):
+                    sizes = (size for size in self._sizes[anchor] if self.is_proven(anchor.shape(size)))
+                    found[index] = max((size for size in sizes if size < below[index]), default=0)
+        return found
 
     def possible_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
         """The largest batch size that may fit, by all that is known: the model, what failed and what was closed.
@@ -404,6 +438,7 @@ class Evidence:
         proven = [size for size in ran if self.is_proven(anchor.shape(size))]
         passed = max(proven, default=0)
         peaks = [(size, peak) for size in ran if (peak := self.highest_peak(anchor.shape(size))) is not None]
+        known_since = max((self._by_shape[anchor.shape(size)][0].index for size in ran), default=-1)
         cap = self.cap(anchor)
         hardly = self._out_of_reach.smallest_within(*as_arrays(anchor), apart_from=anchor)[0]
         surely = self._proven.largest_beyond(*as_arrays(anchor), apart_from=anchor)[0]
@@ -417,9 +452,10 @@ class Evidence:
             failed_by=None if failed is None else cast(ClosedBy, failures[failed].outcome),
             tried=len(sizes),
             failures=len(failures),
+            misled=sum(trial.index > known_since for trial in failures.values()),
             given_up=sum(trial.confirmation for trial in failures.values()),
             peaks=tuple((size, float(peak)) for size, peak in peaks),
-            surely=min(int(surely), cap),
+            surely=0 if self.is_contradicted else min(int(surely), cap),
             hardly=None if np.isinf(hardly) else int(hardly),
         )
 
@@ -482,7 +518,9 @@ class Evidence:
         if not is_end and (shared := self._closed_by_others(bracket, step)) is not None:
             return shared
         if bracket.passed == 0:
-            return None
+            # A single example that leaves no margin.
+            at_an_end = bracket.ran >= bracket.cap or bracket.failed is not None or not is_end
+            return "memory" if bracket.tight == 1 and at_an_end else None
         if bracket.failed is not None and bracket.failed - bracket.passed <= step:
             return bracket.failed_by
         if bracket.tight is not None and bracket.tight - bracket.passed <= step:

@@ -19,6 +19,8 @@ _MISLED = 3
 _WORTH_A_TRIAL = 2.5
 # A batch that fails this far below where a length's own peaks put the limit: memory leaps.
 _LEAP = 0.97
+# What an example needs falls no faster than the square of its length, but for this factor: more is no model's word.
+_STEEPEST = 1.1
 # Peaks that differ by no more than this part are the same.
 _SAME = 1e-4
 
@@ -26,8 +28,9 @@ _SAME = 1e-4
 def next_batch_size(evidence: Evidence, ladder: Ladder, anchor: Anchor) -> int | None:
     """The next batch size to try; None where the length and target are closed.
 
-    A length takes at most 2 + log2(cap) batch sizes, wherever the model leads: a guess that would leave more to
-    bisect than the trials that are left can tell apart is moved until it does not.
+    A length takes at most 3 + log2(cap) batch sizes, and one more at the ends beyond what leaves no margin, wherever
+    the model leads: a guess that would leave more to bisect than the trials that are left can tell apart is moved
+    until it does not.
     """
     bracket = evidence.bracket(anchor)
     if evidence.closed_by(bracket) is not None:
@@ -35,7 +38,7 @@ def next_batch_size(evidence: Evidence, ladder: Ladder, anchor: Anchor) -> int |
     if bracket.tight is not None and bracket.tight - bracket.passed <= bracket.step(evidence.settings.tolerance):
         return _to_a_failure(evidence, bracket)
     guess = _within_reach(evidence, bracket, _guess(evidence, ladder, bracket))
-    left = 2 + int(math.log2(bracket.cap)) - bracket.tried
+    left = 3 + int(math.log2(bracket.cap)) - bracket.tried
     if bracket.failed is None and not ladder.has(bracket.cap):
         left -= 1  # for the cap itself, which ends the length by a trial of its own
     guess = ladder.within(guess, bracket.passed, _high(evidence, bracket), left)
@@ -51,9 +54,9 @@ def _high(evidence: Evidence, bracket: Bracket) -> int:
 
 def _to_a_failure(evidence: Evidence, bracket: Bracket) -> int:
     """Beyond what ran without a margin: at the ends the search goes on until a batch fails."""
-    peak = bracket.peaks[-1][1]
-    need = evidence.need(bracket)
-    room = math.ceil((evidence.settings.limit_bytes - peak) / need) if need else 0
+    peak, need = bracket.peaks[-1][1], evidence.need(bracket)
+    flat = len(bracket.peaks) > 1 and math.isclose(bracket.peaks[-2][1], peak, rel_tol=_SAME)
+    room = bracket.ran if flat or not need else math.ceil((evidence.settings.limit_bytes - peak) / need)
     size = bracket.ran + max(bracket.step(evidence.settings.tolerance), room)
     return max(bracket.ran + 1, min(size, bracket.cap, (bracket.failed or bracket.cap + 1) - 1))
 
@@ -74,7 +77,7 @@ def _within_reach(evidence: Evidence, bracket: Bracket, guess: int) -> int:
 
 
 def _guess(evidence: Evidence, ladder: Ladder, bracket: Bracket) -> int:
-    if bracket.failures >= _MISLED and bracket.passed and not bracket.given_up:
+    if bracket.misled >= _MISLED and bracket.passed and not bracket.given_up:
         return _middle(ladder, bracket)
     if bracket.failed is not None and not bracket.ran and bracket.surely and not bracket.given_up:
         return bracket.surely
@@ -101,12 +104,12 @@ def _beyond_plateau(ladder: Ladder, bracket: Bracket) -> int | None:
 
     Where memory grows in leaps, one example more or less seldom tells anything.
     """
-    if len(bracket.peaks) < 2 or abs(bracket.peaks[-1][1] / bracket.peaks[-2][1] - 1) > _SAME:
+    if len(bracket.peaks) < 2 or not math.isclose(bracket.peaks[-1][1], bracket.peaks[-2][1], rel_tol=_SAME):
         return None
     (smaller, _), (larger, _) = bracket.peaks[-2:]
     if bracket.tight is not None:
         return _middle(ladder, bracket)
-    return None if bracket.failed is not None else larger + 2 * (larger - smaller)
+    return larger + 2 * (larger - smaller) if bracket.failed is None else math.isqrt(larger * bracket.failed)
 
 
 def _middle(ladder: Ladder, bracket: Bracket) -> int:
@@ -134,6 +137,8 @@ def _by_peaks(evidence: Evidence, bracket: Bracket) -> int | None:
         safe = _safe(evidence, bracket)
         if safe is not None and (evidence.telling_lengths < 2 or bracket.failures >= _MISLED - 1):
             size = min(size, safe)
+        elif safe is not None and bracket.surely and size * bracket.surely > _STEEPEST * safe**2:
+            size = safe
         if evidence.is_misfit and bracket.surely and size <= _WORTH_A_TRIAL * bracket.surely:
             return bracket.surely
         return size

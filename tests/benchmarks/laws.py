@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
+from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.cost import Frontier
@@ -28,7 +28,7 @@ from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.sweep import ALL_STRATEGIES, Costs, SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of
 
 DATA = ("speech", "sentences", "tokens")
@@ -67,14 +67,15 @@ def probe_law(device: LawDevice, num_buckets: tuple[int, ...] = tuple(range(10, 
         return run_probe(device.lengths, settings, Path(folder), sweep_settings=swept, measurer=device)
 
 
-def measure(law: Law, lengths: Lengths) -> Figures:
+def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATEGIES) -> Figures:
     """Probes, sweeps and compares with the truth."""
     device = LawDevice(law, lengths)
     started = time.perf_counter()
     probe = probe_law(device)
     seconds = time.perf_counter() - started
-    found = sweep(lengths, probe.max_batch_length, SweepSettings(), costs_of(probe))
-    later = sweep(lengths, probe.max_batch_length, SweepSettings(num_buckets=LATER), costs_of(probe))
+    found = sweep(lengths, probe.max_batch_length, SweepSettings(strategies=strategies), costs_of(probe))
+    wider = SweepSettings(strategies=strategies, num_buckets=LATER)
+    later = sweep(lengths, probe.max_batch_length, wider, costs_of(probe))
     row = found.recommended_row
     assert row is not None, found.reason
     ooms = sum(trial.outcome == "oom" for trial in probe.trials)

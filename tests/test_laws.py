@@ -1,0 +1,56 @@
+"""On memory laws of many kinds every size that is written down fits, and little is lost for it.
+
+The benchmark `tests/benchmarks/laws_figures.py` prints the figures of all laws on all data sets.
+"""
+
+import pytest
+from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
+from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
+
+ALL = {**{(name, False): law for name, law in LAWS.items()}, **{(name, True): law for name, law in TARGET_LAWS.items()}}
+SAMPLE = ["quadratic", "blocks of length", "noise of 3%", "batches in eights"]
+FEW = 1500
+
+
+def assert_holds(law: Law, figures: Figures) -> None:
+    above = (figures.above, figures.above_later, figures.above_joint, figures.above_max_batch_length)
+    assert above == (0, 0, 0, 0)
+    assert figures.loss <= MOST_LOSS
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_every_size_fits_and_little_is_lost(name: str) -> None:
+    assert_holds(LAWS[name], measure(LAWS[name], made_lengths("speech", count=FEW), ("optimal",)))
+
+
+def test_sizes_for_two_lengths_fit_too() -> None:
+    law, lengths = TARGET_LAWS["length times target"], made_lengths("tokens", targets=True, count=FEW)
+    assert_holds(law, measure(law, lengths, ("optimal",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("name", "targets"), ALL, ids=str)
+def test_every_size_fits_on_every_law(name: str, targets: bool, data: str) -> None:
+    law = ALL[name, targets]
+    if law.monotone:
+        assert_holds(law, measure(law, made_lengths(data, targets=targets)))
+
+
+def test_memory_that_falls_with_the_length_is_reported_with_both_shapes() -> None:
+    probe = probe_law(LawDevice(LAWS["falls with the length"], made_lengths("tokens")))
+    assert any("Memory does not grow with the batch everywhere" in warning for warning in probe.warnings)
+
+
+def test_a_workload_that_differs_by_chance_keeps_as_much_free_and_says_so() -> None:
+    probe = probe_law(LawDevice(LAWS["noise of 3%"], made_lengths("speech")))
+    assert probe.margin is not None
+    assert 0.02 < probe.margin.spread_bytes / probe.device.limit_bytes < 0.035
+    assert any("Peaks of equal batches differ" in warning for warning in probe.warnings)
+
+
+def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
+    probe = probe_law(LawDevice(LAWS["quadratic"], made_lengths("speech")))
+    assert probe.margin is not None
+    assert probe.margin.bytes == int(0.001 * probe.device.limit_bytes)
+    assert all(point.trial is not None for point in probe.frontier)
