@@ -381,7 +381,7 @@ class Evidence:
             targets: Shape (n,); None: the data have none.
 
         Returns:
-            Shape (n,), no less than the proven ones.
+            Shape (n,), no less than the proven ones; else no more than there are examples.
         """
         proven: FloatArray = self.proven_sizes(lengths, targets).astype(np.float64)
         most = np.full(lengths.shape, np.inf)
@@ -404,7 +404,7 @@ class Evidence:
                 sizes = (self.room_bytes - self.model.constant) / need * (1 + min(self.model.relative_error, 0.5))
             if self.model.floor <= self.room_bytes:
                 np.minimum(most, sizes, out=most)
-        cap = self.settings.max_batch_size or np.inf
+        cap = min(self.lengths.count, self.settings.max_batch_size or np.inf)
         possible: FloatArray = np.maximum(proven, np.floor(np.minimum(most, cap)))
         return possible
 

@@ -56,9 +56,9 @@ def main() -> None:
 
     disk = Disk(folder / "run", pages=2)  # one for run.json, one for the first lines of the journal
     run("trials.jsonl")
-    disk.leave(2)  # one for the rest of the journal, one for a part of probe.json
+    disk.leave(3)  # for the rest of the journal, which is less than two pages, and for a part of probe.json
     run("probe.json")
-    disk.leave(6)  # enough for probe.json, not for sweep.json
+    disk.leave(10)  # enough for probe.json, not for sweep.json
     run("sweep.json")
     disk.leave(ROOM)
     run("room")

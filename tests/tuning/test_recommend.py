@@ -115,13 +115,13 @@ def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -
         ),
         (
             [row(628, 1, unproven=1)],
-            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1190; "
-            "no table has only sizes that were run",
+            "optimal with 1 bucket needs 628 batches, and no table swept needs fewer; a fixed batch size of 24 needs "
+            "1190; no table has only sizes that were run",
         ),
         (
             [row(628, 1, unproven=1), row(1300, 12, unproven=0)],
-            "optimal with 1 bucket needs 628 batches, and no table needs fewer; a fixed batch size of 24 needs 1190; "
-            "no table that needs fewer batches has only sizes that were run",
+            "optimal with 1 bucket needs 628 batches, and no table swept needs fewer; a fixed batch size of 24 needs "
+            "1190; no table that needs fewer batches has only sizes that were run",
         ),
         (
             [row(628, 1, unproven=1), row(700, 12, unproven=0)],

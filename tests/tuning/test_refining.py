@@ -1,0 +1,50 @@
+"""Where the probe measures more lengths, on a device whose memory is a formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from probe.made_device import MadeDevice, Peak, quadratic_peak
+
+from batchtune.cost import fit_cost
+from batchtune.lengths import Lengths
+from batchtune.probe.search import FrontierSearch, SearchSettings
+from batchtune.results import FrontierPoint, Trial
+from batchtune.tuning.refining import Refinement
+
+FEW = [1.0, 2.0, 5.0, 9.0]
+
+
+def searched(lengths: Lengths, peak: Peak, num_lengths: int, max_lengths: int) -> list[FrontierPoint]:
+    device = MadeDevice(peak, limit_bytes=16 << 30)
+    settings = SearchSettings(
+        num_lengths=num_lengths,
+        max_lengths=max_lengths,
+        tolerance=0.01,
+        max_batch_size=None,
+        limit_bytes=device.limit_bytes,
+    )
+    search = FrontierSearch(lengths, settings, fit_cost, Refinement(lengths, (10,)))
+    trials: list[Trial] = []
+    while (proposal := search.propose(trials)) is not None:
+        trials.append(device.measure(proposal.shape, len(trials)))
+        assert len(trials) < 400, "the search does not end"
+    return search.frontier(trials)
+
+
+@pytest.mark.parametrize("targets", [None, [3.0, 9.0, 1.0, 4.0]], ids=["lengths", "targets"])
+@pytest.mark.parametrize("peak", [lambda shape: 1e9, quadratic_peak()], ids=["constant", "growing"])
+def test_where_the_data_can_fill_nothing_that_fails_all_of_it_fits(peak: Peak, targets: list[float] | None) -> None:
+    lengths = Lengths.of(FEW, targets)
+    points = searched(lengths, peak, num_lengths=2, max_lengths=10)
+    assert {point.closed_by for point in points} == {"data"}
+    assert points[-1].batch_size == len(FEW)
+
+
+def test_no_more_lengths_are_measured_than_asked_for() -> None:
+    lengths = Lengths.of(np.random.default_rng(0).gamma(6.0, 2.0, 5000).clip(1, 30).round(2))
+    peak = quadratic_peak(linear=2e7)
+    spanning, refined = (searched(lengths, peak, num_lengths=3, max_lengths=most) for most in (3, 8))
+    assert len(spanning) == 3
+    assert {point.length for point in spanning} < {point.length for point in refined}
+    assert len(refined) <= 8
