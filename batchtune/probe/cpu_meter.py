@@ -146,16 +146,19 @@ class CpuMeter:
 def _status() -> dict[str, int]:
     """The memory lines of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    pairs = (line.split(":", 1) for line in lines if line.startswith("Vm"))
+    pairs = (line.split(":", 1) for line in lines if line.startswith(("Vm", "Rss")))
     return {name: int(value.split()[0]) * 1024 for name, value in pairs}
 
 
 def _trimmed_gap() -> int:
-    """Data that is held, but not in memory, after the heap has given back what it can: its holes, in bytes."""
+    """Data that is held, but not in memory, after the heap has given back what it can: its holes, in bytes.
+
+    The resident set without the pages of files: libraries are read in while the first steps run, and would hide holes.
+    """
     with contextlib.suppress(AttributeError):  # glibc's; others give memory back by themselves
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
-    return status["VmData"] - status["VmRSS"]
+    return status["VmData"] - status.get("RssAnon", status["VmRSS"])
 
 
 def _start_threads() -> None:
