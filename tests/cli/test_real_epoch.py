@@ -17,11 +17,12 @@ SPEECH = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"
 # A half of the model's usual width: half as many batches.
 WORKLOAD = ["--workload", SPEECH, "--set", "dim=32", "--device", "cpu"]
 MEMORY = ["--memory", "400MiB", "--memory-fraction", "1.0"]
-# Other programs run beside the tests: no time is held.
+# Each test takes some minutes, and many where other programs run beside it: no time is held.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 ANY_TIME = ["--time-tolerance", "1000"]
 
 
-def write_speech_manifest(path: Path, count: int = 3000) -> Path:
+def write_speech_manifest(path: Path, count: int = 2000) -> Path:
     """Lengths of the kind of LibriSpeech's: 1.4 to 24.5 s, most between 12 and 16."""
     rng = np.random.default_rng(5)
     long, short = rng.normal(14.3, 1.2, count * 3 // 4), rng.uniform(1.4, 13.0, count - count * 3 // 4 - 2)
@@ -46,7 +47,6 @@ def assert_an_epoch_holds(folder: Path, seed: int) -> None:
     assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]
 
 
-@pytest.mark.slow
 def test_after_the_three_commands_whole_epochs_run_without_running_out_of_memory(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "probe-oom", manifest, *WORKLOAD, *MEMORY)
@@ -56,7 +56,6 @@ def test_after_the_three_commands_whole_epochs_run_without_running_out_of_memory
     assert_an_epoch_holds(tmp_path, seed=2)
 
 
-@pytest.mark.slow
 def test_after_tune_alone_a_whole_epoch_runs_without_running_out_of_memory(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
