@@ -23,7 +23,9 @@ class CpuMeter:
 
     `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. The kernel keeps a resettable peak only of
     the resident set (`VmHWM`, reset by writing 5 to /proc/self/clear_refs; man 5 proc), so the peak of the data is
-    data at the reset + the growth of the resident set since: exact for memory that is touched, as tensors are.
+    data at the reset + the growth of the resident set since, less the growth of its pages of files: exact for memory
+    that is touched, as tensors are. Only while libraries are still being read in, in a process's first step, is it too
+    low by what they take after the peak.
     """
 
     def __init__(self, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
@@ -47,7 +49,7 @@ class CpuMeter:
             free_bytes=available_memory(),
         )
         self._continued = limit_bytes is not None
-        self._data = self._resident = self._gap = 0
+        self._data = self._resident = self._files = self._gap = 0
         self._can_reset = True
 
     def limit(self) -> None:
@@ -100,13 +102,15 @@ class CpuMeter:
         except OSError:
             self._can_reset = False
         status = _status()
-        self._data, self._resident = status["VmData"], status["VmRSS"]
+        self._data, self._resident, self._files = status["VmData"], status["VmRSS"], _files(status)
 
     def peak(self) -> int | None:
-        """Data held at the reset + the resident set's growth since."""
+        """Data held at the reset + the resident set's growth since, but for the pages of files; at least the data."""
         if not self._can_reset:
             return None
-        return self._data + max(0, _status()["VmHWM"] - self._resident)
+        status = _status()
+        files = max(0, _files(status) - self._files)
+        return max(status["VmData"], self._data + status["VmHWM"] - self._resident - files)
 
     def reserved(self) -> int | None:
         """The CPU's allocator keeps no cache."""
@@ -146,16 +150,24 @@ class CpuMeter:
 def _status() -> dict[str, int]:
     """The memory lines of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    pairs = (line.split(":", 1) for line in lines if line.startswith("Vm"))
+    pairs = (line.split(":", 1) for line in lines if line.startswith(("Vm", "Rss")))
     return {name: int(value.split()[0]) * 1024 for name, value in pairs}
 
 
+def _files(status: dict[str, int]) -> int:
+    """The part of the resident set that is no data: pages of files and shared memory; 0 before Linux 4.5."""
+    return status.get("RssFile", 0) + status.get("RssShmem", 0)
+
+
 def _trimmed_gap() -> int:
-    """Data that is held, but not in memory, after the heap has given back what it can: its holes, in bytes."""
+    """Data that is held, but not in memory, after the heap has given back what it can: its holes, in bytes.
+
+    The resident set without the pages of files: libraries are read in while the first steps run, and would hide holes.
+    """
     with contextlib.suppress(AttributeError):  # glibc's; others give memory back by themselves
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
-    return status["VmData"] - status["VmRSS"]
+    return status["VmData"] - status["VmRSS"] + _files(status)
 
 
 def _start_threads() -> None:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     import torch
 
 CPU_ENVIRONMENT = {
-    # Read by glibc when the process starts: every block of 64 KiB or more is mapped by itself and given back when
-    # freed. What the process holds is then what its tensors hold, and nothing is hidden in arenas.
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
+    # Read by glibc when the process starts: every block of 16 KiB or more is mapped by itself and given back when
+    # freed. What the process holds is then what its tensors hold, and nothing is hidden in arenas. Smaller tensors
+    # leave holes in the heap: with blocks of up to 64 KiB there, a small batch could leave some MiB of them.
+    "MALLOC_MMAP_THRESHOLD_": "16384",
+    "MALLOC_TRIM_THRESHOLD_": "16384",
     "MALLOC_ARENA_MAX": "1",
     # oneDNN keeps a compiled primitive with its memory for each of the last 1024 shapes: some MiB a trial that
     # would count against all later ones.

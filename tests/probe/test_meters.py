@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -321,3 +323,20 @@ def test_on_the_cpu_too_little_left_is_told() -> None:
     message, hint = on_the_cpu(GIB, reserve=GIB - 20 * MIB)
     assert message.startswith("a memory limit of 20 MiB is too small, with 1,004 MiB kept free: with the workload")
     assert "--reserve" in hint
+
+
+@pytest.mark.parametrize(("of_file", "counted"), [(True, 0), (False, 64)], ids=["pages of a file", "a tensor"])
+def test_on_the_cpu_the_peak_is_of_data_and_not_of_files(tmp_path: Path, of_file: bool, counted: int) -> None:
+    (tmp_path / "library").write_bytes(bytes(64 * MIB))
+    meter = open_meter("cpu", None, 1.0, None)
+    meter.reset()
+    before = meter.in_use()
+    if of_file:
+        with (tmp_path / "library").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+            sum(pages[::4096])
+            peak = meter.peak()
+    else:
+        torch.ones(64 * MIB, dtype=torch.uint8)
+        peak = meter.peak()
+    assert peak is not None
+    assert abs(peak - before - counted * MIB) < 8 * MIB

@@ -1,0 +1,62 @@
+"""A real model from a manifest to whole shuffled epochs under a real limit, as processes: nothing runs out of memory.
+
+Batches are as large as was proven, and the epochs' seeds are not the probe's: whatever peaks above what was measured
+shows here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.conftest import run_in
+
+SPEECH = f"{Path(__file__).parents[1] / 'speech_workload.py'}:SpeechTagger"
+# A half of the model's usual width: half as many batches.
+WORKLOAD = ["--workload", SPEECH, "--set", "dim=32", "--device", "cpu"]
+MEMORY = ["--memory", "400MiB", "--memory-fraction", "1.0"]
+# Each test takes some minutes, and many where other programs run beside it: no time is held.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+ANY_TIME = ["--time-tolerance", "1000"]
+
+
+def write_speech_manifest(path: Path, count: int = 2000) -> Path:
+    """Lengths of the kind of LibriSpeech's: 1.4 to 24.5 s, most between 12 and 16."""
+    rng = np.random.default_rng(5)
+    long, short = rng.normal(14.3, 1.2, count * 3 // 4), rng.uniform(1.4, 13.0, count - count * 3 // 4 - 2)
+    lengths = np.concatenate((np.clip(long, 1.4, 24.5), short, [1.41, 24.525])).round(3)
+    rng.shuffle(lengths)
+    path.write_text("id,duration\n" + "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths)))
+    return path
+
+
+def said_by(folder: Path, *arguments: object) -> str:
+    """Runs a command that has to succeed; what it printed."""
+    ran = run_in(folder, *arguments)
+    assert ran.returncode == 0, f"{arguments[0]}: {ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def assert_an_epoch_holds(folder: Path, seed: int) -> None:
+    """Runs one whole shuffled epoch with the recommended batches."""
+    found = json.loads(said_by(folder, "verify", "lengths.csv", "--epoch", "--seed", seed, "--json", *ANY_TIME))
+    sweep = json.loads((folder / "batchtune-run" / "sweep.json").read_text())
+    assert (found["holds"], found["failures"]) == (True, [])
+    assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]
+
+
+def test_after_the_three_commands_whole_epochs_run_without_running_out_of_memory(tmp_path: Path) -> None:
+    manifest = write_speech_manifest(tmp_path / "lengths.csv")
+    said_by(tmp_path, "probe-oom", manifest, *WORKLOAD, *MEMORY)
+    said_by(tmp_path, "sweep-buckets", manifest, "--num-buckets", "5:30")
+    said_by(tmp_path, "report", "--fail-if", "unproven > 0")
+    assert_an_epoch_holds(tmp_path, seed=1)
+    assert_an_epoch_holds(tmp_path, seed=2)
+
+
+def test_after_tune_alone_a_whole_epoch_runs_without_running_out_of_memory(tmp_path: Path) -> None:
+    manifest = write_speech_manifest(tmp_path / "lengths.csv")
+    said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
+    assert_an_epoch_holds(tmp_path, seed=3)
