@@ -205,7 +205,7 @@ def test_memory_in_coarse_steps_is_bisected() -> None:
     device = MadeDevice(lambda shape: -(-quadratic_peak()(shape) // 2**28) * 2**28, limit_bytes=8_000_000_000)
     points, _ = run(SPEECH, device)
     # What closes a length by the fit does not know that the last step of memory may be free.
-    assert_true(SPEECH, device, points, tolerance=0.025)
+    assert_true(SPEECH, device, points, tolerance=0.04)
 
 
 def test_memory_that_does_not_grow_ends_where_the_data_end() -> None:
@@ -239,7 +239,7 @@ def test_a_batch_given_up_between_the_measured_lengths_adds_its_length() -> None
     given_up = msgspec.structs.replace(points[7], length=between)
     trials.append(failed_in_alternation(given_up, len(trials)))
     again, _ = run(SPEECH, device, trials)
-    assert {point.length for point in points} ^ {point.length for point in again} == {between, points[7].length}
+    assert [point.length for point in again] == sorted([*(point.length for point in points), between])
     found = next(point for point in again if point.length == between)
     assert 0.98 * given_up.batch_size <= found.batch_size < given_up.batch_size
 
