@@ -3,9 +3,14 @@
 The benchmark `tests/benchmarks/laws_figures.py` prints the figures of all laws on all data sets.
 """
 
+from pathlib import Path
+
 import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
+
+from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.tuning.probing import run_probe
 
 ALL = {**{(name, False): law for name, law in LAWS.items()}, **{(name, True): law for name, law in TARGET_LAWS.items()}}
 SAMPLE = ["quadratic", "blocks of length", "noise of 3%", "batches in eights"]
@@ -54,3 +59,16 @@ def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
     assert probe.margin is not None
     assert probe.margin.bytes == int(0.001 * probe.device.limit_bytes)
     assert all(point.trial is not None for point in probe.frontier)
+
+
+def test_where_max_lengths_ends_the_search_what_is_at_stake_is_said_and_measured_later(tmp_path: Path) -> None:
+    device = LawDevice(LAWS["blocks of length"], made_lengths("speech", count=FEW))
+    few, more = (
+        ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=4, max_lengths=most)
+        for most in (5, 40)
+    )
+    first = run_probe(device.lengths, few, tmp_path, measurer=device)
+    second = run_probe(device.lengths, more, tmp_path, measurer=device)
+    assert len(first.frontier) == 5 < len(second.frontier)
+    assert any("--max-lengths" in warning for warning in first.warnings)
+    assert not any("--max-lengths" in warning for warning in second.warnings)

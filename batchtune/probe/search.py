@@ -129,7 +129,10 @@ class FrontierSearch:
         if (retry := evidence.to_retry(anchor)) is not None:
             return Proposal(anchor.shape(retry), fresh=True)
         batch_size = next_batch_size(evidence, self._ladder, anchor)
-        return None if batch_size is None else Proposal(anchor.shape(batch_size))
+        # What was tried tells nothing new, whatever memory did since: the search ends rather than going round.
+        if batch_size is None or evidence.tried(anchor.shape(batch_size)):
+            return None
+        return Proposal(anchor.shape(batch_size))
 
     def frontier(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> list[FrontierPoint]:
         """The lengths that are closed, in ascending order, each with the longest target at or below it.

@@ -212,6 +212,7 @@ class _Probing:
     trials: list[Trial]
     sweep_settings: SweepSettings
     search: FrontierSearch = field(init=False)
+    refinement: Refinement = field(init=False)
 
     def __post_init__(self) -> None:
         limits = SearchSettings(
@@ -223,8 +224,8 @@ class _Probing:
         )
         multiple_of = self.sweep_settings.multiple_of
         padded = self.lengths if multiple_of is None else self.lengths.padded_to(multiple_of)
-        refine = Refinement(padded, self.sweep_settings.num_buckets)
-        self.search = FrontierSearch(padded, limits, fit=fit_cost, refine=refine)
+        self.refinement = Refinement(padded, self.sweep_settings.num_buckets)
+        self.search = FrontierSearch(padded, limits, fit=fit_cost, refine=self.refinement)
 
     def run(self) -> Probe:
         """Searches, confirms, and searches again where a shape was given up, until all hold; writes `probe.json`."""
@@ -454,6 +455,7 @@ class _Probing:
             *(f"The run was continued under other settings: {text}" for text in changed),
             *(self._falls(smaller, larger) for smaller, larger in self.search.not_monotone(self.trials)[:_MOST_NAMED]),
             *self._about_margin(),
+            *self._about_lengths(),
             *_about_turns(turns),
         ]
 
@@ -484,6 +486,15 @@ class _Probing:
                 f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}: {share} of the limit of "
                 f"{limit} is left free for that. A workload whose memory does not depend on chance can have larger "
                 "batches."
+            )
+
+    def _about_lengths(self) -> Iterator[str]:
+        lost = self.refinement.left_at_stake(self.search.evidence(self.trials))
+        if lost is not None:
+            yield (
+                f"Measured as many lengths as --max-lengths allows, {self.settings.most_lengths}: a table may cost up "
+                f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same command "
+                "again."
             )
 
     def _nothing_confirmed(self, turns: Turns) -> ProbeError:

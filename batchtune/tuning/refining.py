@@ -49,7 +49,7 @@ class Refinement:
 
     def __call__(self, evidence: Evidence) -> Anchor | None:
         """The length that is worth most, or the pair of length and target; None where none is worth it."""
-        single = [anchor for anchor in evidence.anchors if anchor == evidence.anchor(anchor.length)]
+        single = _single(evidence)
         if len(single) < evidence.settings.max_lengths:
             known = _Known.of(self, evidence, single)
             length = known.worst_end(self.num_buckets)
@@ -60,6 +60,18 @@ class Refinement:
         if self._joint is None or len(evidence.anchors) - len(single) >= _PAIRS * evidence.settings.num_lengths:
             return None
         return self._joint.worst_pair(evidence, self.num_buckets)
+
+    def left_at_stake(self, evidence: Evidence) -> float | None:
+        """How much a table may cost above one with all sizes known, as a share, where no more may be measured.
+
+        Returns:
+            None where the measured lengths are enough, or more may be measured.
+        """
+        single = _single(evidence)
+        if len(single) < evidence.settings.max_lengths:
+            return None
+        lost, _ = _Known.of(self, evidence, single).most_lost(self.num_buckets)
+        return lost if lost > _AT_STAKE else None
 
     @cached_property
     def _joint(self) -> JointRefinement | None:
@@ -126,22 +138,31 @@ class _Known:
 
     def worst_end(self, num_buckets: Sequence[int]) -> float | None:
         """The end whose size decides most, in the table that loses most; None where none loses much."""
-        now, best = self._example_costs(self.proven.astype(np.float64)), self._example_costs(self.possible)
-        worst: tuple[float, FloatArray] | None = None
-        pairs = zip(
-            optimal_boundaries(self.histogram, now, num_buckets),
-            optimal_boundaries(self.histogram, best, num_buckets),
-            strict=True,
-        )
-        for ours, theirs in pairs:
-            lost = self._cost(ours, now) / self._cost(theirs, best) - 1
-            if lost > (worst[0] if worst else _AT_STAKE):
-                worst = lost, theirs
-        if worst is None:
+        lost, theirs = self.most_lost(num_buckets)
+        if lost <= _AT_STAKE:
             return None
-        ends, counts = self._used(worst[1])
-        gain = np.where(self._is_open[ends], counts * (now - best)[ends], 0.0)
+        ends, counts = self._used(theirs)
+        gain = np.where(self._is_open[ends], counts * (self._now - self._best)[ends], 0.0)
         return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
+
+    def most_lost(self, num_buckets: Sequence[int]) -> tuple[float, FloatArray]:
+        """How much the table that loses most costs above the best possible, as a share, and that one's boundaries."""
+        ours = optimal_boundaries(self.histogram, self._now, num_buckets)
+        theirs = optimal_boundaries(self.histogram, self._best, num_buckets)
+        lost = [
+            self._cost(own, self._now) / self._cost(best, self._best) - 1
+            for own, best in zip(ours, theirs, strict=True)
+        ]
+        worst = int(np.argmax(lost))
+        return lost[worst], theirs[worst]
+
+    @cached_property
+    def _now(self) -> FloatArray:
+        return self._example_costs(self.proven.astype(np.float64))
+
+    @cached_property
+    def _best(self) -> FloatArray:
+        return self._example_costs(self.possible)
 
     def _within_its_gap(self, end: int, apart: float = _APART) -> float | None:
         """The open end nearest to this one that leaves a part of the gap between measured lengths on either side.
@@ -193,6 +214,11 @@ class _Known:
     def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:
         ends = np.searchsorted(self.histogram.lengths, boundaries)
         return ends, np.diff(self.histogram.cumulative[ends], prepend=0)
+
+
+def _single(evidence: Evidence) -> list[Anchor]:
+    """What was measured with the longest target at or below its length."""
+    return [anchor for anchor in evidence.anchors if anchor == evidence.anchor(anchor.length)]
 
 
 def _seconds(
