@@ -493,8 +493,8 @@ class _Probing:
         if lost is not None:
             yield (
                 f"Measured as many lengths as --max-lengths allows, {self.settings.most_lengths}: a table may cost up "
-                f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same command "
-                "again."
+                f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same "
+                "command again."
             )
 
     def _nothing_confirmed(self, turns: Turns) -> ProbeError:
