@@ -239,6 +239,8 @@ class Confirmation(Record, frozen=True, kw_only=True):
         alloc_retries: How often the allocator emptied its cache to go on.
         reserved_growth_bytes: By how much its cache grew after all shapes had been seen once; None where it has none.
         given_up: How many shapes failed on the way and were replaced by smaller ones.
+        time_ratio: What the steps took, each with another shape than the one before as in training, over what trials,
+            which repeat a batch, took for the same shapes; None where too few are known. Estimated times include it.
     """
 
     shapes: int
@@ -247,6 +249,7 @@ class Confirmation(Record, frozen=True, kw_only=True):
     alloc_retries: int
     reserved_growth_bytes: int | None
     given_up: int
+    time_ratio: float | None = None
 
 
 class Models(Record, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from batchtune.cost.fitting import fit_cost
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length
-from batchtune.cost.models import needs_targets, per_example, predict
+from batchtune.cost.models import needs_targets, per_example, predict, scaled
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "needs_targets",
     "per_example",
     "predict",
+    "scaled",
 ]

@@ -11,6 +11,7 @@ shapes cost whatever their size.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -64,6 +65,12 @@ def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.Arra
             raise ValueError("the cost model was fitted with target lengths and needs them to predict")
         return model.per_example(long)
     return model.per_example(long, np.asarray(target_length, dtype=np.float64))
+
+
+def scaled(model: CostModel, factor: float) -> CostModel:
+    """The same model with every cost multiplied by a positive factor; its relative errors stay."""
+    costs = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+    return msgspec.structs.replace(model, **{name: factor * getattr(model, name) for name in costs})
 
 
 def needs_targets(model: CostModel) -> bool:

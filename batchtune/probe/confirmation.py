@@ -52,6 +52,7 @@ class Turns:
         reserved_growth_bytes: By how much its cache grew after each shape had been run once; None where it has none.
         failures: The shapes that failed; they take no further turns, and no fresh worker is started after them.
         peaks: Peaks of the steps of each shape that passed, but for the first step of the fresh worker.
+        seconds: Their times, likewise.
         first_step: The shape of that step, and its peak; None where it did not come to it, or it ran out of memory.
         first_failed: What ran out of memory in the first step of the fresh worker; it may fit in later ones.
     """
@@ -61,6 +62,7 @@ class Turns:
     reserved_growth_bytes: int | None = None
     failures: list[Failure] = field(default_factory=list)
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
+    seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
     first_step: tuple[BatchShape, int] | None = None
     first_failed: Failure | None = None
     _reserved_first: int = 0
@@ -71,7 +73,9 @@ class Turns:
         return not self.failures and self.first_failed is None
 
     def passed(self, shape: BatchShape, stepped: Stepped, *, first: bool) -> None:
-        """Keeps a peak."""
+        """Keeps a peak and a time."""
+        if stepped.step_seconds is not None and not first:
+            self.seconds.setdefault(shape, []).append(stepped.step_seconds)
         if stepped.peak_bytes is None:
             return
         if first:

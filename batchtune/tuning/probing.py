@@ -25,7 +25,16 @@ from batchtune.probe.confirmation import (
 from batchtune.probe.journal import append_trial, read_trials
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Measured, Stepped
-from batchtune.probe.search import Evidence, FrontierSearch, NothingFits, Proposal, SearchSettings, SingleFails, TooLong
+from batchtune.probe.search import (
+    Evidence,
+    FrontierSearch,
+    NothingFits,
+    Proposal,
+    SearchSettings,
+    SingleFails,
+    TooLong,
+    shape_of,
+)
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     PROBE_FILE,
@@ -81,6 +90,8 @@ _START_OVER = "then start over with --force, or in another folder with --run"
 _MOST_CONFIRMATIONS = 6
 # Of that part of a batch the first step of a process is measured where the batch itself runs out of memory in it.
 _SMALLER = 0.75
+# So many shapes tell how much longer a step takes in turns than repeated.
+_FEWEST_TIMED = 3
 # So many lengths are timed with typical targets.
 _MOST_TIMED = 16
 # A margin of more than this part of the limit is worth a word; so are the first few shapes at which memory falls.
@@ -442,6 +453,7 @@ class _Probing:
                 alloc_retries=turns.alloc_retries,
                 reserved_growth_bytes=turns.reserved_growth_bytes,
                 given_up=self._given_up,
+                time_ratio=_time_ratio(turns, self.trials),
             ),
             margin=self.search.margin(self.trials),
             joint_frontier=self.search.joint_frontier(self.trials, confirmed),
@@ -520,6 +532,16 @@ def _about_turns(turns: Turns) -> Iterator[str]:
             "shape leaves behind does not fit the next, and each time takes time. Set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True, in training too, or a lower --memory-fraction."
         )
+
+
+def _time_ratio(turns: Turns, trials: Sequence[Trial]) -> float | None:
+    """What the turns' steps took over what the trials of the same shapes took."""
+    alone = {shape_of(trial): trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
+    both = [(float(np.mean(seconds)), alone[shape]) for shape, seconds in turns.seconds.items() if shape in alone]
+    if len(both) < _FEWEST_TIMED:
+        return None
+    in_turns, repeated = np.sum(both, axis=0)
+    return float(in_turns / repeated)
 
 
 def _failed_trial(failure: Failure, index: int, worker: int) -> Trial:

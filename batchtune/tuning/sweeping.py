@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.cost import Frontier, JointFrontier, StepTimes
+from batchtune.cost import Frontier, JointFrontier, StepTimes, scaled
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
@@ -92,7 +92,7 @@ def costs_of(probe: Probe) -> Costs:
         joint_lengths=np.unique(joint.lengths) if joint else np.empty(0),
         proven=frontier.proven if probe.is_proven else lambda lengths: np.zeros(lengths.shape, dtype=np.int64),
         proven_by=_proven_by(probe, frontier),
-        step_seconds=StepTimes.of(probe.trials, model) if model else None,
+        step_seconds=None if model is None else _in_turns(StepTimes.of(probe.trials, model), probe),
         device_name=probe.device.name,
     )
 
@@ -107,6 +107,15 @@ def _proven_by(probe: Probe, frontier: Frontier) -> ProvenBy:
         return next(fitting).trial
 
     return proven_by
+
+
+def _in_turns(times: StepTimes, probe: Probe) -> StepTimes:
+    """The times that steps take one after another with other shapes, as training runs them.
+
+    Corrections are ratios to the model, so scaling it scales every time.
+    """
+    ratio = probe.confirmation.time_ratio if probe.confirmation else None
+    return times if ratio is None else replace(times, model=scaled(times.model, ratio))
 
 
 def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
