@@ -108,12 +108,14 @@ class LawDevice:
     Attributes:
         law: Of the memory.
         lengths: The data set, whose longest length and target are the law's 1.
+        slower_in_turns: A step in turns takes so many times as long as one of a trial.
         fitting: How many of the longest examples, with the longest target, fill the memory above the base.
     """
 
     law: Law
     lengths: Lengths
     fitting: float = 24.0
+    slower_in_turns: float = 1.0
     worker: int = 0
     steps: int = 0
     seed: int = 0
@@ -176,6 +178,7 @@ class LawDevice:
             steps=4 if passed else 0,
             step_seconds=self.seconds(shape) if passed else None,
             step_seconds_spread=0.0 if passed else None,
+            mean_step_seconds=self.seconds(shape) if passed else None,
             peak_bytes=int(max(peaks)) if passed else None,
             steady_peak_bytes=int(max(peaks[1:])) if passed else None,
             peak_spread_bytes=int(max(peaks[1:]) - min(peaks[1:])) if passed else None,
@@ -194,7 +197,8 @@ class LawDevice:
         (peak,) = self._peaks(shape, 1)
         if peak > LIMIT_BYTES:
             return Stepped(outcome="oom", error="CUDA out of memory", stage="step")
-        return Stepped(outcome="ok", step_seconds=self.seconds(shape), peak_bytes=int(peak), rest_bytes=BASE_BYTES)
+        seconds = self.seconds(shape) * self.slower_in_turns
+        return Stepped(outcome="ok", step_seconds=seconds, peak_bytes=int(peak), rest_bytes=BASE_BYTES)
 
     # The truth
 

@@ -11,6 +11,8 @@ from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
+from batchtune.tuning.sweep import SweepSettings, sweep
+from batchtune.tuning.sweeping import costs_of
 
 ALL = {**{(name, False): law for name, law in LAWS.items()}, **{(name, True): law for name, law in TARGET_LAWS.items()}}
 SAMPLE = ["quadratic", "blocks of length", "noise of 3%", "batches in eights"]
@@ -39,7 +41,7 @@ def test_sizes_for_two_lengths_fit_too() -> None:
 def test_every_size_fits_on_every_law(name: str, targets: bool, data: str) -> None:
     law = ALL[name, targets]
     if law.monotone:
-        assert_holds(law, measure(law, made_lengths(data, targets=targets)))
+        assert_holds(law, measure(law, made_lengths(data, targets=targets, count=FEW), ("optimal",)))
 
 
 def test_memory_that_falls_with_the_length_is_reported_with_both_shapes() -> None:
@@ -72,3 +74,15 @@ def test_where_max_lengths_ends_the_search_what_is_at_stake_is_said_and_measured
     assert len(first.frontier) == 5 < len(second.frontier)
     assert any("--max-lengths" in warning for warning in first.warnings)
     assert not any("--max-lengths" in warning for warning in second.warnings)
+
+
+def test_estimated_times_are_those_of_steps_in_turns() -> None:
+    def estimated(slower: float) -> float:
+        device = LawDevice(LAWS["quadratic"], made_lengths("speech", count=FEW), slower_in_turns=slower)
+        probe = probe_law(device)
+        settings = SweepSettings(strategies=("linear",), num_buckets=(10,))
+        (row,) = sweep(device.lengths, probe.max_batch_length, settings, costs_of(probe)).rows
+        assert row.estimated_epoch_seconds is not None
+        return row.estimated_epoch_seconds
+
+    assert estimated(1.2) == pytest.approx(1.2 * estimated(1.0))

@@ -1,4 +1,4 @@
-"""A real model from a manifest to whole shuffled epochs under a real limit, as processes: nothing runs out of memory.
+"""A real model from a manifest to a whole shuffled epoch under a real limit, as processes: nothing runs out of memory.
 
 Batches are as large as was proven, and the epochs' seeds are not the probe's: whatever peaks above what was measured
 shows here.
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 ANY_TIME = ["--time-tolerance", "1000"]
 
 
-def write_speech_manifest(path: Path, count: int = 2000) -> Path:
+def write_speech_manifest(path: Path, count: int = 500) -> Path:
     """Lengths of the kind of LibriSpeech's: 1.4 to 24.5 s, most between 12 and 16."""
     rng = np.random.default_rng(5)
     long, short = rng.normal(14.3, 1.2, count * 3 // 4), rng.uniform(1.4, 13.0, count - count * 3 // 4 - 2)
@@ -47,13 +47,12 @@ def assert_an_epoch_holds(folder: Path, seed: int) -> None:
     assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]
 
 
-def test_after_the_three_commands_whole_epochs_run_without_running_out_of_memory(tmp_path: Path) -> None:
+def test_after_the_three_commands_a_whole_epoch_runs_without_running_out_of_memory(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "probe-oom", manifest, *WORKLOAD, *MEMORY)
     said_by(tmp_path, "sweep-buckets", manifest, "--num-buckets", "5:30")
     said_by(tmp_path, "report", "--fail-if", "unproven > 0")
     assert_an_epoch_holds(tmp_path, seed=1)
-    assert_an_epoch_holds(tmp_path, seed=2)
 
 
 def test_after_tune_alone_a_whole_epoch_runs_without_running_out_of_memory(tmp_path: Path) -> None:
