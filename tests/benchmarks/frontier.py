@@ -19,10 +19,11 @@ Exits with 1 where a target does not hold.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,8 @@ CASES = {
     "conformer": Case("builtin:conformer-ctc", {"size": "tiny", "unit": "s"}, "480MiB"),
 }
 
-PEERS = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}
+PeerSearch = Callable[..., Iterator[tuple[float, int]]]
+PEERS: dict[str, PeerSearch] = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,23 @@ class Searched:
     found: dict[float, int]
 
 
-class Asked:
-    """A supervisor as the peers ask it, with what it was asked."""
+class OutOfTime(Exception):
+    """The deadline has passed."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+
+class Asked:
+    """A supervisor as the peers ask it, with what it was asked; until the deadline, on the monotonic clock."""
+
+    def __init__(self, supervisor: Supervisor, deadline: float | None = None) -> None:
         self.supervisor = supervisor
+        self.deadline = deadline
         self.trials: list[Trial] = []
 
     def __call__(self, batch_size: int, length: float) -> bool:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime
         trial, _ = self.supervisor.measure(BatchShape(batch_size, length), len(self.trials))
-        if trial.outcome not in ("ok", "oom"):
+        if trial.outcome == "error":
             raise SystemExit(f"{batch_size} x {length:g}: {trial.outcome}: {trial.error}")
         self.trials.append(trial)
         return trial.outcome == "ok"
@@ -96,16 +105,23 @@ def speech_like(count: int = 20_000) -> Lengths:
     return Lengths.of(np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s")
 
 
-def probe(lengths: Lengths, settings: ProbeSettings) -> tuple[Searched, Probe, float]:
-    """batchtune's own; also the seconds that it took after its search, to confirm."""
+def probe(
+    lengths: Lengths, settings: ProbeSettings, folder: Path, deadline: float | None = None
+) -> tuple[Searched, Probe, float]:
+    """batchtune's own, in an empty run folder; also the seconds that it took after its search, to confirm.
+
+    Raises:
+        OutOfTime: The deadline has passed; the run folder keeps the trials.
+    """
     begun: list[float] = []
 
     def on_progress(_: ProbeProgress) -> None:
         begun.append(time.monotonic())
+        if deadline is not None and begun[-1] > deadline:
+            raise OutOfTime
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        result = run_probe(lengths, settings, Path(folder), on_progress=on_progress)
+    result = run_probe(lengths, settings, folder, on_progress=on_progress)
     whole = time.monotonic() - started
     trials = [trial for trial in result.trials if not getattr(trial, "confirmation", False)]
     searching = begun[0] - started + sum(trial.elapsed_seconds for trial in trials)
@@ -115,17 +131,21 @@ def probe(lengths: Lengths, settings: ProbeSettings) -> tuple[Searched, Probe, f
 
 def peer(
     name: str,
-    search: Callable[..., dict[float, int]],
+    search: PeerSearch,
     lengths: Lengths,
     points: list[FrontierPoint],
     settings: ProbeSettings,
+    deadline: float | None = None,
 ) -> Searched:
-    """Another's search, measured by the same supervisor in a process of its own."""
+    """Another's search, measured by the same supervisor in a process of its own; what it found by the deadline."""
     started = time.monotonic()
-    with supervise(settings) as supervisor:
+    found: dict[float, int] = {}
+    with supervise(settings) as supervisor, contextlib.suppress(OutOfTime):
         supervisor.start()
-        asked = Asked(supervisor)
-        found = search(asked, [point.length for point in points], lengths.histogram.count_up_to, TOLERANCE)
+        asked = Asked(supervisor, deadline)
+        longest_first = [point.length for point in reversed(points)]
+        for length, size in search(asked, longest_first, lengths.histogram.count_up_to, TOLERANCE):
+            found.update({length: size})  # what is there stays where time runs out
     return Searched(name, len(asked.trials), _ooms(asked.trials), time.monotonic() - started, found)
 
 
@@ -153,8 +173,9 @@ def _largest(fits: Asked, answer: int, length: float, cap: int) -> int:
     return best
 
 
-def supervise(settings: ProbeSettings) -> Supervisor:
-    return Supervisor(settings.setup(None), trial_timeout_seconds=settings.trial_timeout_seconds)
+def supervise(settings: ProbeSettings, limit_bytes: int | None = None) -> Supervisor:
+    """Measures under the limit that was worked out before, or works it out."""
+    return Supervisor(settings.setup(limit_bytes), trial_timeout_seconds=settings.trial_timeout_seconds)
 
 
 def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool:
@@ -169,7 +190,8 @@ def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool
         num_lengths=num_lengths,
         tolerance=TOLERANCE,
     )
-    ours, result, confirming = probe(lengths, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        ours, result, confirming = probe(lengths, settings, Path(folder))
     print(f"{name}: {len(ours.found)} lengths, limit {format_size(result.device.limit_bytes)}")
     print(f"  {'search':<22}{'trials':>8}{'a length':>10}{'OOMs':>6}{'seconds':>9}{'× trials':>10}{'× seconds':>11}")
     _print_search(ours, ours)

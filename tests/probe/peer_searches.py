@@ -7,7 +7,7 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 Fits = Callable[[int, float], bool]
 """(batch size, length) → whether a batch of that shape fits: one trial."""
@@ -15,7 +15,7 @@ Cap = Callable[[float], int]
 """length → the largest batch size that is worth trying."""
 
 
-def each_length_anew(fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float) -> dict[float, int]:
+def each_length_anew(fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float) -> Iterator[tuple[float, int]]:
     """For each length by itself: from 2 doubled until it fails, then bisected between the last two.
 
     As PyTorch Lightning documents `lightning.pytorch.callbacks.BatchSizeFinder` with `mode="binsearch"` and
@@ -28,15 +28,16 @@ def each_length_anew(fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: 
         cap: What the data can fill.
         tolerance: Largest gap between a size that fits and one that does not, as a share; one example at least.
 
-    Returns:
-        Length → the largest batch size that was seen to fit; 0 where not even one example does.
+    Yields:
+        Each length and the largest batch size that was seen to fit; 0 where not even one example does.
     """
-    return {length: _bracketed(fits, length, 2, cap(length), tolerance) for length in lengths}
+    for length in lengths:
+        yield length, _bracketed(fits, length, 2, cap(length), tolerance)
 
 
 def from_the_last_answer(
     fits: Fits, lengths: Sequence[float], cap: Cap, tolerance: float, start: int = 32
-) -> dict[float, int]:
+) -> Iterator[tuple[float, int]]:
     """From the longest to the shortest, each search begun where the last one ended.
 
     As NVIDIA NeMo documents its OOMptimizer (`scripts/speech_recognition/oomptimizer.py --help`, and NeMo's pull
@@ -52,14 +53,13 @@ def from_the_last_answer(
         tolerance: Largest gap, as a share; one example at least.
         start: Batch size tried first at the longest length.
 
-    Returns:
-        Length → the largest batch size that was seen to fit; 0 where not even one example does.
+    Yields:
+        Each length and the largest batch size that was seen to fit; 0 where not even one example does.
     """
-    found: dict[float, int] = {}
     for length in sorted(lengths, reverse=True):
-        found[length] = _bracketed(fits, length, start, cap(length), tolerance)
-        start = max(1, found[length])
-    return found
+        found = _bracketed(fits, length, start, cap(length), tolerance)
+        yield length, found
+        start = max(1, found)
 
 
 def _bracketed(fits: Fits, length: float, start: int, cap: int, tolerance: float) -> int:

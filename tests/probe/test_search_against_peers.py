@@ -1,6 +1,6 @@
 """batchtune's search against those of others, on a device that is a formula: exact, and without torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -22,7 +22,8 @@ PEAKS = {
     "steep": quadratic_peak(linear=1e4, quadratic=2e5),
     "a floor below": lambda shape: max(3e9, quadratic_peak()(shape)),
 }
-PEERS = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}
+Search = Callable[..., Iterator[tuple[float, int]]]
+PEERS: dict[str, Search] = {"each length anew": each_length_anew, "from the last answer": from_the_last_answer}
 
 
 @pytest.fixture(params=list(PEAKS))
@@ -78,30 +79,30 @@ def test_a_smooth_memory_is_run_out_of_at_most_four_times(peak: Peak) -> None:
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
-def test_peers_need_at_least_three_times_as_many_trials(peak: Peak, peer: Callable[..., dict[float, int]]) -> None:
+def test_peers_need_at_least_three_times_as_many_trials(peak: Peak, peer: Search) -> None:
     points, trials = search(made(peak))
     asked = Counted(made(peak))
-    peer(asked, [point.length for point in points], SPEECH.histogram.count_up_to, TOLERANCE)
+    list(peer(asked, [point.length for point in points], SPEECH.histogram.count_up_to, TOLERANCE))
     assert asked.trials >= 3 * len(trials)
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
-def test_peers_find_the_truth_to_within_the_tolerance(peak: Peak, peer: Callable[..., dict[float, int]]) -> None:
+def test_peers_find_the_truth_to_within_the_tolerance(peak: Peak, peer: Search) -> None:
     # Else a comparison with them would say nothing.
     device = made(peak)
     lengths = np.quantile(SPEECH.histogram.lengths, np.linspace(0, 1, NUM_LENGTHS), method="nearest").tolist()
-    for length, found in peer(Counted(device), lengths, SPEECH.histogram.count_up_to, TOLERANCE).items():
+    for length, found in peer(Counted(device), lengths, SPEECH.histogram.count_up_to, TOLERANCE):
         truth = device.largest(length, SPEECH.histogram.count_up_to(length))
         assert truth - max(1, int(found * TOLERANCE)) <= found <= truth
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
-def test_a_peer_finds_that_not_even_one_example_fits(peer: Callable[..., dict[float, int]]) -> None:
+def test_a_peer_finds_that_not_even_one_example_fits(peer: Search) -> None:
     nothing_fits = MadeDevice(quadratic_peak(), limit_bytes=1)
-    assert peer(Counted(nothing_fits), [1.0, 2.0], lambda length: 100, TOLERANCE) == {1.0: 0, 2.0: 0}
+    assert dict(peer(Counted(nothing_fits), [1.0, 2.0], lambda length: 100, TOLERANCE)) == {1.0: 0, 2.0: 0}
 
 
 @pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
-def test_a_peer_stops_at_what_the_data_can_fill(peer: Callable[..., dict[float, int]]) -> None:
+def test_a_peer_stops_at_what_the_data_can_fill(peer: Search) -> None:
     all_fits = MadeDevice(quadratic_peak(), limit_bytes=10**18)
-    assert peer(Counted(all_fits), [2.0], lambda length: 70, TOLERANCE) == {2.0: 70}
+    assert dict(peer(Counted(all_fits), [2.0], lambda length: 70, TOLERANCE)) == {2.0: 70}

@@ -1,0 +1,164 @@
+"""What the parts of the evidence harness are given: a device, lengths, time, and processes to run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from gpu.evidence_record import Missing, Record
+
+from batchtune.errors import BatchtuneError
+from batchtune.lengths import Lengths
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.units import parse_size
+
+ROOT = Path(__file__).parents[2]
+# With --quick: so few examples, lengths and steps, and so much of the memory, that a tiny model takes seconds.
+QUICK_EXAMPLES, QUICK_LENGTHS, QUICK_FRACTION = 200, 3, 0.5
+QUICK_SPEECH_SECONDS, QUICK_TOKENS = 6.0, 96
+
+
+class Bench:
+    """What a part is given: the device, the lengths, the time, and where its figures go.
+
+    Args:
+        options: The command line.
+        part: Its name.
+        record: Where its figures go.
+    """
+
+    def __init__(self, options: argparse.Namespace, part: str, record: Record) -> None:
+        self.device: str = options.device
+        self.memory: str | None = options.memory
+        self.quick: bool = options.quick
+        self.manifest: str | None = options.manifest
+        self.out: Path = options.out
+        self.part = part
+        self.record = record
+        self.deadline = time.monotonic() + 60 * options.minutes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The cap on the worker's memory; None: the whole device."""
+        return None if self.memory is None else parse_size(self.memory)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def lengths(self, *, targets: bool = False) -> Lengths:
+        """The data set; a sample of short examples with --quick."""
+        if self.manifest is None:
+            lengths = made_tokens() if targets else made_utterances()
+            self.record.note("Its lengths are made, not those of a data set.")
+        else:
+            lengths = load_lengths([self.manifest], ReadOptions())
+            if targets and lengths.targets is None:
+                raise BatchtuneError(f"{self.manifest} has no target lengths", "Scan it anew with --target-key.")
+        lengths = _quick(lengths) if self.quick else lengths
+        self.record.data["lengths"] = msgspec.to_builtins(lengths.summary())
+        return lengths
+
+    def manifest_of(self, lengths: Lengths) -> list[str]:
+        """Arguments that give the same lengths to a command: a file of them in DIR, and its unit."""
+        path = self.out / f"{self.part}-lengths.csv"
+        targets = [] if lengths.targets is None else [lengths.targets]
+        np.savetxt(
+            path,
+            np.column_stack([lengths.values, *targets]),
+            fmt="%.17g",
+            delimiter=",",
+            header="length,target" if targets else "length",
+            comments="",
+        )
+        unit = [] if lengths.unit is None else ["--unit", lengths.unit]
+        return [str(path), "--length-key", "length", *unit, *(["--target-key", "target"] if targets else [])]
+
+    def probe_flags(self, workload: str, **options: object) -> list[str]:
+        """The device, its memory and a built-in workload, for a command."""
+        memory = [] if self.memory is None else ["--memory", self.memory]
+        chosen = [f"--set={name}={value}" for name, value in options.items()]
+        few = [
+            f"--num-lengths={QUICK_LENGTHS}",
+            f"--max-lengths={QUICK_LENGTHS}",
+            f"--memory-fraction={QUICK_FRACTION}",
+        ]
+        return [
+            *("--device", self.device, *memory, "--workload", f"builtin:{workload}", *chosen),
+            *(few if self.quick else []),
+        ]
+
+    def batchtune(self, *arguments: str, seconds: float | None = None, **environment: str) -> str:
+        """Runs a command of batchtune's as a user would, until the deadline, and returns what it printed.
+
+        Exit code 3, a rule that fails or a verification that does not hold, is a result.
+
+        Raises:
+            Missing: It failed, or time ran out; it was interrupted then, and keeps what it has.
+        """
+        return self.run([sys.executable, "-m", "batchtune", *arguments], {0, 3}, seconds, **environment)
+
+    def run(self, command: Sequence[str], good: set[int], seconds: float | None = None, **environment: str) -> str:
+        """Runs a process as `batchtune` does; exit codes in `good` are results."""
+        seconds = self.seconds_left if seconds is None else min(seconds, self.seconds_left)
+        shown = shlex.join(command[2:])
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with (self.out / f"{self.part}.log").open("a") as log:
+            print(f"+ {shown}", file=log, flush=True)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": paths, **environment},
+            )
+            try:
+                printed, _ = process.communicate(timeout=seconds)
+            except BaseException as error:
+                process.send_signal(signal.SIGINT)
+                try:
+                    process.communicate(timeout=30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.communicate()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise Missing(f"out of time in `{shown}`") from None
+                raise
+            log.write(printed)
+        if process.returncode not in good:
+            raise Missing(f"`{shown}` exited with {process.returncode}; {log.name} says why")
+        return printed
+
+
+def made_utterances(count: int = 20_000) -> Lengths:
+    """Durations of 1 to 30 s, many short and few long."""
+    return Lengths.of(np.random.default_rng(7).gamma(3.0, 3.5, count).clip(1, 30).round(2), unit="s")
+
+
+def made_tokens(count: int = 20_000) -> Lengths:
+    """Prompts and answers of 1 to 2,048 tokens each, heavy-tailed."""
+    drawn = np.random.default_rng(7).lognormal(5.5, 1.0, (2, count)).clip(1, 2048).round()
+    return Lengths.of(drawn[0], drawn[1], unit="tokens")
+
+
+def _quick(lengths: Lengths) -> Lengths:
+    """Few examples, scaled down so that the longest takes a tiny model little time."""
+    chosen = np.random.default_rng(0).permutation(lengths.count)[:QUICK_EXAMPLES]
+    longest = QUICK_SPEECH_SECONDS if lengths.targets is None else QUICK_TOKENS
+    values = lengths.values[chosen]
+    if lengths.unit in ("s", "tokens"):
+        values = values * (longest / values.max())
+    targets = None if lengths.targets is None else lengths.targets[chosen]
+    if targets is not None:
+        values, targets = np.ceil(values), np.ceil(targets * (longest / max(1.0, targets.max())))
+    return Lengths.of(values, targets, unit=lengths.unit)
