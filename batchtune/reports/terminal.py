@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column as RichColumn
@@ -237,12 +237,22 @@ def _lay_out(table: Table, console: Console, *, one_line: bool, padding: int) ->
     for index, row in enumerate(table.rows):
         if index == table.break_before:
             rich_table.add_section()
-        cells = [_text(cell, console) for cell in row]
+        cells: list[RenderableType] = [_text(cell, console) for cell in row]
         if table.marked is not None:
-            mark = "▶ " if index == table.marked else "  "
-            cells[0] = _text(mark + row[0], console)
+            mark = "▶" if index == table.marked else " "
+            numeric = table.columns[0].numeric
+            cells[0] = _text(f"{mark} {row[0]}", console) if numeric else _beside(_text(mark, console), cells[0])
         rich_table.add_row(*cells, style="bold green" if index == table.marked else "")
     return rich_table
+
+
+def _beside(mark: Text, cell: RenderableType) -> RichTable:
+    """The cell with room before it for the mark, also before its second line."""
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    grid.add_row(mark, cell)
+    return grid
 
 
 def _rich_column(column: Column, console: Console, one_line: bool) -> RichColumn:
