@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """Examples:
 batchtune report
+batchtune report --full
 batchtune report --format html -o report.html
 batchtune report --fail-if 'padding_ratio > 8%' --fail-if 'verify.holds == false' --junit-xml gate.xml
 batchtune report new-run --baseline old-run --fail-if 'batches worse 2%'

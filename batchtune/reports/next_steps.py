@@ -18,9 +18,10 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     elif sweep.recommended is None:
         yield _command(results, "sweep-buckets MANIFEST --num-buckets 20:60", flag="--run "), "compare more buckets"
     elif verification is not None and not verification.holds:
+        # Without a proposal memory was not what failed: the reasons say what to do.
         if verification.proposal is not None and verification.proposal.verified:
             yield config, "set the safe sizes there"
-        else:
+        elif verification.proposal is not None:
             yield _command(results, "tune MANIFEST --workload W --force", flag="--run "), "probe anew"
         yield _command(results, "verify", " MANIFEST"), "run these batches again"
     else:
