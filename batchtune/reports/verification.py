@@ -75,7 +75,7 @@ def _proposal_sentence(verification: Verification, proposal: Proposal) -> str:
         for boundary, old, new in lowered[:_MAX_NAMED]
     ]
     if len(lowered) > _MAX_NAMED:
-        named.append(f"{len(lowered) - _MAX_NAMED} more below")
+        named.append(f"{len(lowered) - _MAX_NAMED} more in the table")
     sizes = ", ".join(named) or "as they are"
     elsewhere = ""
     if proposal.max_batch_length < verification.max_batch_length:
