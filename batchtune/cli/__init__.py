@@ -5,6 +5,9 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point `batchtune`."""
+    from batchtune.cli.streams import outlive_readers
+
+    outlive_readers()
     try:
         from batchtune.cli.app import app
     except KeyboardInterrupt:

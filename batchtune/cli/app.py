@@ -84,9 +84,10 @@ class Commands(TyperGroup):
         """Runs the command."""
         signal.signal(signal.SIGTERM, _interrupt)  # what a CI sends: worker processes are ended as on Ctrl-C
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
+            try:
+                return super().invoke(ctx)
+            finally:  # what can't be written is told here, not at the end of the process
+                sys.stdout.flush()
         except BatchtuneError as error:
             if ctx.params.get("debug"):
                 raise
@@ -100,8 +101,6 @@ class Commands(TyperGroup):
                 raise typer.Exit(1) from None
             # What is left is stdout. Nothing more can be written there, at the end of the process neither.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):  # the reader has seen enough, as in `| head`
-                raise typer.Exit from None
             console.note(f"Error: the result can't be written: {error.strerror or error}")
             raise typer.Exit(1) from None
         except KeyboardInterrupt:

@@ -55,11 +55,7 @@ def result_console() -> Console:
     """Rich on stdout; plain where that is no terminal, and as wide as a report needs."""
     from rich.console import Console
 
-    class ResultConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # Rich would end with exit code 1: a reader that has seen enough is no failure
-
-    console = ResultConsole(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 100
     return console

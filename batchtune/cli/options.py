@@ -106,6 +106,10 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Print the result as JSON, alone on stdout.", rich_help_panel=COMMON),
 ]
+Full = Annotated[
+    bool,
+    typer.Option("--full", help="Show all tables, not only what fits on a screen.", rich_help_panel=COMMON),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +269,7 @@ class RunOptions:
     ] = False
     quiet: Quiet = False
     json: Json = False
+    full: Full = False
 
 
 WorkloadSettings = Annotated[

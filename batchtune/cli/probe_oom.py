@@ -36,4 +36,5 @@ def probe_oom(
     if run.json:
         console.write_result(encode(found).decode(), None)
     else:
-        render_terminal(RunResults(name=run.run.name, probe=found, sweep=None), console.result_console())
+        results = RunResults(name=run.run.name, probe=found, sweep=None, folder=run.run)
+        render_terminal(results, console.result_console(), full=run.full)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, Json, ManifestOptions, expand, option
+from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, ManifestOptions, expand, option
 
 if TYPE_CHECKING:
     from batchtune.cli import gating
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """Examples:
 batchtune report
+batchtune report --full
 batchtune report --format html -o report.html
 batchtune report --fail-if 'padding_ratio > 8%' --fail-if 'verify.holds == false' --junit-xml gate.xml
 batchtune report new-run --baseline old-run --fail-if 'batches worse 2%'
@@ -123,6 +124,7 @@ def report(
         ),
     ] = False,
     json: Json = False,
+    full: Full = False,
 ) -> None:
     """Show a run: what to set, what it saves. In CI: hold it to rules.
 
@@ -149,7 +151,7 @@ def report(
     results = gate.results_of(run)
     try:
         gate.write_junit(results.verdicts, results.name)
-        _show(results, report_format, output, run)
+        _show(results, report_format, output, full=full)
         if summary is not None:
             gating.tell_github(results, summary)
     finally:  # what can't be written must not hide what fails
@@ -190,24 +192,27 @@ def _check(gate: gating.Gate, output: Path | None) -> None:
         raise UsageError("--junit-xml and the report go to the same place", "Give -o or --junit-xml another file.")
 
 
-def _show(results: RunResults, report_format: str, output: Path | None, run: Path) -> None:
+def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
     from batchtune.cli import console
 
-    if report_format == "terminal" and (output is None or str(output) == "-"):
-        from batchtune.reports.terminal import render_terminal
+    if report_format == "terminal":
+        from batchtune.reports.terminal import render, render_terminal
 
-        render_terminal(results, console.result_console())
+        if output is None or str(output) == "-":
+            render_terminal(results, console.result_console(), full=full)
+        else:
+            console.write_result(render(results, full=full), output)
     elif report_format == "html":
         from batchtune.reports.html import render as render_html
 
-        console.write_result(render_html(results, _configs(results, run)), output)
+        console.write_result(render_html(results, _configs(results)), output)
     else:
-        from batchtune.reports import render
+        from batchtune.reports import render as render_other
 
-        console.write_result(render(report_format, results), output)
+        console.write_result(render_other(report_format, results), output)
 
 
-def _configs(results: RunResults, run: Path) -> dict[str, str]:
+def _configs(results: RunResults) -> dict[str, str]:
     """The recommendation in each framework's words; without those that can't express it."""
     from contextlib import suppress
 
@@ -220,7 +225,7 @@ def _configs(results: RunResults, run: Path) -> dict[str, str]:
     configs: dict[str, str] = {}
     if results.sweep is None or results.sweep.recommended_row is None:
         return configs
-    tuned = tuned_run(results.sweep, results.probe, run)
+    tuned = tuned_run(results.sweep, results.probe, results.folder)
     with suppress(ResultError):
         configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(results.sweep, results.probe))
     for name in FRAMEWORKS:

@@ -54,4 +54,4 @@ def sweep_buckets(
     if run.json:
         console.write_result(encode(found).decode(), None)
     else:
-        render_terminal(load_run(run.run), console.result_console())
+        render_terminal(load_run(run.run), console.result_console(), full=run.full)

@@ -75,7 +75,6 @@ def tune(
     from batchtune.cli.verifying import EXIT_DOES_NOT_HOLD, verify_with_progress
     from batchtune.reports import load_run, render
     from batchtune.reports.terminal import render_terminal
-    from batchtune.results import SAMPLER_FILE
     from batchtune.tuning.verify_setup import Wanted
     from batchtune.tuning.verify_steps import DEFAULT_STEPS, VerifySettings
 
@@ -99,8 +98,6 @@ def tune(
     if run.json:
         console.write_result(render("json", results), None)
     else:
-        render_terminal(results, console.result_console())
-    if found.recommended is not None and not run.quiet:
-        console.note(f"The sampler config is in {run.run / SAMPLER_FILE}.")
+        render_terminal(results, console.result_console(), full=run.full)
     if not holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)

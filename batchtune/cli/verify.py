@@ -10,6 +10,7 @@ import typer
 
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
+    Full,
     Json,
     ManifestOptions,
     Quiet,
@@ -142,6 +143,7 @@ def verify(
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
+    full: Full = False,
 ) -> None:
     """Run the recommended batches for real.
 
@@ -176,6 +178,6 @@ def verify(
     if json:
         console.write_result(encode(found).decode(), None)
     else:
-        render_verification(load_run(folder), console.result_console())
+        render_verification(load_run(folder), console.result_console(), full=full)
     if not found.holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)

@@ -20,18 +20,20 @@ _POOR_FIT = 0.1
 
 
 def warning_sentences(results: RunResults) -> list[str]:
-    """The sweep's own warnings, the probe's, then what only the results side by side can show; each once."""
-    warnings: list[str] = []
-    if results.sweep is not None:
-        warnings += [with_full_stop(text) for text in results.sweep.warnings]
-    if results.probe is not None:
-        warnings += _probe_warnings(results.probe)
+    """What the results show side by side, the probe's own warnings, then the sweep's; each once.
+
+    First comes what concerns the recommended batches, last what concerns tables that nobody need take.
+    """
+    warnings: list[str] = list(verification_warnings(results))
     if results.sweep is not None:
         not_run = _not_run(results.sweep, results.probe)
         warnings += not_run
         if results.probe is not None and not not_run:
             warnings += _limit_warnings(results.probe, results.sweep)
-    warnings += verification_warnings(results)
+    if results.probe is not None:
+        warnings += _probe_warnings(results.probe)
+    if results.sweep is not None:
+        warnings += [with_full_stop(text) for text in results.sweep.warnings]
     return list(dict.fromkeys(warnings))
 
 

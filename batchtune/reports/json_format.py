@@ -1,9 +1,10 @@
-"""A run's report as one JSON document: the summary and the result files, whole."""
+"""A run's report as one JSON document: the summary, the warnings and the result files, whole."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.gate import Verdict
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences
@@ -16,6 +17,7 @@ class Report(Result, frozen=True, kw_only=True):
     FORMAT: ClassVar[str] = "batchtune/report"
 
     summary: list[str]
+    warnings: tuple[str, ...] = ()
     probe: Probe | None
     sweep: Sweep | None
     verification: Verification | None = None
@@ -28,6 +30,7 @@ def report_of(results: RunResults) -> Report:
     return Report(
         meta=meta_of(Report),
         summary=summary_sentences(results),
+        warnings=tuple(warning_sentences(results)),
         probe=results.probe,
         sweep=results.sweep,
         verification=results.verification,

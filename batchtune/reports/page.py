@@ -13,12 +13,14 @@ from typing import get_args
 
 from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.gate.words import verdict_table
-from batchtune.reports.rows import rows_table
+from batchtune.reports.next_steps import next_steps
+from batchtune.reports.rows import comparison_table, rows_table
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import describe_device, summary_sentences
+from batchtune.reports.summary import brief_sentences, describe_device, summary_sentences
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
 from batchtune.reports.trade_offs import trade_off_tables
 from batchtune.reports.verification import (
+    proposal_table,
     verification_facts,
     verification_sentences,
     verification_tables,
@@ -54,6 +56,7 @@ class Page:
         tables: In the order to show them.
         warnings: What the reader should look after, each with its remedy.
         verdicts: What became of each rule, before all else; None where there was none.
+        next_steps: A command or a file, and what it is for; only in the brief page.
     """
 
     title: str
@@ -62,6 +65,26 @@ class Page:
     tables: tuple[Table, ...]
     warnings: tuple[str, ...]
     verdicts: Table | None = None
+    next_steps: tuple[tuple[str, str], ...] = ()
+
+
+def build_brief_page(results: RunResults) -> Page:
+    """Lays out what matters most: what to set, what it saves, and what to do next."""
+    failed = _failures(results.probe) if results.probe is not None else []
+    warnings = warning_sentences(results)
+    if failed:
+        trials = "1 trial" if len(failed) == 1 else f"{len(failed)} trials"
+        warnings.insert(
+            0, f"{trials} failed, but not for lack of memory: {failed[0].outcome}. --full shows the messages."
+        )
+    page = _page(
+        f"batchtune report: {results.name}",
+        (),
+        brief_sentences(results),
+        _brief_tables(results),
+        warnings,
+    )
+    return replace(page, verdicts=_verdicts(results), next_steps=_clean_facts(next_steps(results)))
 
 
 def build_page(results: RunResults) -> Page:
@@ -85,8 +108,7 @@ def build_page(results: RunResults) -> Page:
         tables,
         warning_sentences(results),
     )
-    verdicts = _clean_table(verdict_table(results.verdicts)) if results.verdicts else None
-    return replace(page, verdicts=verdicts)
+    return replace(page, verdicts=_verdicts(results))
 
 
 def build_verification_page(results: RunResults) -> Page:
@@ -114,6 +136,17 @@ def build_verification_page(results: RunResults) -> Page:
     )
 
 
+def build_brief_verification_page(results: RunResults) -> Page:
+    """Lays out whether a run's verification holds, and what to do next.
+
+    Raises:
+        ValueError: There is none.
+    """
+    whole = build_verification_page(results)
+    tables = tuple(_clean_table(table) for table in _brief_tables(results)) if whole.tables else ()
+    return replace(whole, facts=(), tables=tables, next_steps=_clean_facts(next_steps(results)))
+
+
 def clean(text: str) -> str:
     """One line of text that can do nothing to the place where it is shown.
 
@@ -135,11 +168,31 @@ def _page(
 ) -> Page:
     return Page(
         title=clean(title),
-        facts=tuple((name, clean(value)) for name, value in facts),
+        facts=_clean_facts(facts),
         summary=tuple(clean(sentence) for sentence in summary),
         tables=tuple(_clean_table(table) for table in tables),
         warnings=tuple(clean(sentence) for sentence in warnings),
     )
+
+
+def _brief_tables(results: RunResults) -> list[Table]:
+    """What the recommended row saves; or, where its verification does not hold, the sizes that are safe instead."""
+    sweep, verification = results.sweep, results.verification
+    if verification is not None and not verification.holds:
+        return list(proposal_table(verification))
+    row = sweep.recommended_row if sweep is not None else None
+    if sweep is None or row is None:
+        return []
+    read = tuple(f"Your current config is {value}." for _, value in _current_fact(sweep))
+    return [replace(comparison_table(sweep, row), notes=read)]
+
+
+def _verdicts(results: RunResults) -> Table | None:
+    return _clean_table(verdict_table(results.verdicts)) if results.verdicts else None
+
+
+def _clean_facts(facts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((clean(name), clean(value)) for name, value in facts)
 
 
 def _clean_table(table: Table) -> Table:
@@ -168,8 +221,10 @@ def _facts(results: RunResults) -> list[tuple[str, str]]:
             facts.append(("Models", f"fit the trials: {', '.join(models)}"))
     elif sweep is not None and sweep.device_name is not None:
         facts.append(("Device", sweep.device_name))
-    limit = format_length(results.max_batch_length, results.lengths.unit)
-    facts.append(("Limit", f"max_batch_length = {limit}"))
+    limit = f"max_batch_length = {format_length(results.max_batch_length, results.lengths.unit)}"
+    row = sweep.recommended_row if sweep is not None else None
+    sized_by = ", for samplers that know no batch size per bucket" if row and row.sizing == "frontier" else ""
+    facts.append(("Limit", f"{limit}{sized_by}"))
     facts += _current_fact(sweep)
     return facts + (verification_facts(results.verification) if results.verification is not None else [])
 
@@ -219,9 +274,9 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
         (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit))
         for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True)
     ]
-    columns = [Column("up to"), Column("batch size"), Column("largest batch")]
+    columns = [Column("up to"), Column("batch size"), Column("largest batch", leaves=1)]
     if len(sweep.buckets) == len(rows) and any(bucket.proven_by is not None for bucket in sweep.buckets):
-        columns.append(Column("proven by", numeric=False))
+        columns.append(Column("proven by", numeric=False, leaves=2))
         trials = {trial.index: trial for trial in probe.trials} if probe else {}
         rows = [(*cells, _proof(use, trials, unit)) for cells, use in zip(rows, sweep.buckets, strict=True)]
     notes = ["Boundaries are rounded here; sampler.yaml and sweep.json hold them in full."]
@@ -244,21 +299,21 @@ def _frontier_table(probe: Probe) -> Table:
     shown = _spread(probe.frontier, _MAX_FRONTIER_POINTS)
     has_targets = any(point.target_length is not None for point in shown)
     has_trials = any(point.trial is not None for point in shown)
-    columns = [Column("length"), Column("batch size"), Column("closed by", numeric=False)]
-    columns += [Column("peak memory"), Column("step time")]
+    columns = [Column("length"), Column("batch size"), Column("closed by", numeric=False, leaves=1)]
+    columns += [Column("peak memory", leaves=2), Column("step time", leaves=3)]
     if has_targets:
         columns.insert(1, Column("target length"))
     if has_trials:
-        columns.append(Column("trial"))
+        columns.append(Column("trial", leaves=4))
     notes = []
     if len(shown) < len(probe.frontier):
         notes.append(f"{len(shown)} of {len(probe.frontier)} lengths shown; all are in probe.json.")
     if any(point.closed_by == "data" for point in shown):
         notes.append(
-            "Closed by “data”: no more are this short, or --max-batch-size allows no more; memory might hold more."
+            "“Data, not memory”: no more examples are this short, or --max-batch-size allows no more. More may fit."
         )
     return Table(
-        title="Frontier: the largest batch that fits",
+        title="Frontier: the largest batch, by length",
         columns=tuple(columns),
         rows=tuple(_frontier_row(point, probe.lengths.unit, has_targets, has_trials) for point in shown),
         notes=tuple(notes),
@@ -266,7 +321,7 @@ def _frontier_table(probe: Probe) -> Table:
 
 
 def _frontier_row(point: FrontierPoint, unit: str | None, has_targets: bool, has_trials: bool) -> tuple[str, ...]:
-    closed_by: str = point.closed_by
+    closed_by = "data, not memory" if point.closed_by == "data" else str(point.closed_by)
     if point.oom_batch_size is not None:
         closed_by = f"{closed_by} at {format_number(point.oom_batch_size)}"
     target = UNKNOWN if point.target_length is None else format_number(point.target_length)
@@ -288,9 +343,13 @@ def _spread(points: list[FrontierPoint], most: int) -> list[FrontierPoint]:
     return [points[round(step * (len(points) - 1) / (most - 1))] for step in range(most)]
 
 
+def _failures(probe: Probe) -> list[Trial]:
+    return [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")]
+
+
 def _failures_table(probe: Probe) -> list[Table]:
     """The trials that failed, but not for lack of memory; none where there were none."""
-    failed = [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")]
+    failed = _failures(probe)
     if not failed:
         return []
     rows = tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from batchtune.reports.summary import fixed_baseline, today_row
+from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
 from batchtune.reports.table import UNKNOWN, Column, Table
 from batchtune.reports.words import format_percent, format_times
 from batchtune.results import Baseline, LowerBound, Row, Sweep
@@ -12,6 +12,9 @@ from batchtune.units import format_number, format_seconds
 
 # Of tables whose batch sizes are not all proven.
 _MARK = "*"
+_DOES_NOT_FIT = "does not fit"
+
+_Costed = Row | Baseline | LowerBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +34,12 @@ class _Line:
 _COLUMNS = {
     "strategy": Column("strategy", numeric=False),
     "buckets": Column("buckets"),
-    "batches": Column("batches"),
-    "padding": Column("padding"),
-    "mean_batch": Column("mean batch"),
-    "effective_buckets": Column("effective buckets"),
-    "epoch_time": Column("estimated epoch"),
-    "against_fixed": Column("against fixed"),
+    "batches": Column("batches", leaves=2),
+    "padding": Column("padding", leaves=3),
+    "mean_batch": Column("mean batch", leaves=4),
+    "effective_buckets": Column("effective buckets", leaves=5),
+    "epoch_time": Column("estimated epoch", leaves=1),
+    "against_fixed": Column("against fixed", leaves=2),
 }
 
 
@@ -50,7 +53,7 @@ def rows_table(sweep: Sweep) -> Table:
     fixed = fixed_baseline(sweep)
     lines = [_row_line(sweep.rows[index], fixed, timed) for index in chosen]
     if sweep.current is not None:
-        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy="current"))
+        lines.append(replace(_row_line(sweep.current, fixed, timed), strategy=current_name(sweep)))
     lines += [_baseline_line(baseline, fixed, timed, sweep.lengths.count) for baseline in sweep.baselines]
     lines.append(_bound_line(sweep.lower_bound, fixed, timed))
     names = [field.name for field in fields(_Line) if timed or field.name != "epoch_time"]
@@ -64,6 +67,45 @@ def rows_table(sweep: Sweep) -> Table:
         marked=None if sweep.recommended is None else chosen.index(sweep.recommended),
         break_before=len(chosen),
     )
+
+
+def comparison_table(sweep: Sweep, row: Row) -> Table:
+    """Lays the recommended row beside what it is compared with, and the user's own config even if it can't fit.
+
+    Args:
+        sweep: What was swept.
+        row: What it recommends.
+    """
+    timed = has_times(sweep)
+    lines: list[tuple[str, _Costed]] = [("recommended", row)]
+    lines += [(name.removeprefix("a "), other) for name, other in compared(sweep)]
+    if sweep.current is not None and sweep.current_fits is False:
+        lines.append((f"{CURRENT} ({_DOES_NOT_FIT})", sweep.current))
+    lines.append(("lower bound", sweep.lower_bound))
+    columns = [Column("", numeric=False), Column("batches", leaves=1), Column("padding", leaves=2)]
+    if timed:
+        columns.append(Column("estimated epoch", leaves=1))
+    columns.append(Column("relative", leaves=1 if timed else 3))
+    return Table(
+        title="",
+        columns=tuple(columns),
+        rows=tuple(
+            (
+                name,
+                format_number(other.batches),
+                UNKNOWN if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
+                *([_time(other.estimated_epoch_seconds)] if timed else []),
+                _against(other, row, timed),
+            )
+            for name, other in lines
+        ),
+        marked=0,
+    )
+
+
+def current_name(sweep: Sweep) -> str:
+    """What tables and charts call the user's own config; it says so where its batches can't fit."""
+    return f"current ({_DOES_NOT_FIT})" if sweep.current_fits is False else "current"
 
 
 def has_times(sweep: Sweep) -> bool:
@@ -144,12 +186,13 @@ def _time(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else format_seconds(seconds)
 
 
-def _against(fixed: Baseline | None, other: Row | Baseline | LowerBound, timed: bool) -> str:
-    if fixed is None:
+def _against(one: _Costed | None, other: _Costed, timed: bool) -> str:
+    """The cost of one as a multiple of the other's."""
+    if one is None:
         return UNKNOWN
     if timed:
-        return format_times(fixed.estimated_epoch_seconds, other.estimated_epoch_seconds) or UNKNOWN
-    return format_times(fixed.batches, other.batches) or UNKNOWN
+        return format_times(one.estimated_epoch_seconds, other.estimated_epoch_seconds) or UNKNOWN
+    return format_times(one.batches, other.batches) or UNKNOWN
 
 
 def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
@@ -160,6 +203,11 @@ def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
         notes.append("▶ marks the recommended row.")
     if any(row.unproven for row in (*(sweep.rows[index] for index in chosen), sweep.current) if row is not None):
         notes.append(f"{_MARK} marks tables with batch sizes that are not proven to fit.")
+    if sweep.current_fits is False:
+        notes.append(
+            "The current config does not fit: its batches are larger than what was measured to fit, or than "
+            "max_batch_length where nothing was, and its time is extrapolated."
+        )
     fixed = fixed_baseline(sweep)
     if fixed is not None:
         size = format_number(fixed.batch_size)

@@ -31,6 +31,8 @@ _HOW_TO_MAKE = (
     "`batchtune tune MANIFEST --workload W --run {folder}` writes both."
 )
 
+# Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
+DEFAULT_FOLDER = Path("batchtune-run")
 
 # What numbers that follow from each other may differ by.
 _ROUNDING = 1e-6
@@ -47,6 +49,7 @@ class RunResults:
         verification: `verify.json`, or None where there is none.
         verdicts: What the gate says of the rules that the run was held to; empty without any.
         drift: How far other lengths are from the run's; None where none were given.
+        folder: Where the files lie, as the user named it; only commands that are proposed name it.
     """
 
     name: str
@@ -55,6 +58,7 @@ class RunResults:
     verification: Verification | None = None
     verdicts: tuple[Verdict, ...] = ()
     drift: Drift | None = None
+    folder: Path = DEFAULT_FOLDER
 
     def __post_init__(self) -> None:
         if self.probe is None and self.sweep is None:
@@ -110,7 +114,9 @@ def load_run(folder: Path) -> RunResults:
     verification = read_result(verify_path, Verification) if verify_path.exists() else None
     if verification is not None:
         _check_verification(verification, verify_path)
-    return RunResults(name=folder.resolve().name or "run", probe=probe, sweep=sweep, verification=verification)
+    return RunResults(
+        name=folder.resolve().name or "run", probe=probe, sweep=sweep, verification=verification, folder=folder
+    )
 
 
 def _name_data(lengths: LengthsSummary) -> str:

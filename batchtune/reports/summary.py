@@ -11,30 +11,54 @@ from batchtune.reports.words import format_percent, format_ratio, with_full_stop
 from batchtune.results import Baseline, Confirmation, Device, Probe, Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
+_AS_FAST = "as fast as"
+
 FIXED_BASELINE = "fixed-random"
 
 # What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
 _TODAY_BUCKETS = range(10, 21)
 
-_CURRENT = "your current config"
+CURRENT = "your current config"
+
+_SWEEP_NEXT = "`batchtune sweep-buckets` finds the buckets that waste least with it."
 
 
 def summary_sentences(results: RunResults) -> list[str]:
-    """What to set and what it saves, most important first; the same in every format."""
-    sentences = _sweep_sentences(results.sweep, results.probe) if results.sweep is not None else []
-    if results.probe is not None:
-        sentences += _probe_sentences(results.probe)
-        if results.sweep is None:
-            sentences.append("`batchtune sweep-buckets` finds the buckets that waste least with it.")
-    if results.verification is not None:
-        # What does not hold comes first: all else stands on it.
-        place = 2 if results.verification.holds else 0
-        sentences[place:place] = verification_sentences(results.verification)
-    if results.drift is not None:
-        sentences[:0] = drift_sentences(results.drift)
-    if results.verdicts:
-        sentences.insert(0, verdict_sentence(results.verdicts))
-    return sentences
+    """Say what to set and what it saves, most important first; the same in every format.
+
+    The first is a headline: short, and enough where there is room for one sentence only.
+    """
+    return [
+        *_headlines(results),
+        *(_comparison(results.sweep) if results.sweep is not None else []),
+        *_evidence(results),
+        *(_details(results.sweep) if results.sweep is not None else []),
+        *(_about_limit(results.probe) if results.probe is not None and results.sweep is not None else []),
+        *(_about_frontier(results.probe) if results.probe is not None else []),
+        *([_SWEEP_NEXT] if results.sweep is None else []),
+    ]
+
+
+def brief_sentences(results: RunResults) -> list[str]:
+    """Say what to set and what speaks for it; the numbers that are compared are left to a table."""
+    if results.verification is not None and not results.verification.holds:
+        return [*_troubles(results), *_drifted(results)]  # what to set, and what that saves, is then no news
+    frontier = _about_frontier(results.probe) if results.probe is not None and results.sweep is None else []
+    return [*_headlines(results), *_evidence(results), *frontier]
+
+
+def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
+    """Name what the recommended row is compared with: the user's own config or today's practice, a fixed batch size."""
+    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
+    others: list[tuple[str, Row | Baseline]] = []
+    today = today_row(sweep) if sweep.current is None or sweep.current_fits is False else None
+    if sweep.current is not None and sweep.current_fits is not False:
+        others.append((CURRENT, sweep.current))
+    if today is not None and today is not row:
+        others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
+    if fixed is not None:
+        others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
+    return others
 
 
 def today_row(sweep: Sweep) -> Row | None:
@@ -53,49 +77,93 @@ def describe_device(device: Device) -> str:
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
 
 
-def _sweep_sentences(sweep: Sweep, probe: Probe | None) -> list[str]:
+def _headlines(results: RunResults) -> list[str]:
+    """What does not hold, as all else stands on it; then what to set; then how far other lengths are from the run's."""
+    sentences = _troubles(results)
+    if results.sweep is not None:
+        sentences.append(_what_to_set(results.sweep))
+    elif results.probe is not None:
+        sentences += _about_limit(results.probe)
+    return sentences + _drifted(results)
+
+
+def _troubles(results: RunResults) -> list[str]:
+    sentences = [verdict_sentence(results.verdicts)] if results.verdicts else []
+    if results.verification is not None and not results.verification.holds:
+        sentences += verification_sentences(results.verification)
+    return sentences
+
+
+def _drifted(results: RunResults) -> list[str]:
+    return drift_sentences(results.drift) if results.drift is not None else []
+
+
+def _comparison(sweep: Sweep) -> list[str]:
+    """The numbers of the recommended row beside those of others."""
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
-    if row is None:
-        why = with_full_stop(f": {sweep.reason}" if sweep.reason else "")
-        sentences = [f"No bucket table is recommended{why or '.'}"]
-        if fixed is not None:
-            sentences.append(
-                f"A fixed batch size of {format_number(fixed.batch_size)} needs {_batches(fixed.batches)} for an epoch."
-            )
-        return sentences
-    others: list[tuple[str, Row | Baseline]] = []
-    today = today_row(sweep) if sweep.current is None or sweep.current_fits is False else None
-    if sweep.current is not None and sweep.current_fits is not False:
-        others.append((_CURRENT, sweep.current))
-    if today is not None and today is not row:
-        others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
+    if row is not None:
+        return [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
     if fixed is not None:
-        others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
+        return [
+            f"A fixed batch size of {format_number(fixed.batch_size)} needs {_batches(fixed.batches)} for an epoch."
+        ]
+    return []
+
+
+def _evidence(results: RunResults) -> list[str]:
+    """What was run for real, and whether the user's own config does as well."""
+    sweep, verification = results.sweep, results.verification
+    sentences = verification_sentences(verification) if verification is not None and verification.holds else []
+    if sweep is not None and (row := sweep.recommended_row) is not None:
+        sentences += [*_proof(row, results.probe), *_about_current(sweep, row)]
+    return sentences
+
+
+def _details(sweep: Sweep) -> list[str]:
+    row = sweep.recommended_row
+    if row is None:
+        return []
     return [
-        _what_to_set(sweep, row, others),
-        _what_it_saves(row, others),
-        *_proof(row, probe),
-        *_about_current(sweep, row),
         _bound(sweep, row),
-        _padding(row, others),
+        _padding(row, compared(sweep)),
         *([f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []),
         *trade_off_sentences(sweep),
     ]
 
 
-def _what_to_set(sweep: Sweep, row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+def _what_to_set(sweep: Sweep) -> str:
+    row = sweep.recommended_row
+    if row is None:
+        return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
     count = len(row.boundaries)
     buckets = "1 bucket" if count == 1 else f"{format_number(count)} buckets"
-    sizing = ", batch sizes from the frontier" if row.sizing == "frontier" else ""
-    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
+    limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
+    sizes = "measured batch sizes" if row.sizing == "frontier" else limit
+    return f"Set {buckets} ({row.strategy}) with {sizes}{_advantage(row, compared(sweep))}."
+
+
+def _advantage(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+    """How it does against the first of the others: `: 1.34 times faster than your current config`."""
+    if not others:
+        return ""
+    name, other = others[0]
+    ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
+    if ours is None or not theirs:
+        return f": {_fewer(row.batches, other.batches)} than with {name}" if other.batches else ""
+    speed = _speed(ours, theirs)
+    equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best
+    unsure = ", but the estimates may be off by as much" if equal and speed != _AS_FAST else ""
+    return f": {speed} {name}{unsure}"
+
+
+def _what_it_needs(sweep: Sweep, row: Row) -> str:
     source = (sweep.current_settings or {}).get("source")
     on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
-    named = {_CURRENT: f"{_CURRENT} ({source})"} if source and source != "--current" else {}
-    needs = " and ".join(f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others)
-    return (
-        f"Set {buckets} ({row.strategy}{sizing}) with max_batch_length = {limit}: an epoch{on_ranks} needs "
-        f"{_batches(row.batches)}" + (f" where {needs}." if needs else ".")
-    )
+    named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
+    others = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in compared(sweep)]
+    needs = f"An epoch{on_ranks} needs {_batches(row.batches)}"
+    return f"{needs}; {' and '.join(others)}." if others else f"{needs}."
 
 
 def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
@@ -129,17 +197,12 @@ def _proof(row: Row, probe: Probe | None) -> list[str]:
 def _about_current(sweep: Sweep, row: Row) -> list[str]:
     """What the comparison with the user's own config comes down to, where that is not plain."""
     now = sweep.current
-    if now is None:
+    if now is None or sweep.current_fits is False:  # what does not fit is marked in tables, and a warning says so
         return []
-    if sweep.current_fits is False:
-        return [
-            f"Your current config ({format_number(now.batches)} batches) is not compared: its batches are larger than "
-            "what was found to fit."
-        ]
     ours, theirs = row.estimated_epoch_seconds, now.estimated_epoch_seconds
     timed = ours is not None and theirs is not None
-    if timed and row.equal_to_best and now.equal_to_best:
-        return ["By the error of the estimates, it and your current config are equally fast."]
+    if timed and row.equal_to_best and now.equal_to_best:  # the headline says so
+        return []
     if (theirs < ours) if timed and ours is not None and theirs is not None else now.batches < row.batches:
         return ["Your current config is better than the recommended table: keep it."]
     return []
@@ -164,12 +227,16 @@ def _padding(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     return f"{sentence}, against {against}." if against else f"{sentence}."
 
 
-def _probe_sentences(probe: Probe) -> list[str]:
-    unit = probe.lengths.unit
-    sentences = [
-        f"max_batch_length = {format_length(probe.max_batch_length, unit)} is the most that fits at every "
-        f"length, measured on {describe_device(probe.device)}."
+def _about_limit(probe: Probe) -> list[str]:
+    return [
+        f"max_batch_length = {format_length(probe.max_batch_length, probe.lengths.unit)} is the most that fits at "
+        f"every length, measured on {describe_device(probe.device)}."
     ]
+
+
+def _about_frontier(probe: Probe) -> list[str]:
+    unit = probe.lengths.unit
+    sentences = []
     if len(probe.frontier) > 1:
         largest = max(probe.frontier, key=lambda point: point.batch_size)
         longest = probe.frontier[-1]
@@ -205,7 +272,7 @@ def _fewer(ours: int, theirs: int) -> str:
 
 def _speed(our_seconds: float, their_seconds: float) -> str:
     if our_seconds == 0 or format_ratio(their_seconds / our_seconds) == "1.00":
-        return "as fast as"
+        return _AS_FAST
     if our_seconds < their_seconds:
         return f"{format_ratio(their_seconds / our_seconds)} times faster than"
     return f"{format_ratio(our_seconds / their_seconds)} times slower than"

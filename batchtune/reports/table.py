@@ -16,11 +16,13 @@ class Column:
         title: Its heading.
         numeric: Set to the right, with digits of one width.
         wraps: Holds running text that may be broken into lines.
+        leaves: Whether and when a narrow terminal leaves it out: the highest first; 0: never, as it tells rows apart.
     """
 
     title: str
     numeric: bool = True
     wraps: bool = False
+    leaves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

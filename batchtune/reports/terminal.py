@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from batchtune.reports.page import Page, build_page, build_verification_page
+from batchtune.reports.page import (
+    Page,
+    build_brief_page,
+    build_brief_verification_page,
+    build_page,
+    build_verification_page,
+)
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
 
 _WIDTH = 80
 # So many sentences of the summary follow the first one at the top; the rest comes after the tables, under "More".
-_BULLETS = 6
+_BULLETS = 7
 # A table of few, narrow columns and more rows than this is set in several blocks side by side.
 _FOLD_ROWS = 6
 _FOLD_BLOCKS = 2
+# Of the brief report: the first warning is shown whole, the others while they fill no more than so many lines.
+_WARNING_LINES = 6
 # Of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 
@@ -29,24 +39,82 @@ _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"
 _PLAIN = str.maketrans({"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ": "u", "“": '"', "”": '"', "\ufffd": "?"})
 
 
-def render(results: RunResults) -> str:
-    """The report as plain text, 80 columns wide, whatever the environment says of colours and widths."""
+def render(results: RunResults, *, full: bool = True) -> str:
+    """The report as plain text, 80 columns wide, whatever the environment says of colours and widths.
+
+    Args:
+        results: What the run folder holds.
+        full: All of it, rather than what fits on a screen.
+    """
     stream = io.StringIO()
     console = Console(
         file=stream, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
     )
-    render_terminal(results, console)
+    render_terminal(results, console, full=full)
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
 
 
-def render_terminal(results: RunResults, console: Console) -> None:
+def render_terminal(results: RunResults, console: Console, *, full: bool) -> None:
     """Prints the report; colours and width are the console's."""
-    _render_page(build_page(results), console)
+    if full:
+        _render_page(build_page(results), console)
+    else:
+        _render_brief(build_brief_page(results), console)
 
 
-def render_verification(results: RunResults, console: Console) -> None:
+def render_verification(results: RunResults, console: Console, *, full: bool) -> None:
     """Prints what the run's verification showed; colours and width are the console's."""
-    _render_page(build_verification_page(results), console)
+    if full:
+        _render_page(build_verification_page(results), console)
+    else:
+        _render_brief(build_brief_verification_page(results), console)
+
+
+def _render_brief(page: Page, console: Console) -> None:
+    """What fits on a screen: a headline, a table, a few sentences, the warnings that matter most, what to do next."""
+    if page.verdicts is not None:
+        console.print(_verdicts(page.verdicts, console))
+        console.print()
+    console.print(_text(page.summary[0], console, "bold"))
+    console.print()
+    for table in page.tables:
+        _print_table(table, console)
+        console.print()
+    if page.summary[1:]:
+        console.print(_bullets(page.summary[1:], "-", console))
+    if page.warnings:
+        console.print(_bullets(_first_warnings(page.warnings, console.width), "!", console, style="yellow"))
+    if page.summary[1:] or page.warnings:
+        console.print()
+    _print_steps(page.next_steps, console)
+
+
+def _first_warnings(warnings: Sequence[str], width: int) -> list[str]:
+    """The first ones, as many as fill a few lines, and how many more there are."""
+    shown = list(warnings[:1])
+    for warning in warnings[1:]:
+        if sum(map(len, (*shown, warning))) > _WARNING_LINES * width:
+            break
+        shown.append(warning)
+    if len(shown) < len(warnings):
+        left = len(warnings) - len(shown)
+        shown.append(
+            f"{left} more {'warning' if left == 1 else 'warnings'}: --full shows {'it' if left == 1 else 'them'}."
+        )
+    return shown
+
+
+def _print_steps(steps: Sequence[tuple[str, str]], console: Console) -> None:
+    """Prints commands that can be copied, so that none is broken, and beside or below each what it is for."""
+    gap, width = 2, max(len(command) for command, _ in steps)
+    beside = width + gap + max(len(purpose) for _, purpose in steps) <= console.width
+    for command, purpose in steps:
+        line = _text(f"{command:{width + gap}}" if beside else command, console, "bold")
+        if beside:
+            line += _text(purpose, console, "dim")
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+        if not beside:
+            console.print(Padding(_text(purpose, console, "dim"), (0, 0, 0, gap)))
 
 
 def _render_page(page: Page, console: Console) -> None:
@@ -64,10 +132,7 @@ def _render_page(page: Page, console: Console) -> None:
     console.print(_facts(page.facts, console))
     for table in page.tables:
         console.print()
-        console.print(_text(table.title, console, "bold"))
-        console.print(_rich_table(table, console))
-        for note in table.notes:
-            console.print(_text(note, console, "dim"))
+        _print_table(table, console)
     if more:
         console.print()
         console.print(_text("More", console, "bold"))
@@ -94,26 +159,66 @@ def _facts(facts: Sequence[tuple[str, str]], console: Console) -> RichTable:
     return grid
 
 
-def _bullets(sentences: Sequence[str], bullet: str, console: Console) -> RichTable:
+def _bullets(sentences: Sequence[str], bullet: str, console: Console, style: str = "") -> RichTable:
     grid = RichTable.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, style=style)
     grid.add_column(overflow="fold")
     for sentence in sentences:
         grid.add_row(bullet, _text(sentence, console))
     return grid
 
 
-def _rich_table(table: Table, console: Console) -> RichTable:
-    """The table as airy as the width allows: with headings on one line, on several, and closer together."""
-    table = fold(table)
-    rich_table = _lay_out(table, console, one_line=True, padding=1)
+def _print_table(table: Table, console: Console) -> None:
+    """Prints a table as airy as the width allows, with its title above and its notes below.
+
+    Where it is too wide even with its words below each other, columns are left out, and a note names them; those that
+    tell rows apart never are: beyond that, lines are wider than the terminal.
+    """
+    rich_table, left_out = _fitted(table, console)
+    if table.title:
+        console.print(_text(table.title, console, "bold"))
+    console.print(rich_table, crop=False)
+    for note in [*([f"Left out, as too wide: {', '.join(left_out)}."] if left_out else []), *table.notes]:
+        console.print(_text(note, console, "dim"))
+
+
+def _fitted(table: Table, console: Console) -> tuple[RichTable, list[str]]:
+    """The table laid out for the width, and the titles of the columns that it has no room for."""
     if any(column.wraps for column in table.columns):
-        return rich_table
-    if _width(rich_table, console) > console.width:
-        rich_table = _lay_out(table, console, one_line=False, padding=1)
-    if _width(rich_table, console) > console.width:
+        return _lay_out(table, console, one_line=True, padding=1), []
+    left_out: list[str] = []
+    for candidate in (fold(table), table):
+        for one_line, padding in ((True, 1), (False, 1), (False, 0)):
+            rich_table = _lay_out(candidate, console, one_line=one_line, padding=padding)
+            if _width(rich_table, console) <= console.width:
+                return rich_table, left_out
+    while True:
+        narrowest = _width(_lay_out(_stacked(table), console, one_line=False, padding=0), console)
         rich_table = _lay_out(table, console, one_line=False, padding=0)
-    return rich_table
+        if narrowest <= console.width:
+            return rich_table, left_out
+        last = max(range(len(table.columns)), key=lambda index: table.columns[index].leaves)
+        if not table.columns[last].leaves:
+            rich_table.width = narrowest
+            return rich_table, left_out
+        left_out.append(table.columns[last].title)
+        table = _without(table, last)
+
+
+def _stacked(table: Table) -> Table:
+    """The table with the words of its texts below each other."""
+    rows = (
+        tuple(
+            cell if column.numeric else "\n".join(cell.split()) for cell, column in zip(row, table.columns, strict=True)
+        )
+        for row in table.rows
+    )
+    return replace(table, rows=tuple(rows))
+
+
+def _without(table: Table, index: int) -> Table:
+    columns, rows = (*table.columns[:index], *table.columns[index + 1 :]), table.rows
+    return replace(table, columns=columns, rows=tuple((*row[:index], *row[index + 1 :]) for row in rows))
 
 
 def _width(rich_table: RichTable, console: Console) -> int:
@@ -132,12 +237,22 @@ def _lay_out(table: Table, console: Console, *, one_line: bool, padding: int) ->
     for index, row in enumerate(table.rows):
         if index == table.break_before:
             rich_table.add_section()
-        cells = [_text(cell, console) for cell in row]
+        cells: list[RenderableType] = [_text(cell, console) for cell in row]
         if table.marked is not None:
-            mark = "▶ " if index == table.marked else "  "
-            cells[0] = _text(mark + row[0], console)
+            mark = "▶" if index == table.marked else " "
+            numeric = table.columns[0].numeric
+            cells[0] = _text(f"{mark} {row[0]}", console) if numeric else _beside(_text(mark, console), cells[0])
         rich_table.add_row(*cells, style="bold green" if index == table.marked else "")
     return rich_table
+
+
+def _beside(mark: Text, cell: RenderableType) -> RichTable:
+    """The cell with room before it for the mark, also before its second line."""
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    grid.add_row(mark, cell)
+    return grid
 
 
 def _rich_column(column: Column, console: Console, one_line: bool) -> RichColumn:

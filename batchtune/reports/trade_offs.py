@@ -36,7 +36,7 @@ def trade_off_tables(sweep: Sweep) -> list[Table]:
     if len(curve) > 1:
         tables.append(_curve_table(sweep, curve))
     if sweep.saturation is not None and len(sweep.saturation.points) > 1:
-        tables.append(_saturation_table(sweep.saturation, sweep.lengths.unit))
+        tables.append(_saturation_table(sweep, sweep.saturation))
     if sweep.two_dimensional:
         tables.append(_two_dimensional_table(sweep))
     return tables
@@ -115,15 +115,16 @@ def _waiting(sweep: Sweep, row: Row) -> Iterator[str]:
 
 
 def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
-    unit, full = sweep.lengths.unit, saturation.points[-1] if saturation.points else None
+    unit, full, row = sweep.lengths.unit, saturation.points[-1] if saturation.points else None, sweep.recommended_row
     if full is None or saturation.max_batch_length >= full.max_batch_length:
         return
+    if row is not None and row.sizing == "frontier":
+        return  # its batch sizes do not come from max_batch_length: a share of what that reaches says nothing of it
     enough = next(point for point in saturation.points if point.max_batch_length >= saturation.max_batch_length)
-    how_fast = "as fast" if saturation.fraction > 0.9995 else "nearly as fast"
     yield (
         f"max_batch_length = {format_length(saturation.max_batch_length, unit)} already reaches "
-        f"{format_percent(saturation.fraction)} of the best throughput, with {format_number(enough.mean_batch_size)} "
-        f"examples a batch on average: {how_fast}, and often the better choice for training."
+        f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
+        f"{format_number(enough.mean_batch_size)} examples a batch on average: often the better choice for training."
     )
 
 
@@ -167,11 +168,11 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
         )
     columns = (
         Column("table", numeric=False),
-        Column("effective buckets"),
-        Column("randomness"),
-        Column("mean batch"),
-        Column("variation"),
-        Column("cost"),
+        Column("effective buckets", leaves=2),
+        Column("randomness", leaves=1),
+        Column("mean batch", leaves=3),
+        Column("variation", leaves=4),
+        Column("cost", leaves=1),
     )
     notes = [
         f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these."
@@ -188,7 +189,8 @@ def _cost(row: Row) -> float:
     return row.estimated_epoch_seconds if row.estimated_epoch_seconds is not None else float(row.batches)
 
 
-def _saturation_table(saturation: Saturation, unit: str | None) -> Table:
+def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
+    unit, row = sweep.lengths.unit, sweep.recommended_row
     best = max(point.throughput for point in saturation.points)
     at = next(
         (
@@ -208,15 +210,24 @@ def _saturation_table(saturation: Saturation, unit: str | None) -> Table:
         )
         for point in (saturation.points[index] for index in shown)
     )
-    columns = (Column("max_batch_length"), Column("mean batch"), Column("estimated epoch"), Column("throughput"))
-    notes = (
-        f"Throughput is true length per second, as a share of the best, with {saturation.num_buckets} optimal buckets.",
+    columns = (
+        Column("max_batch_length"),
+        Column("mean batch", leaves=2),
+        Column("estimated epoch", leaves=2),
+        Column("throughput", leaves=1),
     )
+    notes = [
+        "Throughput is true length per second, as a share of the best of these tables: "
+        f"{saturation.num_buckets} optimal buckets each, sized by max_batch_length."
+    ]
+    if row is not None and row.sizing == "frontier" and row.estimated_epoch_seconds and best:
+        share = sweep.lengths.total / row.estimated_epoch_seconds / best
+        notes.append(f"The recommended table, with measured batch sizes, reaches {format_percent(share)} of that best.")
     return Table(
         title="Throughput by max_batch_length",
         columns=columns,
         rows=rows,
-        notes=notes,
+        notes=tuple(notes),
         marked=None if at is None else shown.index(at),
     )
 
@@ -233,9 +244,9 @@ def _two_dimensional_table(sweep: Sweep) -> Table:
         )
         for row in sweep.two_dimensional
     )
-    columns = [Column("buckets"), Column("batches"), Column("over length alone"), Column("gain")]
-    if timed:
-        columns.insert(3, Column("estimated epoch"))
+    columns = [Column("buckets"), Column("batches", leaves=2), Column("over length alone", leaves=3)]
+    columns += [Column("estimated epoch", leaves=4)] if timed else []
+    columns.append(Column("gain", leaves=1))
     return Table(
         title="Buckets over both lengths",
         columns=tuple(columns),

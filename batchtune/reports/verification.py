@@ -23,7 +23,7 @@ def verification_sentences(verification: Verification) -> list[str]:
         steps = f"{format_number(verification.steps)} shuffled {_plural(verification.steps, 'step')}"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
     reasons = [with_full_stop(reason) for reason in verification.reasons] or ["No reason is given."]
-    reasons[0] = f"The verification does not hold. {reasons[0]}"
+    reasons.insert(0, "The verification does not hold.")
     if verification.proposal is not None:
         reasons.append(_proposal_sentence(verification, verification.proposal))
     return reasons
@@ -42,7 +42,7 @@ def verification_facts(verification: Verification) -> list[tuple[str, str]]:
 
 def verification_tables(verification: Verification) -> list[Table]:
     """What failed, and what is proposed instead; none where all passed."""
-    return [*_failures_table(verification), *_proposal_table(verification)]
+    return [*_failures_table(verification), *proposal_table(verification)]
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _proposal_sentence(verification: Verification, proposal: Proposal) -> str:
         for boundary, old, new in lowered[:_MAX_NAMED]
     ]
     if len(lowered) > _MAX_NAMED:
-        named.append(f"{len(lowered) - _MAX_NAMED} more below")
+        named.append(f"{len(lowered) - _MAX_NAMED} more in the table")
     sizes = ", ".join(named) or "as they are"
     elsewhere = ""
     if proposal.max_batch_length < verification.max_batch_length:
@@ -156,7 +156,8 @@ def _failures_table(verification: Verification) -> Iterator[Table]:
     )
 
 
-def _proposal_table(verification: Verification) -> Iterator[Table]:
+def proposal_table(verification: Verification) -> Iterator[Table]:
+    """The batch sizes that differ in what is proposed instead; none where nothing is, or it failed too."""
     proposal = verification.proposal
     if proposal is None or not proposal.verified:
         return

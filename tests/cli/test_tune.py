@@ -128,6 +128,13 @@ def test_quiet_says_nothing(batchtune: Run, manifest: Path, run: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+def test_the_result_fits_on_a_screen_and_names_the_config_and_what_to_do_next(tuned: Path) -> None:
+    lines = (tuned / "stdout").read_text().splitlines()
+    assert len(lines) <= 25
+    assert any(line.startswith("batchtune-run/sampler.yaml ") for line in lines)
+    assert any(line.startswith("batchtune verify MANIFEST ") for line in lines)
+
+
 def test_without_a_terminal_there_is_no_progress_bar_and_no_colour(tuned: Path) -> None:
     stdout, stderr = (tuned / "stdout").read_text(), (tuned / "stderr").read_text()
     assert "\x1b" not in stdout + stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, run_in
+from cli.conftest import Run, command, run_in
 from made_once import MadeOnce
 
 WORKLOADS = Path(__file__).parent / "steady_workload.py"
@@ -98,6 +99,17 @@ def test_batches_that_are_too_large_end_with_3_and_a_proposal_that_passes(batcht
     assert proposal["verified"]
     edited(run, bucket_batch_sizes=proposal["bucket_batch_sizes"])
     assert batchtune("verify", "lengths.csv", "--steps", 14, *ANY_TIME).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_failing_verification_ends_with_3_though_its_reader_has_gone(run: Path, tmp_path: Path) -> None:
+    first, *rest = sampler(run)["bucket_batch_sizes"]
+    edited(run, bucket_batch_sizes=[2 * first, *rest])
+    verify = shlex.join(command("verify", "lengths.csv", "--steps", 14, *ANY_TIME))
+    piped = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{verify} 2>&1 | true"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert piped.returncode == 3
 
 
 @pytest.mark.slow

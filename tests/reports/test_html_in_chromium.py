@@ -234,7 +234,7 @@ def colours(page: Page) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("width", [480, 960])
+@pytest.mark.parametrize("width", [390, 960])
 def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
     light.page.set_viewport_size({"width": width, "height": 800})
     main = light.page.locator("main").bounding_box()
@@ -245,6 +245,13 @@ def test_nothing_is_wider_than_the_window(light: Opened, width: int) -> None:
         drawn = light.page.locator(f"#plot-{figure.name} .main-svg[width='{room['width']:g}']").first
         drawn.wait_for(state="attached")
     assert light.page.evaluate("document.scrollingElement.scrollWidth") <= width
+
+
+def test_the_heading_has_at_most_two_lines(light: Opened) -> None:
+    light.page.set_viewport_size({"width": 960, "height": 900})
+    heading = light.page.locator("h1")
+    box, line_height = heading.bounding_box(), heading.evaluate("one => parseFloat(getComputedStyle(one).lineHeight)")
+    assert box is not None and box["height"] <= 2.1 * line_height
 
 
 def test_without_scripts_everything_but_the_charts_can_be_read(opened: Open) -> None:

@@ -10,6 +10,7 @@ from report_records import made_probe, made_sweep, made_verification
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.json_format import Report, render
+from batchtune.reports.terminal import render as render_text
 from batchtune.results import read_result
 
 RESULTS = RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification())
@@ -27,12 +28,17 @@ def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:
 
 def test_meta_comes_first_and_names_format_and_version() -> None:
     document = json.loads(render(RESULTS))
-    assert list(document) == ["meta", "summary", "probe", "sweep", "verification", "verdicts", "drift"]
+    assert list(document) == ["meta", "summary", "warnings", "probe", "sweep", "verification", "verdicts", "drift"]
     assert (document["meta"]["format"], document["meta"]["version"]) == ("batchtune/report", 1)
 
 
 def test_the_summary_is_the_same_as_in_the_other_formats() -> None:
     assert json.loads(render(RESULTS))["summary"] == summary_sentences(RESULTS)
+
+
+def test_the_warnings_are_those_that_the_terminal_shows() -> None:
+    warnings = json.loads(render(RESULTS))["warnings"]
+    assert warnings and all(warning in " ".join(render_text(RESULTS).split()) for warning in warnings)
 
 
 def test_what_is_absent_is_null() -> None:

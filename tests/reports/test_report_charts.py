@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -55,6 +56,32 @@ def test_there_is_one_line_for_each_strategy_and_sizing_and_each_thing_to_compar
 def test_the_users_settings_are_among_what_is_compared() -> None:
     for figure in (buckets_figure(whole_sweep()), randomness_figure(whole_sweep())):
         assert "current" in traces(figure)
+
+
+def test_a_current_config_that_cant_fit_is_marked_in_both() -> None:
+    sweep = msgspec.structs.replace(whole_sweep(), current_fits=False)
+    for figure in (buckets_figure(sweep), randomness_figure(sweep)):
+        assert "current (does not fit)" in traces(figure) and "current" not in traces(figure)
+
+
+@pytest.mark.parametrize("figure_of", [buckets_figure, randomness_figure])
+def test_costs_are_on_a_logarithmic_axis_of_which_the_rows_have_at_least_half(
+    figure_of: Callable[[Sweep], Figure | None],
+) -> None:
+    """A fixed batch size may cost many times what any table costs: it is then a note above the scale."""
+    sweep = made_sweep()
+    far = [msgspec.structs.replace(one, batches=400_000, estimated_epoch_seconds=9e4) for one in sweep.baselines]
+    for baselines, drawn in ((sweep.baselines, True), (far, False)):
+        figure = figure_of(msgspec.structs.replace(sweep, baselines=baselines))
+        assert figure is not None
+        for view in figure.views:
+            assert view.layout["yaxis"]["type"] == "log"
+            assert ("fixed-random" in {trace["name"] for trace in view.data}) == drawn
+            low, high = view.layout["yaxis"]["range"]
+            ys = [y for trace in view.data for y in trace["y"] if trace["name"] in ("speechbrain", "optimal")]
+            assert math.log10(max(ys) / min(ys)) >= 0.45 * (high - low)
+            notes = [note["text"] for note in view.layout["annotations"]]
+            assert (not drawn) == any(text.startswith("↑ fixed-random: ") for text in notes)
 
 
 def test_every_row_is_a_point_at_its_bucket_count_and_its_batches() -> None:
@@ -192,6 +219,18 @@ def test_a_frontier_of_one_length_is_a_point() -> None:
     probe = made_probe()
     one = msgspec.structs.replace(probe, frontier=probe.frontier[:1])
     assert len(traces(frontier_figure(one))["largest that fits"]["x"]) == 1
+
+
+def test_what_the_data_close_is_drawn_and_worded_apart_from_what_memory_closes() -> None:
+    probe = made_probe()
+    first = msgspec.structs.replace(probe.frontier[0], batch_size=2, closed_by="data", oom_batch_size=None)
+    figure = frontier_figure(msgspec.structs.replace(probe, frontier=[first, *probe.frontier[1:]]))
+    drawn = traces(figure)
+    assert drawn["largest that fits"]["x"] == [point.length for point in probe.frontier[1:]]
+    of_data = drawn["all that the data fill, more may fit"]
+    assert (of_data["x"], of_data["mode"]) == ([first.length], "markers")
+    assert "largest" not in of_data["hovertext"][0] and "no more examples are this short" in of_data["hovertext"][0]
+    assert figure is not None and figure.caption.startswith("From 174 × 3.5 s to 24 × 24.52 s: found in 12 trials")
 
 
 def test_a_probe_without_a_frontier_has_no_chart() -> None:

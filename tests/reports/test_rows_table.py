@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from report_records import made_sweep, proven_sweep, with_recommended, without_recommendation
+import pytest
+from report_records import made_sweep, proven_sweep, whole_sweep, with_recommended, without_recommendation
 
-from batchtune.reports.rows import chosen_rows, rows_table
+from batchtune.reports.rows import chosen_rows, comparison_table, rows_table
 from batchtune.results import Sweep
 
 
@@ -96,6 +97,25 @@ def test_a_row_with_fewer_buckets_than_asked_for_says_so() -> None:
 def test_a_sweep_without_rows_still_shows_its_baselines() -> None:
     empty = msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
     assert len(rows_table(empty).rows) == 3
+
+
+@pytest.mark.parametrize(("fits", "name"), [(True, "current"), (None, "current"), (False, "current (does not fit)")])
+def test_a_current_config_that_cant_fit_is_marked_and_the_mark_is_explained(fits: bool | None, name: str) -> None:
+    table = rows_table(msgspec.structs.replace(whole_sweep(), current_fits=fits))
+    assert name in [row[0] for row in table.rows]
+    assert any("does not fit: its batches are larger" in note for note in table.notes) == (fits is False)
+
+
+def test_a_current_config_that_cant_fit_stands_beside_what_is_compared_and_is_marked() -> None:
+    sweep = msgspec.structs.replace(whole_sweep(), current_fits=False)
+    assert sweep.recommended_row is not None
+    assert [row[0] for row in comparison_table(sweep, sweep.recommended_row).rows] == [
+        "recommended",
+        "SpeechBrain's num_buckets=20",
+        "fixed batch size of 24",
+        "your current config (does not fit)",
+        "lower bound",
+    ]
 
 
 def test_tables_with_sizes_that_were_not_run_are_marked_and_the_mark_is_explained() -> None:

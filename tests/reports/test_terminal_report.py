@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -54,24 +56,43 @@ RUNS = {
 }
 
 
-def printed(results: RunResults, console: Console) -> str:
-    render_terminal(results, console)
+BRIEF = ("proven", "partly-proven", "does-not-hold", "everything", "probe", "sweep-untimed", "nothing-recommended")
+
+
+def printed(results: RunResults, console: Console, *, full: bool = True) -> str:
+    render_terminal(results, console, full=full)
     stream = console.file
     assert isinstance(stream, io.StringIO)
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_report_is_as_in_its_snapshot(name: str) -> None:
-    path, text = SNAPSHOTS / f"{name}.txt", render(RUNS[name])
+@pytest.mark.parametrize(("name", "full"), [*((name, True) for name in RUNS), *((name, False) for name in BRIEF)])
+def test_the_report_is_as_in_its_snapshot(name: str, full: bool) -> None:
+    path, text = SNAPSHOTS / f"{name if full else f'brief-{name}'}.txt", render(RUNS[name], full=full)
     if os.environ.get("REFRESH_SNAPSHOTS") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("name", RUNS)
-def test_no_line_is_wider_than_80_columns(name: str) -> None:
-    assert max(len(line) for line in render(RUNS[name]).splitlines()) <= 80
+def test_no_line_is_wider_than_80_columns(name: str, full: bool) -> None:
+    assert max(len(line) for line in render(RUNS[name], full=full).splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_brief_report_has_20_lines_and_those_of_its_warnings(name: str) -> None:
+    lines = render(RUNS[name], full=False).splitlines()
+    first = next((number for number, line in enumerate(lines) if line.startswith("! ")), len(lines))
+    warned = len([line for line in lines[first:] if line.startswith(("! ", "  ")) and "batchtune" not in line])
+    assert len(lines) - warned <= 20
+
+
+def test_warnings_for_which_a_screen_has_no_room_are_counted() -> None:
+    sweep = msgspec.structs.replace(made_sweep(), warnings=[f"{number} {'xx ' * 70}" for number in range(5)])
+    text = render(RunResults(name="run", probe=None, sweep=sweep), full=False)
+    assert "3 more warnings: --full shows them." in text
+    assert "! 1 xx" in text and "! 2 xx" not in text
 
 
 def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +107,7 @@ def test_the_summary_comes_first_and_what_matters_less_after_the_tables() -> Non
     order = [
         "batchtune report: ",
         "Set 13 buckets",
+        "- An epoch on 8 ranks needs 634 batches",
         "- Verified: ",
         "Data ",
         "Bucket tables compared",
@@ -101,13 +123,32 @@ def test_the_summary_comes_first_and_what_matters_less_after_the_tables() -> Non
 def test_a_narrow_terminal_cuts_no_number() -> None:
     console = Console(file=io.StringIO(), width=66, color_system=None, _environ={})
     lines = [line.split() for line in printed(RUNS["both"], console).splitlines()]
-    cells = ["13", "634", "3.1%", "45.0", "9.1", "3", "min", "20", "s", "1.41\u00d7"]
+    cells = ["13", "634", "3.1%", "45.0", "3", "min", "20", "s", "1.41\u00d7"]
     assert any(line[-len(cells) :] == cells for line in lines)
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60])
+def test_what_tells_rows_apart_is_there_at_any_width(width: int) -> None:
+    text = printed(RUNS["everything"], Console(file=io.StringIO(), width=width, color_system=None, _environ={}))
+    found = re.search(r"Bucket\s+tables\s+compared(.*)Recommended\s+buckets", text, re.DOTALL)
+    assert found is not None
+    rows = found[1]
+    for name in ("speechbrain", "quantile", "exponential", "(frontier)", "fixed-random"):
+        assert name in rows
+    assert {"10", "13", "20"} <= set(rows.split())
+    if width < 60:
+        assert "Left out, as too wide: effective" in " ".join(rows.split())
+
+
+def test_a_command_that_comes_next_is_never_broken(tmp_path: Path) -> None:
+    long = replace(RUNS["both"], folder=tmp_path / ("long" * 20))
+    text = printed(long, Console(file=io.StringIO(), width=40, color_system=None, _environ={}), full=False)
+    assert f"batchtune verify {long.folder} MANIFEST" in text.splitlines()
 
 
 def test_the_recommended_row_is_bold_where_there_are_colours() -> None:
     console = Console(file=io.StringIO(), width=100, color_system="standard", force_terminal=True, _environ={})
-    marked = next(line for line in printed(RUNS["both"], console).splitlines() if "▶ optimal" in line)
+    marked = next(line for line in printed(RUNS["both"], console).splitlines() if "▶" in line and "optimal" in line)
     assert marked.startswith("\x1b[1")
 
 

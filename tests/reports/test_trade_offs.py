@@ -22,12 +22,15 @@ def test_a_sweep_that_knows_nothing_more_says_nothing_more() -> None:
 
 
 def test_the_users_settings_now_come_before_any_other() -> None:
-    first, second, *_ = summary_sentences(RunResults(name="run", probe=None, sweep=whole_sweep()))
-    assert first == (
-        "Set 13 buckets (optimal) with max_batch_length = 600 s: an epoch on 8 ranks needs 634 batches where your "
-        "current config (train.yaml) needs 1021 and a fixed batch size of 24 needs 1190."
+    first, second, third, *_ = summary_sentences(RunResults(name="run", probe=None, sweep=whole_sweep()))
+    assert (
+        first == "Set 13 buckets (optimal) with max_batch_length = 600 s: 1.34 times faster than your current config."
     )
-    assert "1.34 times faster than your current config (4 min 27 s)" in second
+    assert second == (
+        "An epoch on 8 ranks needs 634 batches; your current config (train.yaml) needs 1021 and a fixed batch size of "
+        "24 needs 1190."
+    )
+    assert "1.34 times faster than your current config (4 min 27 s)" in third
 
 
 def test_tables_within_the_error_are_equal() -> None:
@@ -69,9 +72,18 @@ def test_what_is_dealt_twice_is_told(repeated: int, said: str) -> None:
 
 def test_a_smaller_limit_that_is_as_fast_is_told() -> None:
     assert sentence(whole_sweep(), "max_batch_length = 300 s") == (
-        "max_batch_length = 300 s already reaches 95.0% of the best throughput, with 22.51 examples a batch on "
-        "average: nearly as fast, and often the better choice for training."
+        "max_batch_length = 300 s already reaches 95.0% of the best throughput of any max_batch_length, with 22.51 "
+        "examples a batch on average: often the better choice for training."
     )
+
+
+def test_a_table_of_the_frontier_is_not_held_to_the_throughput_by_max_batch_length() -> None:
+    sweep = whole_sweep()
+    frontier = next(index for index, row in enumerate(sweep.rows) if row.sizing == "frontier")
+    sweep = msgspec.structs.replace(sweep, recommended=frontier)
+    assert not [text for text in trade_off_sentences(sweep) if "already reaches" in text]
+    notes = trade_off_tables(sweep)[1].notes
+    assert "The recommended table, with measured batch sizes, reaches 99.0% of that best." in notes
 
 
 def test_where_only_the_largest_limit_is_fast_enough_nothing_is_said() -> None:

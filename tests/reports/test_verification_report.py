@@ -37,7 +37,8 @@ def test_without_an_estimate_that_is_said() -> None:
 
 def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
     assert verification_sentences(failed_verification()) == [
-        "The verification does not hold. A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s).",
+        "The verification does not hold.",
+        "A batch of 24 × 24.52 s ran out of memory (bucket 13 of 13, up to 24.52 s).",
         "The next smaller safe batch sizes, which passed 50 steps in a fresh process: 22 instead of 24 (up to "
         "24.52 s); for samplers that work them out, max_batch_length = 564 s.",
     ]
@@ -45,7 +46,7 @@ def test_what_does_not_hold_is_told_with_why_and_what_instead() -> None:
 
 def test_sizes_that_failed_too_are_not_called_safe() -> None:
     sentences = verification_sentences(failed_verification(verified=False))
-    assert sentences[1].startswith("No safe sizes were found")
+    assert sentences[2].startswith("No safe sizes were found")
     assert not any("safe instead" in table.title for table in verification_tables(failed_verification(verified=False)))
 
 
@@ -54,7 +55,7 @@ def test_only_the_buckets_that_change_are_in_the_table() -> None:
 
 
 def test_a_verification_that_holds_follows_what_to_set() -> None:
-    assert summary_sentences(run_with(made_verification()))[2].startswith("Verified: 500")
+    assert summary_sentences(run_with(made_verification()))[3].startswith("Verified: 500")
 
 
 def test_one_that_does_not_comes_first() -> None:

@@ -193,6 +193,28 @@ def points(
     return trace | settings
 
 
+def beyond(text: str, place: int, x: float | None = None) -> Layout:
+    """A note at the upper edge of a chart, for what lies above its scale.
+
+    Args:
+        text: Name and value.
+        place: How many notes are above it.
+        x: Where it would be; the left edge unless given.
+    """
+    at = {"xref": "paper", "x": 0} if x is None else {"xref": "x", "x": x}
+    return at | {
+        "text": label(f"↑ {text}, above this scale"),
+        "xanchor": "left",
+        "xshift": 8,
+        "yref": "paper",
+        "y": 1,
+        "yanchor": "top",
+        "yshift": -18 * place,
+        "showarrow": False,
+        "font": {"size": 12, "color": "--faint"},
+    }
+
+
 def level(name: str, value: float, x_range: tuple[float, float], text: str, *, dash: str) -> Trace:
     """A horizontal line to compare with, which tells its value wherever the pointer meets it."""
     low, high = x_range

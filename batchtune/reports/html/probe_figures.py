@@ -20,9 +20,11 @@ from batchtune.reports.html.figure import (
 )
 from batchtune.reports.table import TIMES
 from batchtune.results import FrontierPoint, Probe, Trial
-from batchtune.units import format_length, format_number, format_seconds, format_size
+from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
 _CURVE_POINTS = 120
+# What closes a point of the frontier that memory does not.
+_DATA = "data"
 
 # How an outcome is drawn: name in the legend, symbol, colour, outcomes.
 _OUTCOMES = (
@@ -46,7 +48,7 @@ def frontier_figure(probe: Probe) -> Figure | None:
     x_axis = axis(axis_title("length", unit), type="log")
     return Figure(
         name="frontier",
-        title="Frontier: the largest batch that fits, by length",
+        title="Frontier: the largest batch, by length",
         caption=_describe(probe, frontier),
         views=(
             View(
@@ -85,14 +87,16 @@ def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float
 def _traces(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> list[Trace]:
     unit = probe.lengths.unit
     data = list(_limits(probe, frontier, y))
-    data.append(
-        points(
-            "largest that fits",
-            [(p.length, y(p.batch_size, p.length), _frontier_text(p, unit)) for p in thinned(frontier)],
-            color="--hue-4",
-            marker={"size": 8},
-        )
+    limited = [point for point in frontier if point.closed_by != _DATA]
+    filled = [point for point in frontier if point.closed_by == _DATA]
+    series: tuple[tuple[str, list[FrontierPoint], str, Trace], ...] = (
+        ("largest that fits", limited, "lines+markers", {"size": 8}),
+        ("all that the data fill, more may fit", filled, "markers", {"symbol": "diamond-open", "size": 11}),
     )
+    for name, members, mode, marker in series:
+        if members:
+            values = [(p.length, y(p.batch_size, p.length), _frontier_text(p, unit)) for p in thinned(members)]
+            data.append(points(name, values, color="--hue-4", mode=mode, marker=marker))
     for name, symbol, color, outcomes in _OUTCOMES:
         trials = [
             (trial.length, y(trial.batch_size, trial.length), _trial_text(trial, unit))
@@ -131,11 +135,15 @@ def _shape(batch_size: float, length: float, unit: str | None) -> str:
 
 
 def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
+    shape = _shape(point.batch_size, point.length, unit)
+    proof = [] if point.trial is None else [f"proven by trial {point.trial}"]
+    if point.closed_by == _DATA:
+        why = "no more examples are this short, or --max-batch-size allows no more"
+        return hover(f"all that the data fill: {shape}", why, *proof, *_costs(point))
     closed = f"closed by {point.closed_by}"
     if point.oom_batch_size is not None:
         closed += f" at {format_number(point.oom_batch_size)}"
-    proof = [] if point.trial is None else [f"proven by trial {point.trial}"]
-    return hover(f"largest: {_shape(point.batch_size, point.length, unit)}", closed, *proof, *_costs(point))
+    return hover(f"largest: {shape}", closed, *proof, *_costs(point))
 
 
 def _trial_text(trial: Trial, unit: str | None) -> str:
@@ -154,7 +162,13 @@ def _costs(measured: FrontierPoint | Trial) -> Iterator[str]:
 
 def _describe(probe: Probe, frontier: list[FrontierPoint]) -> str:
     unit = probe.lengths.unit
-    ends = " to ".join(_shape(point.batch_size, point.length, unit) for point in (frontier[0], frontier[-1]))
+    limited = [point for point in frontier if point.closed_by != _DATA]
+    shapes = [_shape(point.batch_size, point.length, unit) for point in limited]
+    ends = f"From {shapes[0]} to {shapes[-1]}" if shapes else "No batch that the data fill reaches the limit"
     trials = "1 trial" if len(probe.trials) == 1 else f"{len(probe.trials)} trials"
     failed = sum(trial.outcome == "oom" for trial in probe.trials)
-    return f"From {ends}, found in {trials}, {failed or 'none'} of them out of memory."
+    filled = len(frontier) - len(limited)
+    of_data = (
+        f" At {counted(filled, 'length')} the data fill no larger batch; more may fit." if filled and limited else ""
+    )
+    return f"{ends}: found in {trials}, {failed or 'none'} of them out of memory.{of_data}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from batchtune.reports.html.figure import (
     HUES,
     Figure,
+    Layout,
     Trace,
     View,
     axis,
     axis_title,
+    beyond,
     drawable,
     hover,
     layout,
@@ -21,13 +24,16 @@ from batchtune.reports.html.figure import (
     thinned,
     time_unit,
 )
-from batchtune.reports.rows import has_times
+from batchtune.reports.rows import current_name, has_times
 from batchtune.reports.summary import FIXED_BASELINE
 from batchtune.reports.words import format_percent
 from batchtune.results import Baseline, LowerBound, Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 Costed = Row | Baseline | LowerBound
+
+# What is compared is drawn while the rows have at least half of the scale; rows that cost about the same need no more.
+_LEAST_SPREAD = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +112,14 @@ def _drawable_rows(sweep: Sweep, measure: _Measure) -> list[Row]:
     return [
         row
         for row in sweep.rows
-        if row.num_buckets >= 1 and drawable(row.effective_buckets) and drawable(measure.cost(row))
+        if row.num_buckets >= 1 and drawable(row.effective_buckets) and drawable(measure.cost(row), logarithmic=True)
     ]
+
+
+def _highest(rows: list[Row], measure: _Measure) -> float:
+    """The highest cost that is drawn: what is higher would press the rows flat, also on a logarithmic axis."""
+    costs = [measure.cost(row) or 0.0 for row in rows]
+    return max(costs) * max(max(costs) / min(costs), _LEAST_SPREAD)
 
 
 def _groups(sweep: Sweep, measure: _Measure) -> list[tuple[str, str, list[Row]]]:
@@ -127,8 +139,11 @@ def _series(row: Row) -> str:
 
 def _buckets_view(sweep: Sweep, measure: _Measure) -> View:
     rows = _drawable_rows(sweep, measure)
-    levels = _levels(sweep, measure)
-    size, unit = _scale(measure, [measure.cost(row) for row in rows] + [cost for _, cost, _ in levels])
+    highest = _highest(rows, measure)
+    levels = [level for level in _levels(sweep, measure) if level[1] <= highest]
+    above = [level for level in _levels(sweep, measure) if level[1] > highest]
+    costs = [measure.cost(row) or 0.0 for row in rows] + [cost for _, cost, _ in levels]
+    size, unit = _scale(measure, costs)
     counts = [row.num_buckets for row in rows]
     span = (min(counts) - 0.5, max(counts) + 0.5)
     data = [level(name, cost / size, span, hover(name, measure.words(cost)), dash=dash) for name, cost, dash in levels]
@@ -137,19 +152,24 @@ def _buckets_view(sweep: Sweep, measure: _Measure) -> View:
         data.append(points(name, values, color=color))
     mark = sweep.recommended_row
     cost = None if mark is None else measure.cost(mark)
-    if mark is not None and cost is not None and drawable(cost):
+    if mark is not None and mark in rows and cost is not None:
         data.append(recommended_mark(mark.num_buckets, cost / size, _row_text(mark, sweep, measure)))
     few = {"dtick": 1} if max(counts) - min(counts) <= 20 else {}
+    notes = [beyond(f"{name}: {measure.words(cost)}", place) for place, (name, cost, _) in enumerate(above)]
     shown = layout(
-        axis("number of buckets", range=list(span), tickformat=",d", **few), axis(axis_title(measure.axis, unit))
+        axis("number of buckets", range=list(span), tickformat=",d", **few),
+        _cost_axis(axis_title(measure.axis, unit), [cost / size for cost in costs], len(notes)),
+        annotations=notes,
     )
     return View(label=measure.label, data=data, layout=shown)
 
 
 def _randomness_view(sweep: Sweep, measure: _Measure) -> View:
     rows = _drawable_rows(sweep, measure)
-    others = _points_beside(sweep, measure)
-    size, unit = _scale(measure, [measure.cost(row) for row in rows] + [cost for _, _, cost, _ in others])
+    highest, beside = _highest(rows, measure), _points_beside(sweep, measure)
+    others, above = [p for p in beside if p[2] <= highest], [p for p in beside if p[2] > highest]
+    costs = [measure.cost(row) or 0.0 for row in rows] + [cost for _, _, cost, _ in others]
+    size, unit = _scale(measure, costs)
 
     def place(row: Row) -> tuple[float, float, str]:
         return row.effective_buckets, (measure.cost(row) or 0) / size, _row_text(row, sweep, measure)
@@ -158,7 +178,9 @@ def _randomness_view(sweep: Sweep, measure: _Measure) -> View:
     curve = [sweep.rows[index] for index in sweep.trade_off if 0 <= index < len(sweep.rows)]
     # The curve was found by the cost that the sweep recommends by; by another it is none.
     if len(curve) > 1 and measure.timed == has_times(sweep):
-        line = sorted((place(row) for row in curve if drawable(measure.cost(row))), key=lambda point: point[0])
+        line = sorted(
+            (place(row) for row in curve if drawable(measure.cost(row), logarithmic=True)), key=lambda point: point[0]
+        )
         data.append(
             points("no table beats these", thinned(line), color="--faint", mode="lines")
             | {"line": {"color": "--faint", "width": 1.5, "dash": "dot"}, "hoverinfo": "skip"}
@@ -182,12 +204,32 @@ def _randomness_view(sweep: Sweep, measure: _Measure) -> View:
         data.append(points("knee", [place(sweep.rows[sweep.knee])], color="--ink", mode="markers", marker=circle))
     if sweep.recommended_row is not None and sweep.recommended_row in rows:
         data.append(recommended_mark(*place(sweep.recommended_row)))
-    shown = layout(axis("effective buckets"), axis(axis_title(measure.axis, unit)))
+    notes = [beyond(f"{name}: {measure.words(cost)}", place, x) for place, (name, x, cost, _) in enumerate(above)]
+    shown = layout(
+        axis("effective buckets"),
+        _cost_axis(axis_title(measure.axis, unit), [cost / size for cost in costs], len(notes)),
+        annotations=notes,
+    )
     return View(label=measure.label, data=data, layout=shown)
 
 
-def _scale(measure: _Measure, costs: list[float | None]) -> tuple[float, str]:
-    return time_unit(max(cost for cost in costs if cost is not None)) if measure.timed else (1.0, "")
+def _cost_axis(title: str, costs: list[float], notes: int) -> Layout:
+    """Logarithmic, as tables may differ by several times.
+
+    Args:
+        title: With the unit.
+        costs: What is drawn, in that unit.
+        notes: How many lines of text need room at the upper edge.
+    """
+    low, high = math.log10(min(costs)), math.log10(max(costs))
+    span = max(high - low, 0.02)
+    made = axis(title, type="log", range=[low - 0.06 * span, high + (0.06 + 0.08 * notes) * span])
+    # Below a factor of ten, plotly.js finds the better ticks.
+    return made | ({} if span >= 1 else {"dtick": None, "nticks": 8})
+
+
+def _scale(measure: _Measure, costs: list[float]) -> tuple[float, str]:
+    return time_unit(max(costs)) if measure.timed else (1.0, "")
 
 
 def _levels(sweep: Sweep, measure: _Measure) -> list[tuple[str, float, str]]:
@@ -197,10 +239,10 @@ def _levels(sweep: Sweep, measure: _Measure) -> list[tuple[str, float, str]]:
         (baseline.name, baseline, dashes[number % 2]) for number, baseline in enumerate(sweep.baselines)
     ]
     if sweep.current is not None:
-        costed.append(("current", sweep.current, "longdash"))
+        costed.append((current_name(sweep), sweep.current, "longdash"))
     costed.append(("lower bound", sweep.lower_bound, "dot"))
     known = [(name, measure.cost(item), dash) for name, item, dash in costed]
-    return [(name, cost, dash) for name, cost, dash in known if cost is not None and drawable(cost)]
+    return [(name, cost, dash) for name, cost, dash in known if cost is not None and drawable(cost, logarithmic=True)]
 
 
 def _points_beside(sweep: Sweep, measure: _Measure) -> list[tuple[str, float, float, str]]:
@@ -212,8 +254,13 @@ def _points_beside(sweep: Sweep, measure: _Measure) -> list[tuple[str, float, fl
         if baseline.name == FIXED_BASELINE
     ]
     if sweep.current is not None and drawable(sweep.current.effective_buckets):
-        found.append(("current", sweep.current.effective_buckets, measure.cost(sweep.current), "square"))
-    return [(name, x, cost, symbol) for name, x, cost, symbol in found if cost is not None and drawable(cost)]
+        symbol = "square-x-open" if sweep.current_fits is False else "square"
+        found.append((current_name(sweep), sweep.current.effective_buckets, measure.cost(sweep.current), symbol))
+    return [
+        (name, x, cost, symbol)
+        for name, x, cost, symbol in found
+        if cost is not None and drawable(cost, logarithmic=True)
+    ]
 
 
 def _row_text(row: Row, sweep: Sweep, measure: _Measure) -> str:

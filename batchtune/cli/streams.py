@@ -1,0 +1,50 @@
+"""The standard streams of a process whose reader may leave early, or that was started without them.
+
+The exit code tells of the command alone: a reader that stops reading (`| head`) or was never there (`>&-`) changes
+nothing in it, so that a gate that fails does not pass in a pipeline.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+_STDOUT, _STDERR = 1, 2
+
+
+def outlive_readers() -> None:
+    """Lets stdout and stderr drop what nobody reads any more, where they are pipes, files or closed."""
+    sys.stdout = _outliving(sys.stdout, _STDOUT)
+    sys.stderr = _outliving(sys.stderr, _STDERR)
+
+
+class _Dropping(io.FileIO):
+    """A file descriptor that leads nowhere once its reader has gone. Other errors, such as a full disk, are raised."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
+
+
+def _outliving(stream: TextIO | None, descriptor: int) -> TextIO:
+    if stream is None:  # closed by who started the process; a file opened later must not take its place
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        if nowhere != descriptor:
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+        return open(descriptor, "w", encoding="utf-8", closefd=False)
+    if not isinstance(stream, io.TextIOWrapper) or stream.isatty():
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Dropping(descriptor, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+    )

@@ -1,0 +1,53 @@
+"""What a reader that leaves early, or was never there, changes: nothing in the exit code."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from cli.conftest import command, run_here
+
+# `set -o pipefail` is bash's.
+BASH = ["bash", "-o", "pipefail", "-c"]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "lengths.csv").write_text("id,duration\n" + "".join(f"{n},{(5, 10, 20)[n % 3]}\n" for n in range(36)))
+    ran = run_here("sweep-buckets", folder / "lengths.csv", "--max-batch-length", 60, "--run", folder / "run")
+    assert ran.returncode == 0, ran.stderr
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "redirected", ["| true", "2>&1 | true", "| head -3", ">&-", ">&- 2>&-", "2>&-", "--format html | true"]
+)
+def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path, redirected: str) -> None:
+    gate = shlex.join(command("report", swept, "--fail-if", "batches > 0"))
+    ran = subprocess.run([*BASH, f"{gate} {redirected}"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 3
+    assert "Traceback" not in ran.stderr and "BrokenPipe" not in ran.stderr
+
+
+@pytest.mark.parametrize("arguments", [["report", "nowhere"], ["report", "--no-such-option"], ["report", "--help"]])
+def test_errors_wrong_usage_and_help_end_as_with_a_reader(arguments: list[str], tmp_path: Path) -> None:
+    def ended(redirected: str) -> int:
+        script = f"{shlex.join(command(*arguments))} {redirected}"
+        return subprocess.run([*BASH, script], cwd=tmp_path, capture_output=True, check=False).returncode
+
+    assert ended("2>&1 | true") == ended(">&- 2>&-") == ended("")
+
+
+def test_a_command_that_succeeds_without_stdout_says_nothing_and_ends_with_0(swept: Path) -> None:
+    html = shlex.join(command("report", swept, "--format", "html"))
+    ran = subprocess.run([*BASH, f"{html} >&-"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_errors_never_get_into_the_result_where_stderr_is_closed(swept: Path) -> None:
+    gate = shlex.join(command("report", swept, "--json", "--fail-if", "batches > 0"))
+    ran = subprocess.run([*BASH, f"{gate} 2>&-"], capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("{") and "Fails:" not in ran.stdout
