@@ -165,7 +165,7 @@ def _about_processors(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     """Where other programs take processors that the steps would use; known on the CPU alone."""
     told = [trial.other_processors for trial in trials if trial.outcome == "ok" and trial.other_processors is not None]
     others = sum(told) / len(told) if told else device.other_processors
-    if others is None or device.processors is None:
+    if others is None or device.processors is None or device.processes:  # which are told already
         return
     threads = device.settings.get("threads", device.processors)
     if others + threads > device.processors + _TAKEN_PROCESSORS:

@@ -272,8 +272,8 @@ class _Probing:
 
     def _search(self) -> None:
         while (proposal := self._propose()) is not None:
-            if not self.told_too_long and self.search.longest_fails(self.trials):
-                self._tell_too_long()
+            if not self.told_too_long and (failure := self.search.longest_failure(self.trials)) is not None:
+                self._tell_too_long(failure)
             self._measure(proposal.shape, fresh=proposal.fresh)
 
     def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
@@ -387,13 +387,13 @@ class _Probing:
 
     # What is told and written
 
-    def _tell_too_long(self) -> None:
+    def _tell_too_long(self, failure: Trial) -> None:
         """Says at once that the probe will not succeed, not only when it is known how many examples are too long."""
         self.told_too_long = True
         if self.on_note is not None:
             tried, total = self.search.progress(self.trials)
             workload = self.settings.workload
-            self.on_note(longest_does_not_fit(self.lengths, workload, self.device, total - tried))
+            self.on_note(longest_does_not_fit(self.lengths, workload, self.device, failure, total - tried))
 
     def _tell(self, shape: BatchShape, trial: Trial | None) -> None:
         if self.on_progress is not None:

@@ -67,22 +67,30 @@ def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) ->
     )
 
 
-def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trials: int) -> str:
+def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial: Trial, trials: int) -> str:
     """What is told at once, before the longest length that fits is known.
 
     Args:
         lengths: The data set.
         workload: Its spec.
         device: With the limit.
+        trial: The one that showed it.
         trials: How many more it may take to know.
     """
+    longest = format_length(lengths.longest, lengths.unit)
+    if _memory_was_free(trial, device.limit_bytes):
+        return (
+            f"Warning: the longest example ({longest}) ended with an error that says that memory ran out, although "
+            f"memory was free: {_peak(trial)}, the limit is {format_size(device.limit_bytes)} ({trial.error}). Shorter "
+            "ones are tried now."
+        )
     hint = workload_unit_hint(lengths, workload)
     return (
-        f"Warning: the longest example ({format_length(lengths.longest, lengths.unit)}) does not fit within "
-        f"{format_size(device.limit_bytes)}, even alone, so the probe can't succeed like this. It goes on only to "
-        f"find how many examples are too long, in at most {counted(trials, 'trial')} of one example each. To stop now, "
-        "press Ctrl-C; leave long examples out with --max-length, give more memory with --memory, or take a smaller "
-        f"model with --set.{' ' + hint if hint else ''}"
+        f"Warning: the longest example ({longest}) does not fit within {format_size(device.limit_bytes)}, even alone, "
+        "so the probe can't succeed like this. It goes on only to find how many examples are too long, in at most "
+        f"{counted(trials, 'trial')} of one example each. To stop now, press Ctrl-C; leave long examples out with "
+        "--max-length, give more memory with --memory, or take a smaller model with "
+        f"--set.{' ' + hint if hint else ''}"
     )
 
 

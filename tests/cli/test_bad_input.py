@@ -116,12 +116,16 @@ def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: l
         (["--set", "size"], "size"),
         (["--setup-timeout", "0"], "--setup-timeout must be above 0"),
         (["--wait", "-1"], "--wait must be at least 0"),
-        (["--wait", "soon"], "soon"),
     ],
     ids=" ".join,
 )
 def test_a_meaningless_probe_is_exit_code_2(batchtune: Run, manifest: Path, arguments: list[str], pattern: str) -> None:
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
+
+
+def test_wait_needs_no_number(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("probe-oom", "--wait", manifest, "--workload", "nowhere.py:Step", "--device", "cpu")
+    assert_one_message(ran, 1, "nowhere.py does not exist")
 
 
 def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Path) -> None:

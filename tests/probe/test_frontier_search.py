@@ -346,7 +346,7 @@ def test_where_the_longest_does_not_fit_progress_counts_what_is_left_to_try_for_
     with pytest.raises(TooLong):
         while (proposal := search.propose(trials)) is not None:
             trials.append(device.measure(proposal.shape, len(trials)))
-            if search.longest_fails(trials):
+            if search.longest_failure(trials) is not None:
                 done, total = search.progress(trials)
                 left.append(total - done)
     assert 0 < left[0] <= 13  # log2 of some 2,000 lengths, and the shortest
