@@ -20,11 +20,9 @@ class DeviceBusy(ProbeError):
 
     Attributes:
         process: Its process; None where that is not known.
-        device_name: The device.
     """
 
     def __init__(self, device_name: str, process: int | None) -> None:
-        self.device_name = device_name
         self.process = process
         holder = f" (process {process})" if process is not None else ""
         super().__init__(
