@@ -78,6 +78,9 @@ class Trial(Record, frozen=True, kw_only=True):
         steady_peak_bytes: As `peak_bytes`, the first step left out: the first step of a process may need more.
         peak_spread_bytes: Largest - smallest peak of the steps after the first; None for fewer than two.
         timing: Whether the shape was run for its time alone, with a typical target: no size is searched there.
+        failed_peak_bytes: Most memory in use before the error; None where the trial passed, or no error was seen.
+        caught: Whether the workload caught the lack of memory itself, and its step returned as if it had passed.
+        other_processors: How many processors other programs took while steps were timed, on average; None on a GPU.
     """
 
     index: int
@@ -103,6 +106,9 @@ class Trial(Record, frozen=True, kw_only=True):
     steady_peak_bytes: int | None = None
     peak_spread_bytes: int | None = None
     timing: bool = False
+    failed_peak_bytes: int | None = None
+    caught: bool = False
+    other_processors: float | None = None
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -135,6 +141,9 @@ class Device(Record, frozen=True, kw_only=True):
         ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
         settings: What else decides memory and time: the allocator's environment variables, TF32, cudnn.benchmark,
             deterministic algorithms; name → value, as they are after the workload's setup.
+        processors: That the worker may use; None on a GPU, as for the next two.
+        load_average: Of the last minute, before the workload was built.
+        other_processors: How many processors other programs took while the workload was built, on average.
     """
 
     kind: str
@@ -154,6 +163,9 @@ class Device(Record, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     ddp_bytes: int = 0
     settings: dict[str, Any] = {}
+    processors: int | None = None
+    load_average: float | None = None
+    other_processors: float | None = None
 
 
 class FrontierPoint(Record, frozen=True, kw_only=True):
@@ -766,6 +778,7 @@ class DoctorCpu(Record, frozen=True, kw_only=True):
 
     Attributes:
         processors: That this process may use.
+        load_average: Of the last minute: how many processes ran or waited to run; None where the system can't tell.
         limit_problem: Why memory can't be limited and measured here; None where it can.
         probe_process: The process of batchtune that is probing it; None where there is none.
     """
@@ -776,6 +789,7 @@ class DoctorCpu(Record, frozen=True, kw_only=True):
     available_bytes: int | None
     limit_problem: str | None
     probe_process: int | None
+    load_average: float | None = None
 
 
 class Doctor(Result, frozen=True, kw_only=True):

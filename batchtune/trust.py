@@ -22,6 +22,9 @@ _DISTURBED_SHARE = 0.25
 
 _PROCESSES_NAMED = 3
 
+# So many processors less than a step's threads would use make its times useless; every machine does a little beside.
+_TAKEN_PROCESSORS = 0.25
+
 # A model of step times that misses what it was fitted to by more than this factor, on average, estimates nothing.
 WORST_TIME_ERROR = 1.0
 
@@ -36,6 +39,7 @@ def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     return [
         *_about_others(device),
         *_about_memory(device, trials),
+        *_about_processors(device, trials),
         *_about_clocks(trials),
         *_about_times(trials),
         *settings_warnings(device.settings),
@@ -118,6 +122,13 @@ def _worded(value: Any) -> str:
 
 
 def _about_others(device: Device) -> Iterator[str]:
+    if device.kind == "cpu":
+        if device.processes:
+            yield (
+                f"Another probe (process {device.processes[0].pid}) used the CPU when this one began: step times are "
+                "not to be trusted; batch sizes are. Wait for it with --wait, and measure again with --force."
+            )
+        return
     if device.processes is None:
         who = _other_processes(device.other_processes) if device.other_processes else None
     else:
@@ -150,6 +161,21 @@ def _about_memory(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
         )
 
 
+def _about_processors(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
+    """Where other programs take processors that the steps would use; known on the CPU alone."""
+    told = [trial.other_processors for trial in trials if trial.outcome == "ok" and trial.other_processors is not None]
+    others = sum(told) / len(told) if told else device.other_processors
+    if others is None or device.processors is None or device.processes:  # which are told already
+        return
+    threads = device.settings.get("threads", device.processors)
+    if others + threads > device.processors + _TAKEN_PROCESSORS:
+        when = "while steps were timed" if told else "while the workload was built"
+        yield (
+            f"Other programs took {others:.1f} of {counted(device.processors, 'processor')} {when}: step times are too "
+            "long and not to be trusted; batch sizes are. Stop them, and measure again with --force."
+        )
+
+
 def _about_clocks(trials: Sequence[Trial]) -> Iterator[str]:
     timed = [trial for trial in trials if trial.outcome == "ok" and trial.throttle_reasons is not None]
     held_down = [trial for trial in timed if trial.throttle_reasons]
@@ -170,17 +196,14 @@ def _about_clocks(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _about_times(trials: Sequence[Trial]) -> Iterator[str]:
-    spreads = [
-        trial.step_seconds_spread / trial.step_seconds
-        for trial in trials
-        if trial.outcome == "ok" and trial.step_seconds and trial.step_seconds_spread is not None
-    ]
-    large = [spread for spread in spreads if spread > _LARGE_SPREAD]
-    if len(large) > _DISTURBED_SHARE * len(spreads):
+    # Of steps that take long only one is timed: such a trial counts, but shows no spread.
+    timed = [trial for trial in trials if trial.outcome == "ok" and trial.step_seconds]
+    large = [trial for trial in timed if (trial.step_seconds_spread or 0.0) > _LARGE_SPREAD * (trial.step_seconds or 0)]
+    if len(large) > _DISTURBED_SHARE * len(timed):
         yield (
             f"The times of a trial's steps differ by more than {_LARGE_SPREAD:.0%} of their median in {len(large)} of "
-            f"{counted(len(spreads), 'trial')}: take step times as rough. Probe again on a machine that does nothing "
-            "else."
+            f"the {counted(len(timed), 'trial')} that passed: take step times as rough. Probe again on a machine that "
+            "does nothing else."
         )
 
 

@@ -77,6 +77,27 @@ def test_a_clock_that_varies_is_told(clocks: tuple[int, ...], told: bool) -> Non
     assert bool(trust_warnings(device(), trials)) is told
 
 
+def test_trials_of_a_single_timed_step_count_as_trials() -> None:
+    scatters, single = trial(step_seconds=1.0, step_seconds_spread=0.5), trial(step_seconds=9.0)
+    assert trust_warnings(device(), [scatters, *[single] * 27]) == []
+    assert "in 2 of the 4 trials that passed" in trust_warnings(device(), [scatters, scatters, single, single])[0]
+
+
+@pytest.mark.parametrize(("others", "threads", "told"), [(0.2, 2, False), (0.8, 2, True), (0.8, 1, False)])
+def test_programs_that_take_processors_from_the_steps_are_told(others: float, threads: int, told: bool) -> None:
+    cpu = device(kind="cpu", processors=2, settings={"threads": threads}, other_processors=2.0)
+    found = trust_warnings(cpu, [trial(other_processors=others)])
+    assert [text.split(":")[0] for text in found] == [
+        f"Other programs took {others} of 2 processors while steps were timed"
+    ] * told
+    assert "while the workload was built" in trust_warnings(cpu, [])[0]
+
+
+def test_another_probe_on_the_cpu_is_told() -> None:
+    cpu = device(kind="cpu", processes=[DeviceProcess(pid=7, used_bytes=None)])
+    assert trust_warnings(cpu, [])[0].startswith("Another probe (process 7) used the CPU when this one began")
+
+
 @pytest.mark.parametrize(("disturbed", "told"), [(1, False), (2, True)])
 def test_times_that_scatter_in_more_than_a_quarter_of_the_trials_are_told(disturbed: int, told: bool) -> None:
     spreads = [0.26 * 0.25] * disturbed + [0.14 * 0.25] * (4 - disturbed)

@@ -21,6 +21,10 @@ from batchtune.errors import BatchtuneError, UsageError
 # The base of all errors of usage that parsing raises; typer has no public name for it.
 _ParsingError: Any = typer.BadParameter.__base__
 
+# The option whose value may be left out, and what its value looks like.
+_WAIT = "--wait"
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?", re.IGNORECASE)
+
 _ARGUMENTS = "Arguments"
 _OWN_PANEL = "Options"
 _LAST_PANEL = "Common"
@@ -50,7 +54,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the command line; what is wrong with it is told with its remedy."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _with_value(args, _WAIT))
         except _ParsingError as error:
             improve(error, ctx)
             raise
@@ -97,6 +101,18 @@ class Command(TyperCommand):
         with formatter.section("Exit codes"):
             codes = {**_EXIT_CODES, **({3: self.EXIT_3[name]} if name in self.EXIT_3 else {})}
             formatter.write_dl([(str(code), codes[code]) for code in sorted(codes)])
+
+
+def _with_value(args: list[str], option: str) -> list[str]:
+    """The arguments, with an infinite value for an option that is followed by no number."""
+    given = []
+    for index, argument in enumerate(args):
+        given.append(argument)
+        if argument == "--":
+            return given + args[index + 1 :]
+        if argument == option and not _NUMBER.fullmatch((args[index + 1 :] or [""])[0]):
+            given[-1] = f"{option}=inf"
+    return given
 
 
 def examples(epilog: str) -> list[str]:

@@ -272,6 +272,24 @@ class RunOptions:
     full: Full = False
 
 
+SetupTimeout = Annotated[
+    float,
+    option(
+        "Seconds that importing and building the workload may take.",
+        flag="--setup-timeout",
+        name="SETUP_TIMEOUT",
+        metavar="SECONDS",
+    ),
+]
+Wait = Annotated[
+    float,
+    option(
+        "Wait for another probe of the device to end: for so many seconds, or without a number as long as it takes.",
+        flag="--wait",
+        name="WAIT",
+        metavar="[SECONDS]",
+    ),
+]
 WorkloadSettings = Annotated[
     list[str] | None,
     option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
@@ -346,6 +364,8 @@ class ProbeOptions:
     trial_timeout: Annotated[
         float, option("Seconds that one trial may take.", name="TRIAL_TIMEOUT", metavar="SECONDS")
     ] = 300.0
+    setup_timeout: SetupTimeout = 600.0
+    wait: Wait = 0.0
 
     def settings(self, lengths: Lengths, *, max_batch_size: int | None, seed: int) -> ProbeSettings:
         """The settings of the probe.
@@ -380,6 +400,8 @@ class ProbeOptions:
             tolerance=self.tolerance,
             max_batch_size=max_batch_size,
             trial_timeout_seconds=self.trial_timeout,
+            setup_timeout_seconds=self.setup_timeout,
+            wait_seconds=self.wait,
             seed=seed,
         )
 

@@ -120,7 +120,8 @@ class _ProbeWatcher(_Watcher):
         length = format_length(progress.shape.length, self._unit)
         if progress.trial is None:
             left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
-            doing = "Confirming in turns:" if progress.confirming else "Trying"
+            doing = "Looking for the longest that fits:" if progress.shortening else "Trying"
+            doing = "Confirming in turns:" if progress.confirming else doing
             description = f"{doing} {progress.shape.batch_size:,} × {length}{left}"
             self._bar.update(self._task, description=description, completed=progress.done, total=progress.total)
         else:
@@ -155,12 +156,14 @@ class _VerifyWatcher(_Watcher):
 def _about(device: Device, *, ddp: bool) -> list[str]:
     """The device, its limit, what is kept free and why, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
-    from batchtune.units import format_size
+    from batchtune.units import counted, format_size
 
     part = " (a part of a GPU: MIG)" if device.mig else ""
+    processors = counted(device.processors or 1, "processor")
     lines = [
         f"Device: {device.name}{part}, {format_size(device.total_bytes)}; "
         f"the limit is {format_size(device.limit_bytes)}."
+        + (f" Load average: {device.load_average:.1f}, on {processors}." if device.load_average is not None else "")
     ]
     if device.outside_bytes:
         lines.append(
@@ -188,6 +191,8 @@ def _told(trial: Trial, length: str) -> str:
     peak = format_size(trial.peak_bytes) if trial.peak_bytes is not None else ""
     time = format_seconds(trial.step_seconds) if trial.step_seconds is not None else ""
     outcome = "out of memory" if trial.outcome == "oom" else trial.outcome
+    if trial.caught:
+        time = "caught by the workload"
     return f"{f'{trial.batch_size:,} × {length}':>22}  {outcome:<13}  {peak:>9}  {time:>8}".rstrip()
 
 

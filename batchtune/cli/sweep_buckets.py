@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from batchtune.cli.options import BUCKETS, ManifestOptions, MaxBatchSize, RunOptions, SweepOptions, expand, option
+
+if TYPE_CHECKING:
+    from batchtune.lengths import Lengths
 
 EXAMPLE = """Examples:
 batchtune sweep-buckets train.csv
@@ -50,8 +53,32 @@ def sweep_buckets(
     current = sweep.read_current()
     lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
+    if max_batch_length is not None:
+        _check_unit(lengths, max_batch_length, quiet=run.quiet)
     found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length, current=current)
     if run.json:
         console.write_result(encode(found).decode(), None)
     else:
         render_terminal(load_run(run.run), console.result_console(), full=run.full)
+
+
+def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> None:
+    """Warns where --max-batch-length looks like another unit's.
+
+    Raises:
+        UsageError: It is shorter than every example, so that nothing can come of it.
+    """
+    from batchtune.cli import console
+    from batchtune.errors import UsageError
+    from batchtune.tuning.unit_hints import limit_unit_hint
+    from batchtune.units import format_length
+
+    hint = limit_unit_hint(lengths, max_batch_length)
+    if max_batch_length < lengths.shortest:
+        raise UsageError(
+            f"--max-batch-length {format_length(max_batch_length, lengths.unit)} is shorter than the shortest example "
+            f"({format_length(lengths.shortest, lengths.unit)}): every batch would hold one example",
+            f"{hint}." if hint else "Give it in the unit of the lengths.",
+        )
+    if hint:
+        console.notes([f"Warning: {hint}."], quiet=quiet)

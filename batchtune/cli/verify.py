@@ -14,6 +14,8 @@ from batchtune.cli.options import (
     Json,
     ManifestOptions,
     Quiet,
+    SetupTimeout,
+    Wait,
     WorkloadSettings,
     devices,
     expand,
@@ -97,6 +99,8 @@ class WantedOptions:
     reserve: Annotated[
         str | None, option("Memory to keep free besides, such as 500MiB.", name="RESERVE", metavar="SIZE")
     ] = None
+    setup_timeout: SetupTimeout = 600.0
+    wait: Wait = 0.0
 
     def wanted(self) -> Wanted:
         """What the user says. Raises UsageError where it has no meaning."""
@@ -111,6 +115,8 @@ class WantedOptions:
             memory_bytes=parse_size(self.memory) if self.memory is not None else None,
             memory_fraction=self.memory_fraction,
             reserve_bytes=parse_size(self.reserve) if self.reserve is not None else None,
+            setup_timeout_seconds=self.setup_timeout,
+            wait_seconds=self.wait,
         )
 
 

@@ -72,6 +72,7 @@ def verify_with_progress(
                 folder,
                 probe=probe,
                 limit_bytes=subject.limit_bytes,
+                on_note=lambda text: console.notes([text], quiet=quiet),
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:

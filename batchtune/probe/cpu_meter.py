@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import platform
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,6 +31,8 @@ class CpuMeter:
     """
 
     def __init__(self, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
+        self._shares = ProcessorShares()
+        load = load_average()
         import torch
 
         if platform.system() != "Linux":
@@ -47,6 +51,8 @@ class CpuMeter:
             allocator="malloc, mapped and returned block by block",
             other_processes=None,
             free_bytes=available_memory(),
+            processors=processors(),
+            load_average=load,
         )
         self._continued = limit_bytes is not None
         self._data = self._resident = self._files = self._gap = 0
@@ -76,6 +82,7 @@ class CpuMeter:
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
             settings=describe_settings("cpu"),
+            other_processors=self.other_processors(),
         )
         self._enforce("with the workload built, Python and PyTorch hold")
 
@@ -132,6 +139,14 @@ class CpuMeter:
         """The CPU's allocator does not retry."""
         return 0
 
+    def ooms(self) -> int:
+        """The CPU's allocator does not count them."""
+        return 0
+
+    def other_processors(self) -> float | None:
+        """How many processors other programs took since this was last asked, on average; None before Linux told."""
+        return self._shares.others()
+
     def synchronize(self) -> None:
         """The CPU queues nothing."""
 
@@ -145,6 +160,65 @@ class CpuMeter:
     def worn(self) -> bool:
         """Whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
+
+
+class ProcessorShares:
+    """Whose the processors are: this session's (a worker and what it started) or other programs' (man 5 proc)."""
+
+    def __init__(self) -> None:
+        self._before = _processor_seconds()
+
+    def others(self) -> float | None:
+        """How many processors other programs took, on average since this was last asked; None where not known."""
+        before, self._before = self._before, _processor_seconds()
+        if before is None or self._before is None:
+            return None
+        elapsed, busy, own = (now - then for now, then in zip(self._before, before, strict=True))
+        # A program that has ended takes its own seconds with it, and clocks tick every hundredth of a second.
+        return None if elapsed <= 0 else round(max(0.0, busy - own) / elapsed, 3)
+
+
+def _processor_seconds() -> tuple[float, float, float] | None:
+    """The time, for how long the processors that this process may use were busy, and with this session's processes."""
+    ours = {f"cpu{number}" for number in _usable()}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        # user nice system idle iowait irq softirq steal; guests are in user already.
+        busy = sum(int(one) for name, *times in lines if name in ours for one in (*times[:3], *times[5:8]))
+        own = sum(_session_ticks(os.getsid(0)))
+    except (OSError, ValueError, IndexError):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    return time.monotonic(), busy / ticks, own / ticks
+
+
+def _session_ticks(session: int) -> Iterator[int]:
+    """Of each process of a session: the clock ticks that it, and its children that have ended, have run."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session:
+                    yield sum(map(int, fields[11:15]))
+
+
+def _usable() -> set[int]:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(_usable())
+
+
+def load_average() -> float | None:
+    """How many processes ran or waited to run in the last minute, on average; None where the system can't tell."""
+    with contextlib.suppress(OSError, AttributeError):
+        return round(os.getloadavg()[0], 2)
+    return None
 
 
 def _status() -> dict[str, int]:

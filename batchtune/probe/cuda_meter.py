@@ -205,6 +205,16 @@ class CudaMeter:
 
         return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
+    def ooms(self) -> int:
+        """The allocator's own count of errors raised, those included that somebody caught."""
+        import torch
+
+        return int(torch.cuda.memory_stats(self.torch_device).get("num_ooms", 0))
+
+    def other_processors(self) -> float | None:
+        """A step on the GPU hardly depends on them."""
+        return None
+
     def synchronize(self) -> None:
         """Waits for the device's queue."""
         import torch

@@ -39,6 +39,9 @@ class Guard(Protocol):
     def exit_code(self) -> int | None:
         """As `subprocess.Popen.returncode`: negative for a signal; None while the worker runs."""
 
+    def ask_for_stack(self) -> None:
+        """Has the worker print its stack."""
+
     def end(self) -> None:
         """Kills the worker and what it started."""
 
@@ -100,6 +103,10 @@ class _Keeper:
             self._hear()
         return self._exit_code
 
+    def ask_for_stack(self) -> None:
+        """Through the keeper, which passes the signal on."""
+        self._process.send_signal(keeper.STACK_SIGNAL)
+
     def end(self) -> None:
         """Has the keeper kill all that it keeps, and waits for it."""
         with contextlib.suppress(OSError):
@@ -147,6 +154,10 @@ class _Group:
     def exit_code(self) -> int | None:
         """The process's own."""
         return self._process.poll()
+
+    def ask_for_stack(self) -> None:
+        """By a signal."""
+        self._process.send_signal(keeper.STACK_SIGNAL)
 
     def end(self) -> None:
         """Kills the group."""

@@ -4,6 +4,7 @@ Run as `python -I -S keeper.py CONTROL SUPERVISOR CHANNEL COMMAND...`: it starts
 adopts whatever the worker's children leave behind, as a *child subreaper* (man 2 prctl): a process that left its
 session or whose parent has ended still comes to it. When the worker ends, when the supervisor says so or goes away,
 however it does, the keeper kills all that is left, tells the worker's exit code over the socket CONTROL, and ends.
+It passes STACK_SIGNAL on to the worker, whose process id only it knows.
 
 It imports next to nothing: it is started with every worker.
 """
@@ -21,6 +22,8 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# Asks the worker to print its stack.
+STACK_SIGNAL = signal.SIGUSR2
 # Every process has been sent SIGKILL long before; one that the kernel can't end yet (in a driver) is left to it.
 _PATIENCE_SECONDS = 30.0
 
@@ -35,7 +38,7 @@ def main() -> None:
     wakeup, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGINT, *_STOPPING_SIGNALS):
+    for number in (signal.SIGCHLD, signal.SIGINT, STACK_SIGNAL, *_STOPPING_SIGNALS):
         signal.signal(number, _no_more_than_a_wake_up)
     worker = _start(libc, sys.argv[4:])
     os.close(channel)
@@ -82,8 +85,11 @@ def _wait(worker: int, control: socket.socket, supervisor: int, wakeup: int, exi
     while _reap(exit_codes) and worker not in exit_codes:
         ready = _ready(watched)
         if ready == [wakeup]:
-            if any(number in _STOPPING_SIGNALS for number in os.read(wakeup, 4096)):
+            numbers = os.read(wakeup, 4096)
+            if any(number in _STOPPING_SIGNALS for number in numbers):
                 return
+            if STACK_SIGNAL in numbers:
+                os.kill(worker, STACK_SIGNAL)
         elif ready:
             return
 

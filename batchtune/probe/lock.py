@@ -15,6 +15,23 @@ from batchtune.errors import ProbeError
 FOLDER = "batchtune-locks"
 
 
+class DeviceBusy(ProbeError):
+    """Another probe holds the device.
+
+    Attributes:
+        process: Its process; None where that is not known.
+    """
+
+    def __init__(self, device_name: str, process: int | None) -> None:
+        self.process = process
+        holder = f" (process {process})" if process is not None else ""
+        super().__init__(
+            f"another probe{holder} is using {device_name}",
+            "Two at once would measure each other. Wait for it with --wait, stop it, or probe another device with "
+            "--device.",
+        )
+
+
 class DeviceLock:
     """Holds a device for this process, from construction to `release`.
 
@@ -26,7 +43,8 @@ class DeviceLock:
         device_name: Its name, for people.
 
     Raises:
-        ProbeError: Another process holds the device, or the lock can't be made.
+        DeviceBusy: Another process holds the device.
+        ProbeError: The lock can't be made.
     """
 
     def __init__(self, device_id: str, device_name: str) -> None:
@@ -41,10 +59,7 @@ class DeviceLock:
         if not _take(self._handle):
             holder = _holder(self._handle)
             self.release()
-            raise ProbeError(
-                f"another probe{holder} is using {device_name}",
-                "Wait until it has ended, or stop it: two at once would measure each other.",
-            )
+            raise DeviceBusy(device_name, holder)
         with contextlib.suppress(OSError):  # another user's file may be closed to writing: the lock holds all the same
             os.ftruncate(self._handle, 0)
             os.write(self._handle, b"%d\n" % os.getpid())
@@ -122,10 +137,10 @@ def _take(handle: int) -> bool:
     return True
 
 
-def _holder(handle: int) -> str:
-    """` (process N)`; nothing where the file does not tell."""
+def _holder(handle: int) -> int | None:
+    """The process that wrote itself into the file; None where the file does not tell."""
     with contextlib.suppress(OSError):
         written = os.pread(handle, 32, 0).strip()
         if written.isdigit():
-            return f" (process {written.decode()})"
-    return ""
+            return int(written)
+    return None

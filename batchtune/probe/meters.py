@@ -71,6 +71,12 @@ class Meter(Protocol):
     def retries(self) -> int:
         """How often the allocator has emptied its cache to go on, since the process started."""
 
+    def ooms(self) -> int:
+        """How often the allocator has run out of memory, since the process started; 0 where it does not count."""
+
+    def other_processors(self) -> float | None:
+        """How many processors other programs took since this was last asked, on average; None on a GPU."""
+
     def synchronize(self) -> None:
         """Waits for all that was queued on the device."""
 

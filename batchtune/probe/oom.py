@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from batchtune.units import parse_size
+
 OOM_MESSAGES = tuple(
     re.compile(pattern)
     for pattern in (
@@ -44,6 +46,10 @@ DISGUISED_MESSAGES = tuple(
     )
 )
 
+# How PyTorch's allocators (CPU; CUDA and others) and NumPy write how much they could not get.
+_REQUESTED_BYTES = re.compile(r"you tried to allocate (\d+) bytes")
+_REQUESTED_SIZE = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGT]iB)")
+
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
 
 Verdict = Literal["oom", "disguised"]
@@ -72,6 +78,14 @@ def error_verdict(error: BaseException) -> Verdict | None:
     if "disguised" in verdicts or any(_own_verdict(other) for other in _contexts(error)):
         return "disguised"
     return None
+
+
+def requested_bytes(message: str) -> int | None:
+    """How much memory was asked for where an error says that it was not there; None where it does not say."""
+    if match := _REQUESTED_BYTES.search(message):
+        return int(match[1])
+    match = _REQUESTED_SIZE.search(message)
+    return parse_size(match[1]) if match else None
 
 
 def _own_verdict(error: BaseException) -> Verdict | None:

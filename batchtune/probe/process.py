@@ -17,12 +17,16 @@ from batchtune.probe import protocol
 from batchtune.probe.guards import readable, start_worker
 from batchtune.probe.killings import oom_kills
 from batchtune.probe.protocol import Reply, Request
+from batchtune.workloads.tracebacks import user_stack
 
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
 # How long a worker whose channel has closed may take to end, before it is not believed to be ending.
 _ENDING_SECONDS = 5.0
+# How long a worker that hangs may take to print its stack. The outermost frame is printed last.
+_STACK_SECONDS = 2.0
+_OUTERMOST_FRAME = " in _run_module_as_main\n"
 
 
 class WorkerDied(Exception):
@@ -41,7 +45,15 @@ class WorkerDied(Exception):
 
 
 class WorkerHung(Exception):
-    """The worker process did not answer in time."""
+    """The worker process did not answer in time.
+
+    Args:
+        stack: Where it hangs, as `user_stack` writes it; empty where it did not even tell that.
+    """
+
+    def __init__(self, stack: str) -> None:
+        super().__init__(stack)
+        self.stack = stack
 
 
 class WorkerProcess:
@@ -105,11 +117,20 @@ class WorkerProcess:
             elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
                 self._died()
             elif time.monotonic() > deadline:
-                raise WorkerHung
+                raise WorkerHung(self._stack())
             if len(self._buffer) > _LONGEST_REPLY_BYTES:
                 self._disturbed(self._buffer)
         line, self._buffer = self._buffer.split(b"\n", 1)
         return line
+
+    def _stack(self) -> str:
+        """Where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
+        before = self.output().count(_OUTERMOST_FRAME)
+        self._guard.ask_for_stack()
+        deadline = time.monotonic() + _STACK_SECONDS
+        while self.output().count(_OUTERMOST_FRAME) <= before and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return user_stack(self.output())
 
     def _receive(self) -> bool:
         """Takes what has come over the channel; False where it is closed."""

@@ -29,6 +29,17 @@ class Identified(msgspec.Struct, frozen=True, kw_only=True, tag="identified"):
     name: str
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Import the workload and check its options, without using the device."""
+
+    workload: str
+    options: dict[str, Any]
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
+    """The workload can be imported."""
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """Build the workload.
 
@@ -101,6 +112,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
         rest_bytes: In use after the trial, when its batch was freed.
         outside_bytes: Memory of the device that this process holds outside torch's allocator; None where unknown.
         sm_clock_mhz, throttle_reasons: While the steps were timed; None where the device can't tell.
+        failed_peak_bytes, caught, other_processors: As in `Trial`.
         hint: What to do about `error`; None where there is nothing to add.
         stage: Where `error` was raised; None where there is none.
         renew: The worker must be replaced: damaged (a sticky device error), or its memory is full of holes.
@@ -117,6 +129,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     outside_bytes: int | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: list[str] | None = None
+    failed_peak_bytes: int | None = None
+    caught: bool = False
+    other_processors: float | None = None
     peak_bytes: int | None
     reserved_bytes: int | None
     alloc_retries: int | None
@@ -134,6 +149,7 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped"):
         step_seconds: Of forward, backward and optimizer step, device-synchronised; the batch's making is not in it.
         alloc_retries: How often the allocator emptied its cache during this step.
         rest_bytes: In use afterwards, when the batch was freed.
+        caught: As in `Trial`.
     """
 
     outcome: Outcome
@@ -145,11 +161,12 @@ class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag="stepped"):
     error: str | None = None
     stage: Stage | None = None
     traceback: str | None = None
+    caught: bool = False
     renew: bool = False
 
 
-Request = Identify | Setup | Measure | Step
-Reply = Identified | Ready | Failed | Measured | Stepped
+Request = Identify | Load | Setup | Measure | Step
+Reply = Identified | Loaded | Ready | Failed | Measured | Stepped
 
 encode = msgspec.json.Encoder().encode
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

@@ -196,9 +196,23 @@ class FrontierSearch:
             if evidence.failure(shape) is not None and evidence.is_dominated(shape)
         ]
 
-    def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
-        """How many lengths are closed, and how many there are in all, as far as is known."""
+    def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
+        """The trial that shows that not even one of the longest examples fits; None where none does.
+
+        What is then searched is the longest that does.
+        """
         evidence = self.evidence(trials)
+        return evidence.failure(evidence.anchor(self._lengths.longest).shape(1))
+
+    def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
+        """How many lengths are closed, and how many there are in all, as far as is known.
+
+        Where the longest does not fit: how many have been tried for the longest that does, and how many may have to be.
+        """
+        evidence = self.evidence(trials)
+        if self.longest_failure(trials) is not None:
+            tried = sum(evidence.tried(anchor.shape(1)) > 0 for anchor in evidence.anchors)
+            return tried, max(tried, 2 + (self._histogram.lengths.size - 2).bit_length())
         order = self._order(evidence)
         closed = sum(evidence.closed_by(evidence.bracket(anchor)) is not None for anchor in order)
         return closed, max(len(order), min(self._settings.num_lengths, self._histogram.lengths.size))

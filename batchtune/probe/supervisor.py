@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
 import msgspec
 
 from batchtune.errors import ProbeError, WorkloadError
-from batchtune.probe.lock import DeviceLock
+from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.process import WorkerDied, WorkerHung, WorkerProcess
 from batchtune.probe.protocol import (
     Failed,
     Identified,
     Identify,
+    Load,
+    Loaded,
     Measure,
     Measured,
     Ready,
@@ -22,11 +26,17 @@ from batchtune.probe.protocol import (
     Step,
     Stepped,
 )
-from batchtune.results import Device, Outcome, Trial
+from batchtune.results import Device, DeviceProcess, Outcome, Trial
 from batchtune.shapes import BatchShape
+from batchtune.units import format_seconds
+from batchtune.workloads.tracebacks import last_frame
 
 Answer = TypeVar("Answer", Measured, Stepped)
-Built = TypeVar("Built", Identified, Ready)
+Built = TypeVar("Built", Identified, Loaded, Ready)
+
+SETUP_TIMEOUT_SECONDS = 600.0
+# What is waited for ends at no known time: so often it is looked for.
+_POLL_SECONDS = 0.5
 
 
 class Supervisor:
@@ -39,10 +49,19 @@ class Supervisor:
         trial_timeout_seconds: Longest that one trial, or one step, may take.
         setup_timeout_seconds: Longest that building the workload may take.
         first_worker: Number of the first worker process.
+        wait_seconds: Longest to wait for another probe of the device to end.
+        on_note: Told, in a sentence, what the user should know while it happens.
     """
 
     def __init__(
-        self, setup: Setup, *, trial_timeout_seconds: float, setup_timeout_seconds: float = 600.0, first_worker: int = 1
+        self,
+        setup: Setup,
+        *,
+        trial_timeout_seconds: float,
+        setup_timeout_seconds: float = SETUP_TIMEOUT_SECONDS,
+        first_worker: int = 1,
+        wait_seconds: float = 0.0,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
         self._setup = setup
         self._trial_timeout_seconds = trial_timeout_seconds
@@ -51,6 +70,9 @@ class Supervisor:
         self._worker: WorkerProcess | None = None
         self._unused = False
         self._lock: DeviceLock | None = None
+        self._wait_seconds = wait_seconds
+        self._busy: DeviceBusy | None = None
+        self._note = on_note or (lambda text: None)
 
     def __enter__(self) -> Supervisor:
         return self
@@ -69,30 +91,77 @@ class Supervisor:
         return self._number
 
     def start(self) -> Device:
-        """Builds the workload in a new worker.
+        """Builds the workload in a new worker; once more where that dies.
 
         Returns:
-            The device and the limit that is enforced on it.
+            The device and the limit that is enforced on it. On the CPU another probe that uses it, too, is among the
+            device's processes.
 
         Raises:
             WorkloadError: The workload can't be imported or built.
-            ProbeError: The device can't be used or another probe is using it, or the workload alone needs more than
-                the limit.
+            DeviceBusy: Another probe uses the GPU, and did not end in time.
+            ProbeError: The device can't be used, or the workload alone needs more than the limit.
         """
-        self._drop()
-        self._number += 1
-        self._worker = WorkerProcess()
+        try:
+            device = self._start_once()
+        except WorkerDied as died:
+            if died.out_of_memory:
+                raise self._died(died) from None
+            self._note(f"The worker process {died} while it built the workload: it is built once more.")
+            try:
+                device = self._start_once()
+            except WorkerDied as again:
+                raise self._died(again) from None
+        self._setup = msgspec.structs.replace(self._setup, limit_bytes=device.limit_bytes)
+        self._unused = True
+        return device
+
+    def _start_once(self) -> Device:
+        """Starts a worker, takes the device and builds the workload. Raises WorkerDied, and what `start` raises."""
+        self._renew()
         try:
             if self._lock is None:
-                known = self._build(Identify(device=self._setup.device), Identified)
-                self._lock = DeviceLock(known.id, known.name)
+                self._take_device()
             device = self._build(self._setup, Ready).device
         except BaseException:
             self._drop()
             raise
-        self._setup = msgspec.structs.replace(self._setup, limit_bytes=device.limit_bytes)
-        self._unused = True
-        return device
+        if self._lock is not None or self._busy is None or self._busy.process is None:
+            return device
+        other = DeviceProcess(pid=self._busy.process, used_bytes=None)
+        return msgspec.structs.replace(device, other_processes=1, processes=[other])
+
+    def _take_device(self) -> None:
+        """Holds the device for this probe alone, or goes on without where another one holds the CPU.
+
+        The workload's own errors come before that of a device that is in use, and before any waiting.
+        """
+        known = self._build(Identify(device=self._setup.device), Identified)
+        try:
+            self._lock = DeviceLock(known.id, known.name)
+            return
+        except DeviceBusy as busy:
+            if self._busy is None:
+                self._build(Load(workload=self._setup.workload, options=self._setup.options), Loaded)
+                self._renew()  # what importing it did must not count against the device
+                self._lock = self._wait(known, busy)
+            if self._lock is None and known.id != "cpu":
+                raise
+            self._busy = busy
+
+    def _wait(self, known: Identified, busy: DeviceBusy) -> DeviceLock | None:
+        """Waits for another probe to end; None where it does not, in time."""
+        if self._wait_seconds > 0:
+            most = "" if math.isinf(self._wait_seconds) else f", for at most {format_seconds(self._wait_seconds)}"
+            self._note(f"Waiting for it to end{most}: {busy.message}.")
+        deadline = time.monotonic() + self._wait_seconds
+        while time.monotonic() < deadline:
+            time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+            try:
+                return DeviceLock(known.id, known.name)
+            except DeviceBusy:
+                continue
+        return None
 
     def measure(
         self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False
@@ -128,6 +197,9 @@ class Supervisor:
             steady_peak_bytes=measured.steady_peak_bytes if measured else None,
             peak_spread_bytes=measured.peak_spread_bytes if measured else None,
             reserved_bytes=measured.reserved_bytes if measured else None,
+            failed_peak_bytes=measured.failed_peak_bytes if measured else None,
+            caught=measured.caught if measured else False,
+            other_processors=measured.other_processors if measured else None,
             rest_bytes=measured.rest_bytes if measured else None,
             outside_bytes=measured.outside_bytes if measured else None,
             alloc_retries=measured.alloc_retries if measured else None,
@@ -177,34 +249,54 @@ class Supervisor:
             self._drop()
             words = f"the worker process {died}" + (f": {tail}" if (tail := _tail(died.output, lines=3)) else "")
             return None, "oom" if died.out_of_memory else "crash", words
-        except WorkerHung:
+        except WorkerHung as hung:
             self._drop()
-            return None, "timeout", f"no answer within {self._trial_timeout_seconds:g} s"
+            where = f"; it hangs at {last_frame(hung.stack)}" if hung.stack else ""
+            return None, "timeout", f"no answer within {self._trial_timeout_seconds:g} s{where}"
         assert isinstance(reply, kind)
         if reply.renew:
             self._drop()
         return reply, reply.outcome, reply.error
 
-    def _build(self, request: Identify | Setup, kind: type[Built]) -> Built:
+    def _build(self, request: Identify | Load | Setup, kind: type[Built]) -> Built:
         """Asks the new worker for what comes before any trial."""
         assert self._worker is not None
         try:
             reply = self._worker.ask(request, (kind, Failed), self._setup_timeout_seconds)
-        except WorkerDied as died:
-            if died.out_of_memory:
-                raise self._too_small(str(died)) from None
+        except WorkerHung as hung:
+            seconds = format_seconds(self._setup_timeout_seconds)
+            if isinstance(request, Identify):
+                raise ProbeError(
+                    f"--device {request.device}: PyTorch did not tell within {seconds} what it is",
+                    "`batchtune doctor` tells more.",
+                ) from None
             raise WorkloadError(
-                f"{self._setup.workload}: the worker process {died} while it built the workload",
-                traceback=_tail(died.output),
-            ) from None
-        except WorkerHung:
-            raise WorkloadError(
-                f"{self._setup.workload}: setup took longer than {self._setup_timeout_seconds:g} s"
+                f"{self._setup.workload}: its setup took longer than {seconds}"
+                + (f": it hangs at {last_frame(hung.stack)}" if hung.stack else ""),
+                "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
+                hung.stack or None,
             ) from None
         if isinstance(reply, Failed):
             self._raise(reply)
         assert isinstance(reply, kind)
         return reply
+
+    def _died(self, died: WorkerDied) -> ProbeError | WorkloadError:
+        """What the user is told of a worker that ended before any trial."""
+        if died.out_of_memory:
+            return self._too_small(str(died))
+        return WorkloadError(
+            f"{self._setup.workload}: the worker process {died} while it built the workload, twice",
+            "What it printed last may say why. If something outside kills it (a job's limit, a container's), it needs "
+            "less memory or time, or a higher limit there.",
+            _tail(died.output),
+        )
+
+    def _renew(self) -> None:
+        """A new worker in the place of the one that is there."""
+        self._drop()
+        self._number += 1
+        self._worker = WorkerProcess()
 
     def _drop(self) -> None:
         if self._worker is not None:

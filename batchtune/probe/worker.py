@@ -6,6 +6,7 @@ to the standard streams and disturbs nothing. Its keeper (`batchtune.probe.keepe
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
@@ -15,16 +16,32 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import leaks, protocol, timing
+from batchtune.probe.caught import noting_ooms
+from batchtune.probe.keeper import STACK_SIGNAL
 from batchtune.probe.meters import Meter, identify, open_meter, torch_device
 from batchtune.probe.oom import Verdict, error_verdict
-from batchtune.probe.protocol import Failed, Identified, Identify, Measure, Measured, Ready, Setup, Stage, Step, Stepped
+from batchtune.probe.protocol import (
+    Failed,
+    Identified,
+    Identify,
+    Load,
+    Loaded,
+    Measure,
+    Measured,
+    Ready,
+    Setup,
+    Stage,
+    Step,
+    Stepped,
+)
 from batchtune.probe.surroundings import gradient_bytes
 from batchtune.shapes import BatchShape
+from batchtune.units import counted
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
 if TYPE_CHECKING:
@@ -36,6 +53,8 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    # Where it hangs, if it does. Not to the stream itself: the workload may close or replace that.
+    faulthandler.register(STACK_SIGNAL, file=os.dup(2), all_threads=False)
     session: Session | None = None
     with channel, channel.makefile("rb") as requests:
         for line in requests:
@@ -43,6 +62,8 @@ def main() -> None:
             reply: protocol.Reply
             if isinstance(request, Identify):
                 reply = _identify(request)
+            elif isinstance(request, Load):
+                reply = _load(request)
             elif isinstance(request, Setup):
                 session, reply = _set_up(request)
             else:
@@ -62,15 +83,26 @@ def _identify(request: Identify) -> Identified | Failed:
         return Failed(stage="device", message=f"--device {request.device}: {first_line(error)}")
 
 
+def _load(request: Load) -> Loaded | Failed:
+    """Whether the workload can be imported and takes its options."""
+    from batchtune.workloads import load_workload
+
+    try:
+        load_workload(request.workload, request.options)
+    except BaseException as error:
+        return _failed("import", error)
+    return Loaded()
+
+
 def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
     """Opens the device, limits it and builds the workload."""
-    import torch
-
     from batchtune.workloads import load_workload
 
     stage: Stage = "device"
     try:
         meter = open_meter(request.device, request.memory_bytes, request.memory_fraction, request.limit_bytes)
+        import torch
+
         stage = "import"
         workload = load_workload(request.workload, request.options)
         stage = "device"
@@ -83,17 +115,22 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
         base_bytes = meter.peak()
         stage = "device"
         meter.settle(request.reserve_bytes, gradient_bytes() if request.ddp else 0)
-    except BatchtuneError as error:
-        last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
     except BaseException as error:
-        return None, Failed(
-            stage=stage,
-            message=first_line(error),
-            traceback=user_traceback(error),
-            out_of_memory=error_verdict(error) == "oom",
-        )
+        return None, _failed(stage, error)
     return Session(workload, meter), Ready(device=meter.device, base_bytes=base_bytes)
+
+
+def _failed(stage: Stage, error: BaseException) -> Failed:
+    """An error before any trial."""
+    if isinstance(error, BatchtuneError):
+        last_lines = error.traceback if isinstance(error, WorkloadError) else None
+        return Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
+    return Failed(
+        stage=stage,
+        message=first_line(error),
+        traceback=user_traceback(error),
+        out_of_memory=error_verdict(error) == "oom",
+    )
 
 
 @dataclass
@@ -109,12 +146,22 @@ class _Attempt:
     outside_bytes: int | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: list[str] | None = None
+    other_processors: float | None = None
     retries: int = 0
+    ooms: int = 0
+    caught: list[str] = field(default_factory=list)
     stage: Stage | None = None
     error: str | None = None
     verdict: Verdict | None = None
     traceback: str | None = None
     leak: str | None = None
+
+    @property
+    def caught_oom(self) -> str | None:
+        """The lack of memory that the workload caught itself; None where it caught none, or it failed anyway."""
+        if self.error is not None or not (self.caught or self.ooms):
+            return None
+        return self.caught[0] if self.caught else f"the allocator ran out of memory ({counted(self.ooms, 'time')})"
 
     @property
     def steady_peak_bytes(self) -> int | None:
@@ -144,12 +191,13 @@ class Session:
     def measure(self, request: Measure) -> Measured:
         """Runs one trial: the allocator's cache is kept, as training keeps it.
 
-        Where the steps passed only because the allocator emptied its cache, the trial is run once more from an
-        empty cache: what is left over from other shapes must not count against this one.
+        Where the steps passed only because the allocator emptied its cache, or because somebody caught its error, the
+        trial is run once more from an empty cache: what is left over from other shapes must not count against this
+        one, nor what a library tries only the first time.
         """
         shape = BatchShape(request.batch_size, request.length, request.target_length)
         attempt = self._attempt(shape, self._trial)
-        if attempt.error is None and attempt.retries:
+        if attempt.error is None and (attempt.retries or attempt.caught_oom):
             self._meter.release()
             attempt = self._attempt(shape, self._trial)
         if attempt.verdict == "oom" and leaks.grows(attempt.in_use, self._meter.device.limit_bytes):
@@ -162,43 +210,64 @@ class Session:
         if request.release:
             gc.collect()
             self._meter.release()
-        attempt = self._attempt(BatchShape(request.batch_size, request.length, request.target_length), self._one_step)
-        if attempt.error is not None:
+        shape = BatchShape(request.batch_size, request.length, request.target_length)
+        attempt = self._attempt(shape, self._one_step)
+        if attempt.error is None and attempt.ooms:  # whose catch was it? A library may go on with a smaller workspace
+            attempt.caught = self._attempt(shape, self._noted_step).caught
+        outcome, error, _ = _judge(replace(attempt, retries=0, ooms=0))
+        if outcome != "ok":
             self._tidy(failed=True)
         return Stepped(
-            outcome="ok" if attempt.error is None else "oom" if attempt.verdict else "error",
-            step_seconds=attempt.seconds[0] if attempt.error is None else None,
+            outcome=outcome,
+            step_seconds=attempt.seconds[0] if outcome == "ok" else None,
             peak_bytes=attempt.peak_bytes,
             reserved_bytes=attempt.reserved_bytes,
             rest_bytes=self._meter.in_use(),
             alloc_retries=attempt.retries,
-            error=attempt.error,
-            stage=attempt.stage if attempt.error is not None else None,
+            error=error,
+            stage=attempt.stage if error is not None else None,
             traceback=attempt.traceback,
+            caught=attempt.caught_oom is not None,
             renew=self._renew(attempt),
         )
 
     def _attempt(self, shape: BatchShape, run: Callable[[BatchShape, _Attempt], None]) -> _Attempt:
         attempt = _Attempt()
-        retries = self._meter.retries()
+        retries, ooms = self._meter.retries(), self._meter.ooms()
         failure: tuple[str, Verdict | None, str | None] | None = None
         try:
             run(shape, attempt)
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
+            self._note_last_peak(attempt)
             failure = _told(error)
         if failure is not None:
             attempt.error, attempt.verdict, attempt.traceback = failure
         attempt.retries = self._meter.retries() - retries
+        attempt.ooms = self._meter.ooms() - ooms
         return attempt
+
+    def _note_last_peak(self, attempt: _Attempt) -> None:
+        """Keeps the most memory that was in use before an error."""
+        try:
+            peak = self._meter.peak()
+        except Exception:  # no memory left, or a device that answers nothing after a sticky error
+            return
+        if peak is not None:
+            attempt.peak_bytes = max(peak, attempt.peak_bytes or 0)
 
     def _trial(self, shape: BatchShape, attempt: _Attempt) -> None:
         """A whole trial: steps until their time is known, and more where they seem to leak."""
-        batch = self._make(shape, attempt)
+        with noting_ooms(attempt.caught):
+            batch = self._make(shape, attempt)
+            for _ in range(timing.WARM_UP_STEPS):
+                self._timed(batch, attempt)
+        if attempt.caught:
+            return
+        self._meter.other_processors()  # from here on
         while not timing.enough(attempt.seconds):
-            seconds = self._timed(batch, attempt)
-            if attempt.steps > timing.WARM_UP_STEPS:
-                attempt.seconds.append(seconds)
+            attempt.seconds.append(self._timed(batch, attempt))
+        attempt.other_processors = self._meter.other_processors()
         attempt.sm_clock_mhz, attempt.throttle_reasons = self._meter.clocks()
         attempt.outside_bytes = self._meter.outside()
         if leaks.grows(attempt.in_use, self._meter.device.limit_bytes):
@@ -206,6 +275,10 @@ class Session:
 
     def _one_step(self, shape: BatchShape, attempt: _Attempt) -> None:
         attempt.seconds.append(self._timed(self._make(shape, attempt), attempt))
+
+    def _noted_step(self, shape: BatchShape, attempt: _Attempt) -> None:
+        with noting_ooms(attempt.caught):
+            self._one_step(shape, attempt)
 
     def _make(self, shape: BatchShape, attempt: _Attempt) -> Any:
         attempt.stage = "make_batch"
@@ -297,6 +370,9 @@ class Session:
             outside_bytes=attempt.outside_bytes,
             sm_clock_mhz=attempt.sm_clock_mhz,
             throttle_reasons=attempt.throttle_reasons,
+            failed_peak_bytes=None if passed else attempt.peak_bytes,
+            caught=attempt.caught_oom is not None,
+            other_processors=attempt.other_processors,
             alloc_retries=attempt.retries,
             error=error,
             hint=hint,
@@ -342,6 +418,8 @@ def _judge(attempt: _Attempt) -> tuple[Literal["ok", "oom", "error"], str | None
         return "error", attempt.leak, leaks.HINT
     if attempt.error is not None:
         return "oom" if attempt.verdict else "error", attempt.error, None
+    if attempt.caught_oom is not None:
+        return "oom", f"caught by the workload, whose step returned all the same: {attempt.caught_oom}", None
     if attempt.retries:
         return "oom", f"passed only after the allocator had emptied its cache {attempt.retries} times", None
     return "ok", None, None

@@ -90,6 +90,8 @@ def _cpu(cpu: DoctorCpu) -> Iterator[tuple[str, str]]:
     yield "memory", _memory(cpu.total_bytes, cpu.available_bytes, "available")
     works = "works: a probe here runs out of memory for real, and measures it"
     yield "memory limit", works if cpu.limit_problem is None else f"does not work: {cpu.limit_problem}"
+    if cpu.load_average is not None:
+        yield "load average", f"{cpu.load_average:.1f} in the last minute, on {counted(cpu.processors, 'processor')}"
     yield "a probe", _probe(cpu.probe_process)
 
 

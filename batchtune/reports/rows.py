@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
@@ -195,6 +196,21 @@ def _against(one: _Costed | None, other: _Costed, timed: bool) -> str:
     return format_times(one.batches, other.batches) or UNKNOWN
 
 
+def _fewer_buckets(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
+    """Why tables have fewer buckets than were asked for, with the first of them as the example."""
+    fewer = [row for row in rows if len(row.boundaries) < row.num_buckets]
+    cheapest = [row for row in fewer if row.strategy == "optimal"]
+    merged = [row for row in fewer if row.strategy != "optimal"]
+    notes = []
+    if cheapest:
+        cost = "take longer" if has_times(sweep) else "need as many batches or more"
+        notes.append(f"“{_buckets(cheapest[0])}” buckets (optimal): more were allowed, but would {cost}.")
+    if merged:
+        why = "rounding to multiples" if sweep.settings.get("multiple_of") else "few different lengths"
+        notes.append(f"“{_buckets(merged[0])}” buckets ({merged[0].strategy}): the others fell together, by {why}.")
+    return notes
+
+
 def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
     notes = []
     if len(chosen) < len(sweep.rows):
@@ -208,6 +224,7 @@ def _notes(sweep: Sweep, chosen: list[int], timed: bool) -> list[str]:
             "The current config does not fit: its batches are larger than what was measured to fit, or than "
             "max_batch_length where nothing was, and its time is extrapolated."
         )
+    notes += _fewer_buckets(sweep, [sweep.rows[index] for index in chosen])
     fixed = fixed_baseline(sweep)
     if fixed is not None:
         size = format_number(fixed.batch_size)

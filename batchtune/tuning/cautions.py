@@ -10,6 +10,7 @@ from batchtune.batching.limits import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
 from batchtune.tuning.current.records import Current, CurrentTable
+from batchtune.tuning.unit_hints import limit_unit_hint
 from batchtune.units import format_length, format_number
 
 _CURRENT = "your current config"
@@ -25,7 +26,9 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
         rows: The tables that came of them.
     """
     of_speechbrain = [row for row in rows if row.strategy == "speechbrain"]
+    unit = limit_unit_hint(lengths, limits.max_batch_length)
     return [
+        *([] if unit is None else [unit]),
         *_overlong(lengths, limits.max_batch_length),
         *_capped_by_num_buckets(lengths, limits.max_batch_length, of_speechbrain),
         *_single_bucket(of_speechbrain),

@@ -16,7 +16,14 @@ from typing import IO
 
 import msgspec
 
-from batchtune.probe.cpu_meter import available_memory, cpu_name, data_limit_problem, total_memory
+from batchtune.probe.cpu_meter import (
+    available_memory,
+    cpu_name,
+    data_limit_problem,
+    load_average,
+    processors,
+    total_memory,
+)
 from batchtune.probe.inventory import DriverFacts, SeenGpu, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
 from batchtune.probe.surroundings import describe_environment
@@ -38,6 +45,8 @@ _PACKAGES = {
 }
 
 _CPU = "cpu"
+# So much of the processors in use is more than what every machine does beside.
+_BUSY_SHARE = 0.5
 
 
 def examine(timeout_seconds: float) -> Doctor:
@@ -50,11 +59,12 @@ def examine(timeout_seconds: float) -> Doctor:
     environment = describe_environment()
     cpu = DoctorCpu(
         name=cpu_name(),
-        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processors=processors(),
         total_bytes=total_memory(),
         available_bytes=available_memory(),
         limit_problem=data_limit_problem(),
         probe_process=lock_holder(_CPU),
+        load_average=load_average(),
     )
     gpus = merge_gpus(driver.gpus, torch.gpus)
     return Doctor(
@@ -202,7 +212,8 @@ def _device_warnings(gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> list[str]:
         name = f"{gpu.device} ({gpu.name})" if gpu.device else gpu.name
         if gpu.probe_process is not None:
             warnings.append(
-                f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it has ended."
+                f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it has ended, "
+                "as --wait does."
             )
         elif who := busy_with(gpu.processes):
             warnings.append(f"{name} is used by {who}. Stop what need not run, or probe another device.")
@@ -215,6 +226,13 @@ def _device_warnings(gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> list[str]:
         warnings.append(f"No probe on the CPU is possible here: {cpu.limit_problem}. Probe on a GPU, or on Linux.")
     if cpu.probe_process is not None:
         warnings.append(
-            f"A probe (process {cpu.probe_process}) is using the CPU: another one has to wait until it has ended."
+            f"A probe (process {cpu.probe_process}) is using the CPU: step times of another one would be too long. "
+            "Wait until it has ended, as --wait does."
+        )
+    elif cpu.load_average is not None and cpu.load_average > _BUSY_SHARE * cpu.processors:
+        warnings.append(
+            f"Other programs use the CPU: a load average of {cpu.load_average:.1f} in the last minute, on "
+            f"{counted(cpu.processors, 'processor')}. A probe on the CPU would measure step times that are too long. "
+            "Stop what need not run."
         )
     return warnings

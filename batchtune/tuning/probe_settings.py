@@ -8,6 +8,7 @@ from typing import Any
 
 from batchtune.errors import UsageError
 from batchtune.probe.protocol import Setup
+from batchtune.probe.supervisor import SETUP_TIMEOUT_SECONDS
 
 _TIMES_AS_MANY = 5
 
@@ -28,6 +29,8 @@ class ProbeSettings:
         tolerance: How far below the true limit a batch size may be.
         max_batch_size: Never try more examples.
         trial_timeout_seconds: Longest that one trial may take.
+        setup_timeout_seconds: Longest that building the workload may take.
+        wait_seconds: Longest to wait for another probe of the device to end; infinite: as long as it takes.
         seed: Of the workload's random numbers.
         reserve_bytes: Memory to keep free besides.
         ddp: Whether to keep one copy of the gradients free besides.
@@ -46,6 +49,8 @@ class ProbeSettings:
     tolerance: float = 0.01
     max_batch_size: int | None = None
     trial_timeout_seconds: float = 300.0
+    setup_timeout_seconds: float = SETUP_TIMEOUT_SECONDS
+    wait_seconds: float = 0.0
     seed: int = 0
     reserve_bytes: int = 0
     ddp: bool = False
@@ -69,6 +74,10 @@ class ProbeSettings:
             raise UsageError(f"the largest batch size must be at least 1, got {self.max_batch_size}")
         if not self.trial_timeout_seconds > 0:
             raise UsageError(f"the time limit of a trial must be positive, got {self.trial_timeout_seconds}")
+        if not self.setup_timeout_seconds > 0:
+            raise UsageError(f"--setup-timeout must be above 0 seconds, got {self.setup_timeout_seconds:g}")
+        if not self.wait_seconds >= 0:
+            raise UsageError(f"--wait must be at least 0 seconds, got {self.wait_seconds:g}")
 
     @property
     def most_lengths(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -56,9 +56,10 @@ from batchtune.trust import settings_differences, trust_warnings
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.refining import Refinement
 from batchtune.tuning.run_folder import alone_in, clear_run, open_run, run_record, workload_sha256
+from batchtune.tuning.shortage import START_OVER, longest_does_not_fit, nothing_fits, too_long
 from batchtune.tuning.sweep import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
-from batchtune.units import format_length, format_size
+from batchtune.units import counted, format_length, format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ class ProbeProgress:
         seconds_left: A guess, from the time that trials took so far; None at the beginning.
         device: What is measured.
         confirming: Whether the shapes at the limit are run in turns.
+        shortening: Whether the longest example does not fit, and the longest that does is looked for.
     """
 
     shape: BatchShape
@@ -81,10 +83,8 @@ class ProbeProgress:
     seconds_left: float | None
     device: Device
     confirming: bool = False
+    shortening: bool = False
 
-
-# What was measured under other conditions must not be continued, so these ends need a folder of their own.
-_START_OVER = "then start over with --force, or in another folder with --run"
 
 # What still fails in turns after so many times is left out: next to it, only smaller batches that did not fail count.
 _MOST_CONFIRMATIONS = 6
@@ -166,6 +166,9 @@ def run_probe(
         with measurer or Supervisor(
             settings.setup(previous.device.limit_bytes if previous else None),
             trial_timeout_seconds=settings.trial_timeout_seconds,
+            setup_timeout_seconds=settings.setup_timeout_seconds,
+            wait_seconds=settings.wait_seconds,
+            on_note=on_note,
             first_worker=1 + max((trial.worker or 0 for trial in trials), default=0),
         ) as supervisor:
             device = supervisor.start()
@@ -183,6 +186,7 @@ def run_probe(
                 device=device,
                 supervisor=supervisor,
                 on_progress=on_progress,
+                on_note=on_note,
                 trials=trials,
                 sweep_settings=sweep_settings or SweepSettings(),
             )
@@ -220,10 +224,12 @@ class _Probing:
     device: Device
     supervisor: Measurer
     on_progress: OnProgress | None
+    on_note: OnNote | None
     trials: list[Trial]
     sweep_settings: SweepSettings
     search: FrontierSearch = field(init=False)
     refinement: Refinement = field(init=False)
+    told_too_long: bool = False
 
     def __post_init__(self) -> None:
         limits = SearchSettings(
@@ -266,6 +272,8 @@ class _Probing:
 
     def _search(self) -> None:
         while (proposal := self._propose()) is not None:
+            if not self.told_too_long and (failure := self.search.longest_failure(self.trials)) is not None:
+                self._tell_too_long(failure)
             self._measure(proposal.shape, fresh=proposal.fresh)
 
     def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
@@ -289,27 +297,9 @@ class _Probing:
         except NothingFits as nothing:
             if message_verdict(nothing.trial.error or "") == "disguised":
                 raise _no_lack_of_memory(self.settings, nothing.trial) from None
-            self._raise_nothing_fits(nothing)
+            raise nothing_fits(self.lengths, self.settings.workload, self.device, nothing.trial) from None
         except TooLong as long:
-            self._raise_too_long(long)
-
-    def _raise_nothing_fits(self, nothing: NothingFits) -> NoReturn:
-        shortest = format_length(self.lengths.shortest, self.lengths.unit)
-        raise ProbeError(
-            f"the memory limit of {format_size(self.device.limit_bytes)} is too small: even a batch of one of the "
-            f"shortest example ({shortest}) exceeds it ({nothing})",
-            f"Give more with --memory, or take a smaller model with --set; {_START_OVER}.",
-        ) from None
-
-    def _raise_too_long(self, long: TooLong) -> NoReturn:
-        unit = self.lengths.unit
-        raise ProbeError(
-            f"the longest example ({format_length(self.lengths.longest, unit)}) does not fit within "
-            f"{format_size(self.device.limit_bytes)}, even alone: {long.too_long:,} of {self.lengths.count:,} "
-            f"examples are longer than {format_length(long.fitting_length, unit)}, the longest that fits",
-            f"Leave them out with --max-length {long.fitting_length!r}, give more memory with --memory, "
-            f"or take a smaller model (checkpointing, a lower precision) with --set; {_START_OVER}.",
-        ) from None
+            raise too_long(self.lengths, self.settings.workload, self.device, long) from None
 
     def _time_typical_targets(self) -> None:
         """Times the frontier once more with targets as batches really have them.
@@ -397,6 +387,14 @@ class _Probing:
 
     # What is told and written
 
+    def _tell_too_long(self, failure: Trial) -> None:
+        """Says at once that the probe will not succeed, not only when it is known how many examples are too long."""
+        self.told_too_long = True
+        if self.on_note is not None:
+            tried, total = self.search.progress(self.trials)
+            workload = self.settings.workload
+            self.on_note(longest_does_not_fit(self.lengths, workload, self.device, failure, total - tried))
+
     def _tell(self, shape: BatchShape, trial: Trial | None) -> None:
         if self.on_progress is not None:
             closed, total = self.search.progress(self.trials)
@@ -422,6 +420,7 @@ class _Probing:
                 seconds_left=seconds_left,
                 device=self.device,
                 confirming=confirming,
+                shortening=self.told_too_long,
             )
             self.on_progress(progress)
 
@@ -464,6 +463,7 @@ class _Probing:
         changed = settings_differences(self.first_device, self.device)
         return [
             *trust_warnings(self.device, self.trials),
+            *_about_caught(self.trials),
             *(f"The run was continued under other settings: {text}" for text in changed),
             *(self._falls(smaller, larger) for smaller, larger in self.search.not_monotone(self.trials)[:_MOST_NAMED]),
             *self._about_margin(),
@@ -514,7 +514,7 @@ class _Probing:
         return ProbeError(
             "no batch that fits alone passed in turns with the others"
             + (f": {failed.shape} failed last, {failed.error}" if failed else ""),
-            f"Leave more memory free with --memory-fraction, or give more with --memory; {_START_OVER}.",
+            f"Leave more memory free with --memory-fraction, or give more with --memory; {START_OVER}.",
         )
 
 
@@ -531,6 +531,16 @@ def _about_turns(turns: Turns) -> Iterator[str]:
             f"In turns, the allocator emptied its cache {turns.alloc_retries} times in {turns.steps} steps: what one "
             "shape leaves behind does not fit the next, and each time takes time. Set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True, in training too, or a lower --memory-fraction."
+        )
+
+
+def _about_caught(trials: Sequence[Trial]) -> Iterator[str]:
+    caught = [trial for trial in trials if trial.caught]
+    if caught:
+        yield (
+            f"The workload catches out-of-memory errors itself: in {len(caught)} of {counted(len(trials), 'trial')} "
+            "memory ran out and the step returned all the same, as if it had passed. Those batches count as too large. "
+            "Training would skip them unseen: let the error get out of the step."
         )
 
 
@@ -561,12 +571,14 @@ def _failed_trial(failure: Failure, index: int, worker: int) -> Trial:
         elapsed_seconds=0.0,
         worker=worker,
         confirmation=True,
+        caught=stepped.caught,
     )
 
 
 def _no_lack_of_memory(settings: ProbeSettings, trial: Trial) -> WorkloadError:
     error = _workload_error(settings, trial, None)
-    error.hint = f"This is no lack of memory: the probe stops. Mend it; {_START_OVER}."
+    longer = ", or allow more with --trial-timeout" if trial.outcome == "timeout" else ""
+    error.hint = f"This is no lack of memory: the probe stops. Fix it{longer}; {START_OVER}."
     return error
 
 

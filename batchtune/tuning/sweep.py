@@ -41,6 +41,7 @@ from batchtune.tuning.targets import TypicalTargets
 from batchtune.tuning.trade_off import knee, trade_off
 from batchtune.tuning.two_dimensions import JointSizes, two_dimensional_rows
 from batchtune.tuning.uncertainty import equal_to_best
+from batchtune.tuning.unit_hints import limit_unit_hint
 
 ALL_STRATEGIES = tuple(STRATEGIES)
 MOST_BUCKETS = 1000
@@ -217,6 +218,7 @@ def sweep(
     others: list[Row | Baseline] = [*rows, *baselines, *([] if now is None else [now])]
     choice = recommend(rows, baselines, min_randomness=settings.min_randomness)
     recommended = None if choice.index is None else rows[choice.index]
+    wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
     curve_costs = [_cost(row, rows) for row in rows]
     spread = [row.effective_buckets for row in rows]
     curve = trade_off(curve_costs, spread)
@@ -230,7 +232,7 @@ def sweep(
         baselines=baselines,
         lower_bound=below_all(lower_bound(pricing, limits), others),
         recommended=choice.index,
-        reason=choice.reason,
+        reason=f"{wrong_unit}. As it is, {choice.reason}" if wrong_unit else choice.reason,
         warnings=[
             *cautions(lengths, limits, settings.num_buckets, rows),
             *_ranks_cautions(pricing),

@@ -22,6 +22,7 @@ class Wanted:
 
     Attributes:
         workload, options, device, memory_bytes, memory_fraction, reserve_bytes, ddp: As in `ProbeSettings`.
+        setup_timeout_seconds, wait_seconds: As there; None: as there by default.
     """
 
     workload: str | None = None
@@ -31,6 +32,8 @@ class Wanted:
     memory_fraction: float | None = None
     reserve_bytes: int | None = None
     ddp: bool | None = None
+    setup_timeout_seconds: float | None = None
+    wait_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,15 @@ def _settings(lengths: Lengths, before: ProbeSettings | None, wanted: Wanted) ->
     settings = replace(before or ProbeSettings(workload=workload, options={}), workload=workload, options=options)
     changes = {
         name: value
-        for name in ("device", "memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
+        for name in (
+            "device",
+            "memory_bytes",
+            "memory_fraction",
+            "reserve_bytes",
+            "ddp",
+            "setup_timeout_seconds",
+            "wait_seconds",
+        )
         if (value := getattr(wanted, name)) is not None
     }
     return replace(settings, **changes)

@@ -48,7 +48,7 @@ def run_verify(
     *,
     probe: Probe | None = None,
     limit_bytes: int | None = None,
-    warnings: Sequence[str] = (),
+    on_note: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification:
     """Runs the sampler's batches in a worker process and writes `verify.json`, whole or not at all.
@@ -61,7 +61,7 @@ def run_verify(
         folder: The run folder, held for this process alone while it runs.
         probe: What the estimates are taken from; None: there are none.
         limit_bytes: The memory limit that was probed; None: worked out from `workload`.
-        warnings: What is to be told besides.
+        on_note: Told, in a sentence, what the user should know while it happens.
         on_progress: Told before each step.
 
     Raises:
@@ -72,7 +72,13 @@ def run_verify(
     check_table(lengths, candidate.table)
     with (
         alone_in(folder),
-        Supervisor(workload.setup(limit_bytes), trial_timeout_seconds=settings.step_timeout_seconds) as supervisor,
+        Supervisor(
+            workload.setup(limit_bytes),
+            trial_timeout_seconds=settings.step_timeout_seconds,
+            setup_timeout_seconds=workload.setup_timeout_seconds,
+            wait_seconds=workload.wait_seconds,
+            on_note=on_note,
+        ) as supervisor,
     ):
         found = verify(
             supervisor,
@@ -81,7 +87,6 @@ def run_verify(
             settings,
             WorkloadRecord(spec=workload.workload, options=workload.options),
             probe=probe,
-            warnings=warnings,
             on_progress=on_progress,
         )
         write_result(folder / VERIFY_FILE, found)

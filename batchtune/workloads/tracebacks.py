@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import batchtune
@@ -13,6 +15,10 @@ LONGEST_LINE = 1000
 
 _OURS = str(Path(batchtune.__file__).parent)
 _LIBRARIES = ("site-packages", "dist-packages")
+
+# As faulthandler writes them: the innermost first, after a line that says so.
+_STACK_HEAD = "(most recent call first):\n"
+_STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def user_traceback(error: BaseException) -> str:
@@ -28,6 +34,29 @@ def user_traceback(error: BaseException) -> str:
     report = traceback.TracebackException.from_exception(error)
     _keep_own_frames(report, set())
     return "\n".join(printable(line) for line in "".join(report.format()).splitlines()[-LAST_LINES:])
+
+
+def user_stack(output: str) -> str:
+    """The user's own frames of the last stack that faulthandler printed, as a traceback shows them.
+
+    Args:
+        output: What a process printed, the stack somewhere in it.
+
+    Returns:
+        At most `LAST_LINES` lines, the innermost frame last; empty where there is no stack.
+    """
+    _, head, stack = output.rpartition(_STACK_HEAD)
+    if not head:
+        return ""
+    frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)]
+    lines = "".join(_own_frames(frames[::-1]).format()).splitlines()
+    return "\n".join(printable(line) for line in lines[-LAST_LINES:])
+
+
+def last_frame(stack: str) -> str:
+    """`train.py, line 12, in setup`: the innermost frame of a stack as `user_stack` writes it."""
+    name, line, function = re.findall(r'^  File "(.+)", line (\d+), in (.+)$', stack, re.MULTILINE)[-1]
+    return f"{Path(name).name}, line {line}, in {function}"
 
 
 def first_line(error: BaseException) -> str:
@@ -47,12 +76,16 @@ def printable(line: str) -> str:
 
 def _keep_own_frames(report: traceback.TracebackException, seen: set[int]) -> None:
     seen.add(id(report))
-    foreign = [f for f in report.stack if not f.filename.startswith((_OURS, "<frozen"))]
-    own = [f for f in foreign if not _is_library(f.filename)]
-    report.stack = traceback.StackSummary.from_list(own or foreign)
+    report.stack = _own_frames(report.stack)
     for linked in (report.__cause__, report.__context__):
         if linked is not None and id(linked) not in seen:
             _keep_own_frames(linked, seen)
+
+
+def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
+    foreign = [f for f in stack if not f.filename.startswith((_OURS, "<frozen"))]
+    own = [f for f in foreign if not _is_library(f.filename)]
+    return traceback.StackSummary.from_list(own or foreign)
 
 
 def _is_library(filename: str) -> bool:

@@ -93,6 +93,7 @@ def test_a_bad_number_of_buckets_is_wrong_usage(batchtune: Run, manifest: Path, 
         (["--unit", "parsec"], "parsec.*tokens"),
         (["--length-scale", "1/0"], "1/0"),
         (["--max-batch-length", "0"], "max-batch-length"),
+        (["--max-batch-length", "4"], "shorter than the shortest example \\(5 s\\).*unit"),
         (["--max-batch-size", "0"], "max.batch.size"),
         (["--min-length", "nan"], "min-length"),
         (["--format", "xml"], "xml"),
@@ -113,11 +114,18 @@ def test_wrong_usage_is_exit_code_2(batchtune: Run, manifest: Path, arguments: l
         (["--device", "tpu"], "tpu"),
         (["--num-lengths", "1"], "2 lengths"),
         (["--set", "size"], "size"),
+        (["--setup-timeout", "0"], "--setup-timeout must be above 0"),
+        (["--wait", "-1"], "--wait must be at least 0"),
     ],
     ids=" ".join,
 )
 def test_a_meaningless_probe_is_exit_code_2(batchtune: Run, manifest: Path, arguments: list[str], pattern: str) -> None:
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
+
+
+def test_wait_needs_no_number(batchtune: Run, manifest: Path) -> None:
+    ran = batchtune("probe-oom", "--wait", manifest, "--workload", "nowhere.py:Step", "--device", "cpu")
+    assert_one_message(ran, 1, "nowhere.py does not exist")
 
 
 def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Path) -> None:

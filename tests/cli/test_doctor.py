@@ -42,6 +42,7 @@ def test_this_machine_is_described(batchtune: Run) -> None:
     assert found["torch"]["version"] == str(torch.__version__)
     assert len([gpu for gpu in found["gpus"] if gpu["device"]]) == torch.cuda.device_count()
     assert found["cpu"]["processors"] >= 1
+    assert found["cpu"]["load_average"] >= 0
     assert 0 < found["cpu"]["available_bytes"] <= found["cpu"]["total_bytes"]
     assert {"speechbrain", "nvidia-dali", "transformers"} <= set(found["packages"])
 

@@ -46,6 +46,26 @@ class StickyAboveFour(Known):
         super().step(batch)
 
 
+class CatchesItself(Known):
+    """Takes its memory in the step, and goes on as if nothing had happened where it is not there."""
+
+    def make_batch(self, shape: BatchShape) -> BatchShape:  # type: ignore[override]
+        return shape
+
+    def step(self, batch: BatchShape) -> None:  # type: ignore[override]
+        try:
+            super().step(super().make_batch(batch))
+        except torch.OutOfMemoryError:
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+class PretendsToBeOut(Known):
+    """Says that memory ran out, though next to all of it is free."""
+
+    def step(self, batch: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
 class Leaks(Known):
     """Keeps 8 MiB of every step."""
 

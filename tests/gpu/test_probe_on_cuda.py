@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from batchtune.errors import WorkloadError
+from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Setup
 from batchtune.probe.supervisor import Supervisor
@@ -77,6 +77,23 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: in
                 if supervisor.measure(BatchShape(size, point.length), size)[0].outcome == "ok"
             ]
             assert max(fits) - 1 <= point.batch_size <= max(fits)
+
+
+def test_a_lack_of_memory_that_the_workload_catches_is_one_all_the_same(tmp_path: Path) -> None:
+    with supervise("CatchesItself") as supervisor:
+        supervisor.start()
+        fits, too_large = (supervisor.measure(BatchShape(size, 100.0), 0)[0] for size in (10, 30))
+        stepped = supervisor.step(BatchShape(30, 100.0))
+    assert (fits.outcome, fits.caught) == ("ok", False)
+    assert (too_large.outcome, too_large.caught) == ("oom", True)
+    assert (stepped.outcome, stepped.caught) == ("oom", True)
+    probe = run_probe(LENGTHS, settings("CatchesItself"), tmp_path)
+    assert any(text.startswith("The workload catches out-of-memory errors itself") for text in probe.warnings)
+
+
+def test_an_error_that_came_though_memory_was_free_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="although memory was free: the peak was"):
+        run_probe(Lengths.of([1.0]), settings("PretendsToBeOut"), tmp_path)
 
 
 def test_a_sticky_error_is_the_workloads_own_and_the_next_worker_is_sound(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from gpu.on_cuda import GIB, MIB, held_by_another_process, settings, supervise
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
 from batchtune.probe.nvml import all_gpus
+from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.tuning.probing import run_probe
@@ -141,6 +143,27 @@ def test_a_second_probe_of_a_device_is_refused_until_the_first_has_ended() -> No
             second.start()
     with supervise() as third:
         assert third.start().kind == "cuda"
+
+
+def test_the_workloads_own_error_comes_before_that_of_a_device_in_use() -> None:
+    with supervise() as first:
+        first.start()
+        with supervise("Missing") as second, pytest.raises(WorkloadError, match="Missing"):
+            second.start()
+
+
+def test_a_device_in_use_can_be_waited_for() -> None:
+    first = supervise()
+    first.start()
+    notes: list[str] = []
+
+    def on_note(text: str) -> None:
+        notes.append(text)
+        first.__exit__(None, None, None)
+
+    with Supervisor(first._setup, trial_timeout_seconds=300, wait_seconds=math.inf, on_note=on_note) as second:
+        assert second.start().kind == "cuda"
+    assert len(notes) == 1
 
 
 def test_what_a_workload_switches_on_is_recorded_and_told_as_a_difference() -> None:

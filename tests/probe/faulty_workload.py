@@ -257,6 +257,14 @@ class Generator(Good):
         yield
 
 
+class KilledOnceInSetup(Good):
+    def setup(self, device: torch.device) -> None:
+        if not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().setup(device)
+
+
 class DiesInSetup(Good):
     def setup(self, device: torch.device) -> None:
         print("a library's last words", flush=True)
@@ -319,6 +327,23 @@ class HungryInOptimizer(Good):
 class HungryInStep(Good):
     def step(self, batch: BatchShape) -> None:
         torch.ones(batch.batch_size, 1 << 28, dtype=torch.uint8)
+
+
+class CatchesItself(HungryInStep):
+    """Takes 256 MiB for an example, and goes on as if nothing had happened where they are not there."""
+
+    def step(self, batch: BatchShape) -> None:
+        try:
+            super().step(batch)
+        except RuntimeError:
+            pass
+
+
+class PretendsToBeOut(Good):
+    """Says that memory ran out, though it needs next to none."""
+
+    def step(self, batch: BatchShape) -> None:
+        raise MemoryError("no slot is free")
 
 
 class TakesEveryByte(Good):

@@ -1,5 +1,6 @@
 """Faults, caused for real: each is told as what it is, and nothing of it stays."""
 
+import math
 import os
 import resource
 import signal
@@ -8,12 +9,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
-from batchtune.errors import ProbeError, WorkloadError
+from batchtune.errors import WorkloadError
 from batchtune.probe import guards
+from batchtune.probe.lock import DeviceBusy, DeviceLock
+from batchtune.probe.protocol import Identified, Identify
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import DeviceProcess
 from batchtune.shapes import BatchShape
 
 ONE, TWO, THREE = (BatchShape(size, 3.0) for size in (1, 2, 3))
@@ -138,9 +144,11 @@ def test_a_setup_may_take_a_minute() -> None:
 def test_a_setup_that_never_ends_is_told() -> None:
     with (
         supervise("SlowToSetUp", setup_timeout_seconds=2.0, seconds=1000.0) as supervisor,
-        pytest.raises(WorkloadError, match="setup took longer than 2 s"),
+        pytest.raises(WorkloadError, match="setup took longer than 2 s: it hangs at ") as caught,
     ):
         supervisor.start()
+    assert "--setup-timeout" in (caught.value.hint or "")
+    assert "line" in (caught.value.traceback or "")
 
 
 @pytest.mark.parametrize(
@@ -236,19 +244,59 @@ def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> No
     assert workers == [1, 2]
 
 
-def test_a_device_is_probed_by_one_at_a_time_from_start_to_end() -> None:
+def test_a_second_probe_on_the_cpu_goes_on_and_knows_of_the_first() -> None:
     with supervise("Good") as first, supervise("Good") as second:
-        name = first.start().name
-        first.measure(ONE, 0, fresh=True)
-        with pytest.raises(ProbeError) as caught:
-            second.start()
-        assert caught.value.message == f"another probe (process {os.getpid()}) is using {name}"
+        assert first.start().processes is None
+        assert second.start().processes == [DeviceProcess(pid=os.getpid(), used_bytes=None)]
         first.__exit__(None, None, None)
-        assert second.start().name == name
+        assert second.start().processes is None
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU goes by a GPU's id: another probe of it is then no small matter."""
+    build = Supervisor._build
+
+    def made(self: Supervisor, request: Any, kind: Any) -> Any:
+        return Identified(id="GPU-made", name="GPU") if isinstance(request, Identify) else build(self, request, kind)
+
+    monkeypatch.setattr(Supervisor, "_build", made)
+
+
+def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
+    with supervise("Good") as first, supervise("Good") as second:
+        first.start()
+        first.measure(ONE, 0, fresh=True)
+        with pytest.raises(DeviceBusy, match=f"another probe \\(process {os.getpid()}\\) is using GPU") as caught:
+            second.start()
+        assert "--wait" in (caught.value.hint or "")
+        first.__exit__(None, None, None)
+        assert second.start().kind == "cpu"
+
+
+def test_the_workloads_own_error_comes_before_that_of_a_gpu_in_use(gpu: None) -> None:
+    with (
+        DeviceLock("GPU-made", "GPU"),
+        supervise("Missing") as supervisor,
+        pytest.raises(WorkloadError, match="Missing"),
+    ):
+        supervisor.start()
+
+
+def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
+    notes: list[str] = []
+    lock = DeviceLock("GPU-made", "GPU")
+
+    def on_note(text: str) -> None:
+        notes.append(text)
+        lock.release()
+
+    setup = supervise("Good")._setup
+    with Supervisor(setup, trial_timeout_seconds=60.0, wait_seconds=math.inf, on_note=on_note) as supervisor:
+        assert supervisor.start().kind == "cpu"
+    assert notes == [f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."]
 
 
 def test_workers_are_counted_from_where_the_caller_says() -> None:
-    from batchtune.probe.supervisor import Supervisor
-
     with Supervisor(supervise("Good")._setup, trial_timeout_seconds=60.0, first_worker=8) as supervisor:
         assert supervisor.measure(ONE, 0)[0].worker == 8

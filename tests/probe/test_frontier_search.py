@@ -340,6 +340,19 @@ def test_nothing_fits_is_told_after_the_shortest_was_tried() -> None:
     assert (caught.value.trial.batch_size, caught.value.trial.length) == (1, SPEECH.shortest)
 
 
+def test_where_the_longest_does_not_fit_progress_counts_what_is_left_to_try_for_the_longest_that_does() -> None:
+    device = MadeDevice(lambda shape: 1e9 + shape.batch_size * shape.length * 1e8, limit_bytes=int(2e9))
+    search, trials, left = search_of(SPEECH, device, 12, 0.01, None), [], []
+    with pytest.raises(TooLong):
+        while (proposal := search.propose(trials)) is not None:
+            trials.append(device.measure(proposal.shape, len(trials)))
+            if search.longest_failure(trials) is not None:
+                done, total = search.progress(trials)
+                left.append(total - done)
+    assert 0 < left[0] <= 13  # log2 of some 2,000 lengths, and the shortest
+    assert left == sorted(left, reverse=True)
+
+
 def test_examples_that_are_too_long_are_counted() -> None:
     fitting = float(SPEECH.histogram.lengths[-40])
     peak = quadratic_peak(linear=1e9, quadratic=0)

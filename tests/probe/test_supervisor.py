@@ -1,6 +1,8 @@
 """The supervisor against real worker processes, each going wrong in its own way."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from worker_processes import ours, supervise
@@ -130,4 +132,40 @@ def test_a_worker_that_hangs_is_stopped() -> None:
     with supervise("Hangs", timeout_seconds=1.0) as supervisor:
         supervisor.start()
         trial, _ = supervisor.measure(SHAPE, 0)
-    assert (trial.outcome, trial.error) == ("timeout", "no answer within 1 s")
+    assert trial.outcome == "timeout"
+    assert re.fullmatch(r"no answer within 1 s; it hangs at faulty_workload\.py, line \d+, in step", trial.error or "")
+
+
+def test_a_worker_that_is_killed_in_the_setup_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with supervise("KilledOnceInSetup") as supervisor:
+        assert supervisor.start().kind == "cpu"
+        assert supervisor.worker == 2
+
+
+def test_a_lack_of_memory_that_the_workload_catches_is_one_all_the_same() -> None:
+    with supervise("CatchesItself") as supervisor:
+        supervisor.start()
+        fits, too_large = (supervisor.measure(BatchShape(size, 1.0), 0)[0] for size in (1, 4))
+    assert (fits.outcome, fits.caught) == ("ok", False)
+    assert (too_large.outcome, too_large.caught) == ("oom", True)
+    assert "caught by the workload, whose step returned all the same: RuntimeError" in (too_large.error or "")
+    assert "faulty_workload.py, line" in (too_large.error or "")
+
+
+def test_the_peak_before_an_error_is_known() -> None:
+    with supervise("PretendsToBeOut") as supervisor:
+        trial, _ = supervisor.measure(SHAPE, 0)
+    assert (trial.outcome, trial.peak_bytes) == ("oom", None)
+    assert 0 < (trial.failed_peak_bytes or 0) < 600 << 20
+
+
+def test_what_other_programs_take_of_the_processors_is_told() -> None:
+    with supervise("Good") as supervisor:
+        device = supervisor.start()
+        trial, _ = supervisor.measure(SHAPE, 0)
+    assert device.processors is not None
+    assert device.load_average is not None
+    for others in (device.other_processors, trial.other_processors):
+        assert others is not None
+        assert 0 <= others <= device.processors * 1.2  # clocks tick every hundredth of a second

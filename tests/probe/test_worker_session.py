@@ -1,5 +1,6 @@
 """A worker's trials, with a made meter: what no CPU can show."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +32,7 @@ class MadeMeter:
         )
         self.used = 100 * MIB
         self.flushed = 0
+        self.raised = 0
         self.sound = True
         self.released = 0
 
@@ -62,6 +64,12 @@ class MadeMeter:
 
     def retries(self) -> int:
         return self.flushed
+
+    def ooms(self) -> int:
+        return self.raised
+
+    def other_processors(self) -> None:
+        return None
 
     def healthy(self) -> bool:
         return self.sound
@@ -95,6 +103,26 @@ def session(act: Callable[[MadeMeter, BatchShape, int], None]) -> Session:
 
 def out_of_memory() -> None:
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_an_error_of_the_allocators_that_somebody_caught_is_a_lack_of_memory() -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.raised += 1
+
+    measured = session(act).measure(TRIAL)
+    assert (measured.outcome, measured.caught) == ("oom", True)
+    assert "the allocator ran out of memory" in (measured.error or "")
+
+
+@pytest.mark.parametrize(("caught_by", "outcome"), [("a library", "ok"), ("the workload", "oom")])
+def test_a_single_step_may_hold_an_error_that_a_library_caught(caught_by: str, outcome: str) -> None:
+    def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
+        meter.raised += 1
+        if caught_by == "the workload":
+            with contextlib.suppress(RuntimeError):
+                out_of_memory()
+
+    assert session(act).step(STEP).outcome == outcome
 
 
 def test_what_the_meter_tells_is_in_the_reply() -> None:

@@ -19,6 +19,19 @@ def titles(sweep: Sweep) -> list[str]:
     return [column.title for column in rows_table(sweep).columns]
 
 
+def test_tables_with_fewer_buckets_than_asked_for_say_why() -> None:
+    sweep = made_sweep()
+    rows = [
+        msgspec.structs.replace(row, boundaries=row.boundaries[:9], batch_sizes=row.batch_sizes[:9])
+        if row.strategy in ("linear", "optimal") and row.num_buckets == 10
+        else row
+        for row in sweep.rows
+    ]
+    notes = rows_table(msgspec.structs.replace(sweep, rows=rows)).notes
+    assert "“9 of 10” buckets (optimal): more were allowed, but would take longer." in notes
+    assert "“9 of 10” buckets (linear): the others fell together, by few different lengths." in notes
+
+
 def test_the_recommended_row_is_shown_with_its_neighbours() -> None:
     assert shown(made_sweep(), "optimal") == [10, 12, 13, 14, 20]
 

@@ -129,10 +129,34 @@ def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_examples_that_are_too_long_are_counted(tmp_path: Path) -> None:
+def test_an_error_that_came_though_memory_was_free_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(
+        ProbeError, match=r"although memory was free: the peak was \d+ MiB, the limit is 1 GiB"
+    ) as caught:
+        run_probe(Lengths.of([1.0]), settings(1024 * MIB, f"{FAULTY}:PretendsToBeOut", {}), tmp_path)
+    assert "too small" not in caught.value.message
+
+
+def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -> None:
+    probe = run_probe(Lengths.of([1.0] * 8), settings(1024 * MIB, f"{FAULTY}:CatchesItself", {}), tmp_path)
+    assert probe.frontier[0].batch_size < 4
+    assert any(text.startswith("The workload catches out-of-memory errors itself: in ") for text in probe.warnings)
+
+
+def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) -> None:
+    notes: list[str] = []
+    left: list[float | None] = []
     with pytest.raises(ProbeError, match=r"12 of 36 examples are longer than 10") as caught:
-        run_probe(LENGTHS, settings(500 * MIB, options={"a": 15.0 * MIB, "b": 0.0}), tmp_path)
+        run_probe(
+            LENGTHS,
+            settings(500 * MIB, options={"a": 15.0 * MIB, "b": 0.0}),
+            tmp_path,
+            on_note=notes.append,
+            on_progress=lambda progress: left.append(progress.seconds_left) if progress.shortening else None,
+        )
     assert "--max-length 10.0" in (caught.value.hint or "")
+    assert [note.split(",")[0] for note in notes] == ["Warning: the longest example (20) does not fit within 500 MiB"]
+    assert left[-1] == 0
     assert not (tmp_path / PROBE_FILE).exists()
 
 
