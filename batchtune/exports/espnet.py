@@ -20,6 +20,7 @@ from batchtune.exports.snippets import (
     checked,
     commented,
     counting_remark,
+    padded_remark,
 )
 from batchtune.exports.speechbrain import cap_of, number
 from batchtune.results import Sweep
@@ -106,6 +107,7 @@ def render(tuned: Tuned) -> str:
         f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
         *chosen.remarks,
         *beyond_measured(tuned),
+        *padded_remark(sweep, _NAME),
         *_what_runs(sweep, bins, scale),
         *_limits(sweep, bins, scale),
         *_leaving_out(sweep, scale),

@@ -17,6 +17,7 @@ from batchtune.exports.snippets import (
     checked,
     commented,
     counting_remark,
+    padded_remark,
 )
 from batchtune.results import Sweep
 from batchtune.units import format_length
@@ -49,6 +50,7 @@ def render(tuned: Tuned) -> str:
         f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
         *chosen.remarks,
         *beyond_measured(tuned),
+        *padded_remark(sweep, _NAME),
         *_what_runs(sweep, max_tokens, scale),
         *_stops(sweep, max_tokens, scale),
         counting_remark(unit, "max-tokens"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Tuned, choose_row
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, one_line
+from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, one_line, padded_remark
 from batchtune.exports.speechbrain import broken, checked, flow_list, is_sound
 from batchtune.results import Row, Sweep
 from batchtune.units import format_number
@@ -105,15 +105,6 @@ def seed_of(sweep: Sweep) -> int:
     """The sweep's seed; 0 where it has none that is a whole number."""
     seed = sweep.settings.get("seed")
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
-
-
-def padded_remark(sweep: Sweep, framework: str) -> Iterable[str]:
-    """That the framework pads to the longest example, where the sweep counted multiples."""
-    if sweep.settings.get("multiple_of") is not None:
-        yield (
-            f"Batches were counted as padded to multiples of multiple_of; {framework} pads to the longest example "
-            "unless the collate function does more"
-        )
 
 
 def render(tuned: Tuned) -> str:

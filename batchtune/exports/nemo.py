@@ -10,8 +10,8 @@ import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Chosen, Export, Tuned
-from batchtune.exports.lhotse import any_row, in_seconds, least_buffer, padded_remark
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented
+from batchtune.exports.lhotse import any_row, in_seconds, least_buffer
+from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
 from batchtune.exports.speechbrain import broken, flow_list, number
 from batchtune.proofs import unproven_sizes
 from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow

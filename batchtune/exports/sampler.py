@@ -37,6 +37,7 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
         min_length, max_length: Shorter and longer examples were left out (--min-length, --max-length): no batch with
             them was counted or run. None without such a limit.
         left_out: Reason → number of examples that were left out; empty where none was, or in older files.
+        multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
     """
 
     fingerprint: str
@@ -49,6 +50,7 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_length: float | None = None
     max_length: float | None = None
     left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    multiple_of: float | None = None
 
     @property
     def filters(self) -> str | None:
@@ -132,10 +134,16 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
             min_length=reading.min_length,
             max_length=reading.max_length,
             left_out=sweep.lengths.left_out,
+            multiple_of=_multiple_of(sweep),
         ),
     )
     _check(config, "The sweep's recommended row is damaged", _AGAIN)
     return config
+
+
+def _multiple_of(sweep: Sweep) -> float | None:
+    multiple = sweep.settings.get("multiple_of")
+    return float(multiple) if isinstance(multiple, (int, float)) and not isinstance(multiple, bool) else None
 
 
 def render_sampler_yaml(config: SamplerConfig) -> str:

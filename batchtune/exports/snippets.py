@@ -72,6 +72,31 @@ def about_row(row: Row, sweep: Sweep) -> str:
     )
 
 
+def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
+    """Who pads to multiples, where the sweep counted them (--multiple-of).
+
+    Args:
+        sweep: The sweep.
+        framework: Its name, where it pads to the longest example; None where the user's collate function pads.
+    """
+    multiple = sweep.settings.get("multiple_of")
+    if isinstance(multiple, (int, float)):
+        who = "collate_fn must pad to them"
+        if framework is not None:
+            who = f"{framework} pads to the longest example unless the collate function does more"
+        length = format_length(multiple, sweep.lengths.unit)
+        yield f"Batches were counted as padded to multiples of {length} (--multiple-of); {who}"
+
+
+def how_read(sweep: Sweep) -> Iterator[str]:
+    """What `from_config` must be told to read the manifest as it was for the sweep; nothing where it finds out."""
+    reading = sweep.lengths.reading or ReadingRecord()
+    values = ((name, getattr(reading, name)) for name in reading.__struct_fields__)
+    given = [f"{name}={literal(value)}" for name, value in values if isinstance(value, str)]
+    if given:
+        yield f"With the path of the manifest, from_config needs to know how it is read: {', '.join(given)}"
+
+
 def beyond_measured(tuned: Tuned) -> Iterator[str]:
     """What to know where a framework cuts batches by a max_batch_length above the one that was measured to fit."""
     sweep, probe = tuned.sweep, tuned.probe
@@ -174,9 +199,12 @@ def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: s
         about_data(tuned.sweep),
         *chosen.remarks,
         *remarks,
+        *padded_remark(tuned.sweep),
         *limits.left_out,
     ]
-    if limits:
+    if not limits:
+        head += how_read(tuned.sweep)
+    else:
         head.append(
             "Leave them out of training, too: dataset, lengths = within_limits(dataset, lengths), before all else; the "
             "sampler refuses longer ones. `lengths` is then an array, not the path of the manifest"

@@ -14,7 +14,7 @@ from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Tuned, choose_row
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented
+from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
 from batchtune.results import Row, Sweep
 
 DERIVES = "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary"
@@ -202,11 +202,7 @@ def _unsaid(sweep: Sweep, row: Row) -> Iterable[str]:
     if needed_cap(sweep, row) is None:
         yield "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
     yield "An example longer than the last boundary is not dropped: it becomes a batch of one"
-    if sweep.settings.get("multiple_of") is not None:
-        yield (
-            "Batches were counted as padded to multiples of multiple_of; SpeechBrain pads to the longest example "
-            "unless the collate function does more"
-        )
+    yield from padded_remark(sweep, "SpeechBrain")
 
 
 def _plain_alternative(sweep: Sweep) -> Iterable[str]:

@@ -58,6 +58,14 @@ def test_how_many_and_why_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_hostile_reason_stays_in_its_comment(name: str) -> None:
+    made = made_sweep()
+    lengths = msgspec.structs.replace(made.lengths, left_out={"evil\nhostile": 1, "evil\u2028hostile": 1})
+    text = rendered(name, msgspec.structs.replace(made, lengths=lengths))
+    assert all(line.startswith("#") for line in text.splitlines() if "hostile" in line)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_without_limits_nothing_is_left_out(name: str) -> None:
     text = rendered(name, made_sweep())
     assert "Left out" not in text and "within_limits" not in text and "is_kept" not in text
@@ -146,6 +154,22 @@ def test_the_snippets_of_our_sampler_have_a_function_for_it(name: str, tmp_path:
     assert seen == np.flatnonzero((ALL >= 1) & (ALL <= 30)).tolist()
     with pytest.raises(ValueError, match="was tuned with --max-length 30"):
         names["train_loader"](Examples(), ALL, list, num_workers=0)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_padding_to_multiples_is_told(name: str) -> None:
+    made = made_sweep()
+    made = msgspec.structs.replace(made, settings={**made.settings, "multiple_of": 0.5})
+    assert "padded to multiples of 0.5 s (--multiple-of)" in prose(rendered(name, made))
+
+
+def test_the_snippets_tell_how_the_manifest_is_read() -> None:
+    made = made_sweep()
+    reading = ReadingRecord(length_scale="1/16000", unit="s", skip_invalid=True)
+    lengths = msgspec.structs.replace(made.lengths, reading=reading)
+    text = prose(rendered("pytorch", msgspec.structs.replace(made, lengths=lengths)))
+    assert 'from_config needs to know how it is read: unit="s", length_scale="1/16000".' in text
+    assert "from_config needs" not in rendered("pytorch", made)
 
 
 def test_what_a_manifest_was_read_with_reaches_the_sweep(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_evidence_tells_what_was_left_out(tmp_path: Path) -> None:
 
 def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
     older = msgspec.to_builtins(CONFIG.evidence)
-    for added in ("unproven", "margin_bytes", "min_length", "max_length", "left_out"):
+    for added in ("unproven", "margin_bytes", "min_length", "max_length", "left_out", "multiple_of"):
         del older[added]
     assert read_sampler_yaml(changed(tmp_path, evidence=older)) == CONFIG
 
