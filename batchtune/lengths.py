@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.results import LengthsSummary
+from batchtune.results import LengthsSummary, ReadingRecord
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -33,6 +33,7 @@ class Lengths:
         left_out: What was left out on the way here, as reason → number of examples ("shorter than --min-length
             1" → 12); empty where nothing was.
         notes: What the reader found out and the user should know, as full sentences.
+        reading: How the manifest was read; None where there was none.
     """
 
     values: FloatArray
@@ -40,6 +41,7 @@ class Lengths:
     unit: Unit | None = None
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    reading: ReadingRecord | None = None
 
     @classmethod
     def of(
@@ -175,6 +177,8 @@ class Lengths:
             max=self.longest,
             unit=self.unit,
             fingerprint=self.fingerprint,
+            reading=self.reading,
+            left_out=self.left_out,
         )
 
 

@@ -6,6 +6,7 @@ A run folder holds `run.json` (what the trials were measured for), `trials.jsonl
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
@@ -44,8 +45,52 @@ class Meta(Record, frozen=True, kw_only=True):
     batchtune: str
 
 
+class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How the manifest was read: the options as they were given, None for those that were not.
+
+    Attributes:
+        length_scale: As a number or a fraction, `1/16000`.
+        tokenizer, target_file: Paths, as they were given.
+    """
+
+    format: str | None = None
+    length_key: str | None = None
+    target_key: str | None = None
+    target_file: str | None = None
+    unit: str | None = None
+    length_scale: str | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    skip_invalid: bool = False
+    measure: str | None = None
+    tokenizer: str | None = None
+    reduce: str | None = None
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Option → value, as on the command line, of those that were given; the value of --skip-invalid is empty."""
+        found = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                text = "" if value is True else f"{value:.15g}" if isinstance(value, float) else shlex.quote(value)
+                found[f"--{name.replace('_', '-')}"] = text
+        return found
+
+    @property
+    def filters(self) -> str | None:
+        """The limits as on the command line, `--min-length 1 --max-length 30`; None without any."""
+        flags = self.flags
+        return " ".join(f"{name} {flags[name]}" for name in ("--min-length", "--max-length") if name in flags) or None
+
+
 class LengthsSummary(Record, frozen=True, kw_only=True):
-    """The data set that a result is about."""
+    """The data set that a result is about.
+
+    Attributes:
+        reading: How its manifest was read; None where it was none, or in files of older versions.
+        left_out: Reason → number of examples that were left out: `longer than --max-length 30` → 1000.
+    """
 
     count: int
     total: float
@@ -53,6 +98,8 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     max: float
     unit: str | None
     fingerprint: str
+    reading: ReadingRecord | None = None
+    left_out: dict[str, int] = {}
 
 
 class Trial(Record, frozen=True, kw_only=True):

@@ -173,11 +173,23 @@ class BucketBatchSampler(Sampler[list[int]]):
             "drop_last": config.drop_last,
             "seed": config.seed,
         }
-        made = cls(lengths, **{**options, **overrides})
-        if Lengths.of(lengths, targets).fingerprint != config.evidence.fingerprint:
+        evidence = config.evidence
+        try:
+            made = cls(lengths, **{**options, **overrides})
+        except given.OverlongError as error:
+            if evidence.max_length is None:
+                raise
+            raise given.OverlongError(
+                error.problem,
+                f"{path} was tuned with --max-length {evidence.max_length:.15g}: leave what is longer out of the data "
+                'set and of the lengths, tune anew without it, or say overlong="single" for batches of one, whose '
+                "memory nothing has measured",
+            ) from None
+        if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
             known = "" if targets is not None else " (or together with target lengths, which `targets` can give)"
+            limits = f", with {evidence.filters}" if evidence.filters else ""
             warnings.warn(
-                f"the bucket table of {path} was tuned on other lengths than these{known}: "
+                f"the bucket table of {path} was tuned on other lengths than these{known}{limits}: "
                 "it works, but batches may be smaller or padding larger than need be. Tune anew with `batchtune tune`.",
                 stacklevel=2,
             )

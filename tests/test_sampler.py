@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -335,6 +336,18 @@ def test_lengths_may_be_those_of_a_data_set(config: Path) -> None:
 def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
     with pytest.warns(UserWarning, match="was tuned on other lengths"):
         BucketBatchSampler.from_config(config, LENGTHS[:-1])
+
+
+def test_what_is_longer_than_the_limit_of_the_tuning_is_told_with_that_limit(tmp_path: Path) -> None:
+    path = tmp_path / "sampler.yaml"
+    config = config_of(Lengths.of(LENGTHS))
+    limited = msgspec.structs.replace(config.evidence, max_length=float(LENGTHS.max()))
+    path.write_text(render_sampler_yaml(msgspec.structs.replace(config, evidence=limited)), encoding="utf-8")
+    said = (
+        rf"example {LENGTHS.size} has the length 82\.5, .* 1 of .* was tuned with --max-length {LENGTHS.max():g}: leave"
+    )
+    with pytest.raises(ValueError, match=said):
+        BucketBatchSampler.from_config(path, np.append(LENGTHS, 82.5))
 
 
 def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:

@@ -15,6 +15,19 @@ Numbers: TypeAlias = npt.NDArray[np.number[Any]]
 _AT_ONCE = 1 << 18
 
 
+class OverlongError(ValueError):
+    """Examples beyond the last boundary.
+
+    Args:
+        problem: Which, a sentence without a full stop.
+        remedy: What to do, likewise.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem}. {remedy}" if remedy else problem)
+        self.problem = problem
+
+
 def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> Numbers:
     values = np.asarray(given)
     if values.ndim != 1 or values.size == 0:
@@ -69,7 +82,7 @@ def bucketed(values: Numbers, table: BucketTable, overlong: str) -> tuple[Bucket
     """The bucket of each example, and the table, with one bucket more where there are overlong examples.
 
     Raises:
-        ValueError: There are overlong examples, and they are an error.
+        OverlongError: There are overlong examples, and they are an error.
     """
     buckets = epochs.assign(values, table.boundaries)
     beyond = np.flatnonzero(buckets == table.num_buckets)
@@ -77,10 +90,10 @@ def bucketed(values: Numbers, table: BucketTable, overlong: str) -> tuple[Bucket
         return table, buckets
     if overlong == "error":
         index, last = int(beyond[0]), float(table.boundaries[-1])
-        raise ValueError(
+        raise OverlongError(
             f"example {index} has the length {values[index]}, beyond the last of bucket_boundaries, {last}; "
-            f"{beyond.size:,} of {values.size:,} examples are. Leave them out of the data set, add a boundary, or say "
-            'overlong="single" for batches of one'
+            f"{beyond.size:,} of {values.size:,} examples are",
+            'Leave them out of the data set, add a boundary, or say overlong="single" for batches of one',
         )
     longest = float(values[beyond].max())
     return BucketTable(np.append(table.boundaries, longest), np.append(table.batch_sizes, 1)), buckets

@@ -159,8 +159,9 @@ def _patch(
     from batchtune.exports.patch import patch_speechbrain
 
     before = _text_of(path)
-    after = patch_speechbrain(before, tuned, key_path=key_path, name=str(path))
-    console.notes([_difference(before, after, str(path)) or f"{path} says so already."], quiet=quiet)
+    patched = patch_speechbrain(before, tuned, key_path=key_path, name=str(path))
+    after = patched.text
+    console.notes([_difference(before, after, str(path)) or f"{path} says so already.", *patched.notes], quiet=quiet)
     to_stdout = output is not None and str(output) == "-"
     target = path if output is None or to_stdout else output
     if not to_stdout:

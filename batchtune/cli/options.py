@@ -214,11 +214,38 @@ class ManifestOptions:
         Raises:
             ManifestError, UsageError: They can't be read as asked.
         """
+        return self._load(self.read_options(), quiet=quiet)
+
+    def load_as_in(self, folder: Path, *, quiet: bool) -> Lengths:
+        """Reads the lengths as those of a run were, but for what the user says; what is taken from it is told.
+
+        Args:
+            folder: The run folder; where it holds no run, nothing is taken from it.
+            quiet: Say nothing.
+
+        Raises:
+            ManifestError, UsageError: They can't be read as asked.
+            ResultError: The run can't be read.
+        """
+        from batchtune.cli import console
+        from batchtune.tuning.run_folder import lengths_of
+
+        given, theirs = self.read_options(), lengths_of(folder)
+        if theirs is None or theirs.reading is None:
+            return self._load(given, quiet=quiet)
+        options = given.completed(theirs.reading)
+        said = given.record().flags
+        taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in said]
+        if taken:
+            console.notes([f"Read as for the run in {folder}: {' '.join(taken)}."], quiet=quiet)
+        return self._load(options, quiet=quiet)
+
+    def _load(self, options: ReadOptions, *, quiet: bool) -> Lengths:
         from batchtune.cli.progress import reading_bar
         from batchtune.manifests import load_lengths
 
         with reading_bar(quiet=quiet) as on_progress:
-            return load_lengths(self.manifest, self.read_options(), jobs=self.processes(), on_progress=on_progress)
+            return load_lengths(self.manifest, options, jobs=self.processes(), on_progress=on_progress)
 
     def processes(self) -> int:
         """How many may read. Raises UsageError for a number that has no meaning."""

@@ -47,7 +47,7 @@ class NewLengths(ManifestOptions):
             "--manifest",
             metavar="MANIFEST",
             help="New lengths: how far they have drifted from the run's, and what its table costs on them; can be "
-            "repeated. Read with the options below.",
+            "repeated. Read as the run's were, but for the options below.",
             show_default=False,
             rich_help_panel=_GATE,
         ),
@@ -72,12 +72,16 @@ class NewLengths(ManifestOptions):
         """What the user said. Raises UsageError where it has no meaning."""
         return replace(ManifestOptions.read_options(self), format=self.manifest_format)
 
-    def load_and_tell(self) -> Lengths:
-        """Reads the lengths, and tells what was read."""
+    def load_and_tell(self, run: Path) -> Lengths:
+        """Reads the lengths as those of the run were, and tells what was read and what was read otherwise."""
         from batchtune.cli import console
+        from batchtune.tuning.run_folder import lengths_of, read_differently
 
-        lengths = self.load(quiet=False)
+        lengths, theirs = self.load_as_in(run, quiet=False), lengths_of(run)
         console.notes(console.describe(lengths), quiet=False)
+        if lengths.reading is not None and theirs is not None and theirs.reading is not None:
+            for _, text in read_differently(lengths.reading, theirs.reading):
+                console.note(f"Warning: {text}.")
         return lengths
 
 
@@ -138,7 +142,7 @@ def report(
     gate = gating.Gate(
         rules=parse_rules(gating.rules_from(ctx, "fail_if", fail_if)),
         baseline=baseline,
-        load_lengths=new.load_and_tell if new.manifest else None,
+        load_lengths=(lambda: new.load_and_tell(run)) if new.manifest else None,
         junit=junit_xml,
         inputs=tuple(new.manifest or ()),
         github=github,

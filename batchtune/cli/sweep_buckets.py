@@ -38,7 +38,8 @@ def sweep_buckets(
     Works out, exactly, what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
     Reads the manifest, and max_batch_length and costs from the run folder's probe.json where there is one; with
-    --max-batch-length it needs none. Writes sweep.json and sampler.yaml there.
+    --max-batch-length it needs none. Options for reading the manifest that the run was made with, such as
+    --max-length, are taken from there and told, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
     from batchtune.cli import console
     from batchtune.cli.sweeping import sweep_and_write
@@ -51,7 +52,7 @@ def sweep_buckets(
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
         raise UsageError(f"--max-batch-length must be a number above 0 and at most 1e15, got {max_batch_length}")
     current = sweep.read_current()
-    lengths = source.load(quiet=run.quiet)
+    lengths = source.load(quiet=run.quiet) if run.force else source.load_as_in(run.run, quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
     if max_batch_length is not None:
         _check_unit(lengths, max_batch_length, quiet=run.quiet)

@@ -158,8 +158,9 @@ def verify(
     memory does not creep, and the time of an epoch is as estimated. Where it does not hold, smaller sizes are tried
     and proposed.
 
-    Reads the manifest and the run folder's sampler.yaml, and the workload, device and limit from its probe.json or
-    run.json. Writes verify.json there. Without --steps, --minutes or --epoch, 200 shuffled steps are run.
+    Reads the manifest and the run folder's sampler.yaml, and from its probe.json or run.json the workload, device and
+    limit, and how the manifest was read. Writes verify.json there. Without --steps, --minutes or --epoch, 200 shuffled
+    steps are run.
     """
     from batchtune.cli import console
     from batchtune.cli.verifying import EXIT_DOES_NOT_HOLD, verify_with_progress
@@ -179,7 +180,7 @@ def verify(
         step_timeout_seconds=step_timeout,
     )
     wishes = wanted.wanted()
-    lengths = manifest.load(quiet=quiet)
+    lengths = manifest.load_as_in(folder, quiet=quiet)
     found = verify_with_progress(lengths, folder, settings, wishes, seed=seed, quiet=quiet)
     if json:
         console.write_result(encode(found).decode(), None)

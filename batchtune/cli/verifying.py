@@ -45,12 +45,13 @@ def verify_with_progress(
     from batchtune.cli.progress import verify_bar
     from batchtune.exports.sampler import read_sampler_yaml
     from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
+    from batchtune.tuning.run_folder import lengths_of
     from batchtune.tuning.verify_setup import check_lengths, subject_of
     from batchtune.tuning.verifying import run_verify
 
     _check_there(folder)
     config = read_sampler_yaml(folder / SAMPLER_FILE)
-    check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE)
+    check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE, lengths_of(folder))
     probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
     if probe is not None:
         check_lengths(lengths, probe.lengths.fingerprint, folder / PROBE_FILE, probe.lengths)

@@ -10,6 +10,8 @@ from itertools import pairwise
 from batchtune.exports.base import Export, Tuned, choose_row
 from batchtune.exports.snippets import (
     AUDIO_UNITS,
+    SAMPLE_RATE,
+    LengthLimits,
     about_batches,
     about_data,
     about_row,
@@ -18,8 +20,9 @@ from batchtune.exports.snippets import (
     checked,
     commented,
     counting_remark,
+    padded_remark,
 )
-from batchtune.exports.speechbrain import cap_of
+from batchtune.exports.speechbrain import cap_of, number
 from batchtune.results import Sweep
 from batchtune.units import counted, format_length
 
@@ -104,8 +107,10 @@ def render(tuned: Tuned) -> str:
         f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
         *chosen.remarks,
         *beyond_measured(tuned),
+        *padded_remark(sweep, _NAME),
         *_what_runs(sweep, bins, scale),
         *_limits(sweep, bins, scale),
+        *_leaving_out(sweep, scale),
         counting_remark(unit, "batch_bins"),
         "ESPnet deals each batch to the GPUs: multiply batch_bins by their number; the last batches may then hold one "
         "example more",
@@ -162,6 +167,32 @@ def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
             f"Without the few examples longer than {format_length(cut, sweep.lengths.unit)}, batch_bins: {larger} "
             f"would be as safe, with about {about} batches"
         )
+
+
+def _leaving_out(sweep: Sweep, scale: float) -> Iterator[str]:
+    """How to leave out what was left out at tuning: ESPnet's trainer can't, its recipes can.
+
+    Source: stage 4 of egs2/TEMPLATE/asr1/asr.sh, which keeps min_wav_duration < duration < max_wav_duration.
+    """
+    limits = LengthLimits.of(sweep)
+    yield from limits.left_out
+    if not limits:
+        return
+    if sweep.lengths.unit not in AUDIO_UNITS:
+        yield (
+            "ESPnet's trainer trains on what the shape files hold: take the lines of what is not "
+            f"{limits.condition('length')} out of every train_shape_file"
+        )
+        return
+    seconds = limits.scaled(scale / SAMPLE_RATE)
+    ends = [("min_wav_duration", seconds.shortest), ("max_wav_duration", seconds.longest)]
+    flags = " ".join(f"--{name} {number(limit)}" for name, limit in ends if limit is not None)
+    rate = f" at {SAMPLE_RATE:,} samples a second" if sweep.lengths.unit == "samples" else ""
+    exactly = " or ".join(f"{number(limit)} s" for _, limit in ends if limit is not None)
+    yield (
+        f"ESPnet's trainer can't leave them out; stage 4 of a recipe's asr.sh does: {flags}, in seconds{rate}. It "
+        f"leaves out those of exactly {exactly}, too, and without --max_wav_duration what is not below 20 s"
+    )
 
 
 def _alternative(active: str, other: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from batchtune.exports.base import Export, Tuned, choose_row
 from batchtune.exports.snippets import (
     AUDIO_UNITS,
+    LengthLimits,
     about_batches,
     about_data,
     about_row,
@@ -16,6 +17,7 @@ from batchtune.exports.snippets import (
     checked,
     commented,
     counting_remark,
+    padded_remark,
 )
 from batchtune.results import Sweep
 from batchtune.units import format_length
@@ -41,30 +43,34 @@ def render(tuned: Tuned) -> str:
     max_tokens = max(1, at_most(sweep.max_batch_length, scale))
     batch_size = _batch_size(sweep)
     name, longest = _longest(sweep, scale)
+    limits = LengthLimits.of(sweep)
     head = [
         f'{_NAME}: flags, as in fairseq-train DATA $(grep -v "^#" {EXPORT.file}) and your other flags',
         about_data(sweep),
         f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
         *chosen.remarks,
         *beyond_measured(tuned),
+        *padded_remark(sweep, _NAME),
         *_what_runs(sweep, max_tokens, scale),
         *_stops(sweep, max_tokens, scale),
         counting_remark(unit, "max-tokens"),
+        "A lower batch-size of your own can stay: batches only get smaller. --max-batch-size sweeps with it",
         f"{name}: no less than the longest example, so that none is dropped or cropped",
+        *_leaving_out(sweep, limits, longest),
         "All of this holds for each GPU by itself",
     ]
-    flags = {
-        "max-tokens": max_tokens,
-        "batch-size": batch_size,
-        "required-batch-size-multiple": 1,
-        name: longest,
-    }
+    data = {"max-tokens": str(max_tokens), "batch-size": str(batch_size), "required-batch-size-multiple": "1"}
+    task = {name: str(longest)}
+    if limits.shortest is not None and unit in AUDIO_UNITS:
+        task["min-sample-size"] = str(at_least(limits.shortest, scale))
+    if limits.longest is not None and unit not in AUDIO_UNITS:
+        data["skip-invalid-size-inputs-valid-test"] = ""
     return "".join(
         [
             commented(head),
-            " ".join(f"--{flag} {value}" for flag, value in flags.items()) + "\n",
+            " ".join(f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items()) + "\n",
             commented(["The same for fairseq-hydra-train:"]),
-            *(f"#   {line}\n" for line in _hydra(flags)),
+            *(f"#   {line}\n" for line in _hydra(data, task)),
         ]
     )
 
@@ -111,13 +117,38 @@ def _stops(sweep: Sweep, max_tokens: int, scale: float) -> Iterator[str]:
         )
 
 
-def _hydra(flags: dict[str, int]) -> Iterator[str]:
-    *batches, (name, longest) = flags.items()
-    yield "dataset:"
-    for flag, value in batches:
-        yield f"  {flag.replace('-', '_')}: {value}"
-    yield "task:"
-    yield f"  {name.replace('-', '_')}: {longest}"
+def _leaving_out(sweep: Sweep, limits: LengthLimits, longest: int) -> Iterator[str]:
+    """How to leave out what was left out at tuning.
+
+    Source: fairseq 0.12.2. `FileAudioDataset` leaves out what is shorter than min_sample_size, and crops what is longer
+    than max_sample_size; `FairseqTask.filter_indices_by_size` leaves training examples beyond max_source_positions
+    out, and those of validation only with skip_invalid_size_inputs_valid_test.
+    """
+    yield from limits.left_out
+    audio = sweep.lengths.unit in AUDIO_UNITS
+    if limits.longest is not None and audio:
+        yield (
+            "max-sample-size does not leave longer ones out: fairseq crops them, and keeps the whole transcript. Take "
+            f"the lines with more than {longest} samples out of train.tsv, and the same lines out of .ltr and .wrd. "
+            f"The task hubert_pretraining has max_keep_size: {longest}, which leaves them out"
+        )
+    elif limits.longest is not None:
+        yield (
+            "max-source-positions leaves longer ones out of training, skip-invalid-size-inputs-valid-test out of "
+            "validation, which would else stop with an error"
+        )
+    if limits.shortest is not None and audio:
+        yield "min-sample-size leaves shorter ones out"
+    elif limits.shortest is not None:
+        shortest = format_length(limits.shortest, sweep.lengths.unit)
+        yield f"fairseq can't leave out what is shorter than {shortest}: take it out of the data"
+
+
+def _hydra(data: dict[str, str], task: dict[str, str]) -> Iterator[str]:
+    for group, flags in (("dataset", data), ("task", task)):
+        yield f"{group}:"
+        for flag, value in flags.items():
+            yield f"  {flag.replace('-', '_')}: {value or 'true'}"
 
 
 EXPORT = Export(name="fairseq", title="fairseq", file="batchtune_fairseq.txt", render=render)

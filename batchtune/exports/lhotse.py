@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Tuned, choose_row
-from batchtune.exports.snippets import about_data, about_row, commented, one_line
+from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, one_line, padded_remark
 from batchtune.exports.speechbrain import broken, checked, flow_list, is_sound
 from batchtune.results import Row, Sweep
 from batchtune.units import format_number
@@ -33,13 +33,19 @@ class BatchSizes(FixedBucketBatchSizeConstraint):
     def measure_length(self, example):
         return example.@MEASURE@
 '''
+_KEEP = '''
+
+def is_kept(cut):
+    """Whether a cut is one of those that were tuned with, by its length."""
+    return @CONDITION@
+'''
 _CODE = '''
 
 def make_sampler(cuts, **options):
     """Batches of the recommended sizes; options such as `rank` and `world_size` are the sampler's own."""
     constraint = @CLASS@(max_seq_len_buckets=BOUNDARIES, batch_sizes=BATCH_SIZES)
     chosen = {"shuffle": True, "drop_last": False, "seed": @SEED@, "buffer_size": BUFFER_SIZE, **options}
-    return DynamicBucketingSampler(cuts, constraint=constraint, duration_bins=BOUNDARIES, **chosen)
+    return DynamicBucketingSampler(@CUTS@, constraint=constraint, duration_bins=BOUNDARIES, **chosen)
 
 
 if __name__ == "__main__":  # python THIS_FILE cuts.jsonl.gz: counts the batches of an epoch
@@ -101,15 +107,6 @@ def seed_of(sweep: Sweep) -> int:
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
 
 
-def padded_remark(sweep: Sweep, framework: str) -> Iterable[str]:
-    """That the framework pads to the longest example, where the sweep counted multiples."""
-    if sweep.settings.get("multiple_of") is not None:
-        yield (
-            f"Batches were counted as padded to multiples of multiple_of; {framework} pads to the longest example "
-            "unless the collate function does more"
-        )
-
-
 def render(tuned: Tuned) -> str:
     """Python code that makes a `DynamicBucketingSampler` with a fixed batch size for each bucket.
 
@@ -127,11 +124,15 @@ def render(tuned: Tuned) -> str:
     measure = _MEASURES.get(unit or "")
     boundaries = chosen.row.boundaries if measure else in_seconds(chosen.row.boundaries, unit, "Lhotse")
     sizes = chosen.row.batch_sizes
-    code = _CODE if measure is None else _MEASURE.replace("@UNIT@", str(unit)).replace("@MEASURE@", measure) + _CODE
+    limits = LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0])
+    condition = limits.condition(f"cut.{measure or 'duration'}")
+    code = _CODE.replace("@CUTS@", "cuts.filter(is_kept)" if limits else "cuts")
+    code = (_KEEP.replace("@CONDITION@", condition) if limits else "") + code
+    code = code if measure is None else _MEASURE.replace("@UNIT@", str(unit)).replace("@MEASURE@", measure) + code
     code = code.replace("@CLASS@", "BatchSizes" if measure else "FixedBucketBatchSizeConstraint")
     return "".join(
         [
-            commented(_remarks(sweep, chosen.row)),
+            commented(_remarks(sweep, chosen.row, limits)),
             _IMPORTS,
             broken(f"BOUNDARIES = {flow_list(boundaries)}"),
             broken(f"BATCH_SIZES = {flow_list(sizes)}"),
@@ -141,7 +142,7 @@ def render(tuned: Tuned) -> str:
     )
 
 
-def _remarks(sweep: Sweep, row: Row) -> Iterable[str]:
+def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
     yield f"Lhotse's DynamicBucketingSampler: {about_row(row, sweep)}"
     yield about_data(sweep)
     if sweep.lengths.unit == "ms":
@@ -152,9 +153,14 @@ def _remarks(sweep: Sweep, row: Row) -> Iterable[str]:
         f"With a buffer of at least {least_buffer(row.batch_sizes):,} cuts, every batch but the last of its bucket is "
         "full. A larger one shuffles better"
     )
-    yield (
-        "A cut longer than the last boundary stops Lhotse with an error: filter such cuts out before, with cuts.filter"
-    )
+    yield from limits.left_out
+    if limits:
+        yield "cuts.filter leaves them out here, too. Any other cut longer than the last boundary stops Lhotse"
+    else:
+        yield (
+            "A cut longer than the last boundary stops Lhotse with an error: filter such cuts out before, with "
+            "cuts.filter"
+        )
     yield from padded_remark(sweep, "Lhotse")
     if sweep.two_dimensional:
         yield "The tables over length and target length in the sweep can't be expressed; NeMo's sampler can"

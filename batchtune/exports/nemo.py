@@ -10,8 +10,8 @@ import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Chosen, Export, Tuned
-from batchtune.exports.lhotse import any_row, in_seconds, least_buffer, padded_remark
-from batchtune.exports.snippets import about_data, about_row, commented
+from batchtune.exports.lhotse import any_row, in_seconds, least_buffer
+from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
 from batchtune.exports.speechbrain import broken, flow_list, number
 from batchtune.proofs import unproven_sizes
 from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow
@@ -37,6 +37,8 @@ def render(tuned: Tuned) -> str:
     sweep = tuned.sweep
     chosen = any_row(sweep, "NeMo")
     bins = in_seconds(chosen.row.boundaries, sweep.lengths.unit, "NeMo")
+    limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
+    longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
     sizes = _fillable(chosen.row, sweep)
     settings = [
         "use_lhotse: true",
@@ -47,13 +49,14 @@ def render(tuned: Tuned) -> str:
         f"bucket_duration_bins: {flow_list(bins)}",
         f"bucket_batch_size: {flow_list(sizes)}",
         f"bucket_buffer_size: {max(_BUFFER, least_buffer(sizes))}",
-        f"max_duration: {number(bins[-1])}",
+        *([] if limits.shortest is None else [f"min_duration: {number(limits.shortest)}"]),
+        f"max_duration: {number(longest)}",
         "shuffle: true",
         "drop_last: false",
     ]
     return "".join(
         [
-            commented(_remarks(sweep, chosen)),
+            commented(_remarks(sweep, chosen, limits)),
             "model:\n  train_ds:\n",
             *(broken(f"{_INDENT}{line}") for line in settings),
             *_duration_alternative(tuned, chosen.row, bins),
@@ -69,9 +72,14 @@ def _fillable(row: Row, sweep: Sweep) -> list[int]:
     return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
 
 
-def _remarks(sweep: Sweep, chosen: Chosen) -> Iterable[str]:
+def _remarks(sweep: Sweep, chosen: Chosen, limits: LengthLimits) -> Iterable[str]:
     yield f"NeMo, model.train_ds: {about_row(chosen.row, sweep)}"
     yield about_data(sweep)
+    yield from limits.left_out
+    if limits:
+        names = [("min_duration", limits.shortest), ("max_duration", limits.longest)]
+        set_here = [name for name, limit in names if limit is not None]
+        yield f"{' and '.join(set_here)} {'leaves' if len(set_here) == 1 else 'leave'} them out here, too"
     if sweep.lengths.unit == "ms":
         yield "Bins are in seconds, as NeMo counts them; the lengths counted milliseconds"
     if sweep.lengths.unit is None:
@@ -79,6 +87,10 @@ def _remarks(sweep: Sweep, chosen: Chosen) -> Iterable[str]:
     yield (
         "NeMo drops what is longer than the last bin or max_duration. What changes durations (perturb_speed, "
         "concatenate_samples, pad_min_duration) moves examples to other bins"
+    )
+    yield (
+        "batch_duration, quadratic_duration and batch_size do nothing beside bucket_batch_size. To keep a batch_size "
+        "of your own as the most examples in a batch, sweep with it: --max-batch-size"
     )
     yield (
         f"NeMo repeats the data without end unless force_finite is true. Until they end, every batch is full with "

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Tuned
-from batchtune.exports.snippets import commented, one_line
+from batchtune.exports.caps import kept_cap
+from batchtune.exports.snippets import LengthLimits, commented, one_line
 from batchtune.exports.speechbrain import (
-    derived_sizes,
     flow_list,
+    leaving_out,
     length_function,
     needed_cap,
     number,
@@ -37,16 +39,31 @@ _NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference"
 _REFERENCE = re.compile(r"<([^<>]*)>")
 
 
-def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> str:
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """A patched file.
+
+    Attributes:
+        text: The new text; the same where the file holds these numbers already.
+        notes: What the user should know of it, as full sentences.
+    """
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
     """A recipe's YAML with the recommended numbers in the settings of its DynamicBatchSampler.
 
     - The table goes to `max_batch_length` and `bucket_boundaries`, which takes the place of `num_buckets`. Where the
       block has the names of old recipes (`max_batch_len`, `shuffle_ex`), whose train.py knows no `bucket_boundaries`,
       `num_buckets` is set, with the best row that it can express, and a comment says so.
-    - `max_batch_ex` is changed, or added, only where batch sizes would else not be the recommended ones.
+    - A `max_batch_ex` of the user's is kept where it makes batches smaller, and a note says what that costs. It is
+      lowered where batches would else be larger than those that were swept (--max-batch-size), and added likewise.
     - A value `!ref <key>` is changed at that key where nothing else in the file refers to it; else the reference is
       replaced by the number. An alias is replaced by the number.
-    - A comment is added where the lengths are not seconds, which the length functions of recipes return.
+    - A comment is added where the lengths are not seconds, which the length functions of recipes return, and where
+      examples were left out at tuning.
 
     Args:
         text: The file, line ends as they are.
@@ -55,20 +72,17 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
             with `train` in its name is taken, then one that is not named for validation or test.
         name: What to call the file in messages.
 
-    Returns:
-        The new text; the same where it holds these numbers already.
-
     Raises:
         ResultError: The file is no YAML, has no such block or several, shares it with something else, or has the
             values in a form that can't be changed; or no row can be expressed.
     """
     tree = Tree(text, one_line(name))
     path, block = _found(tree, key_path)
-    patch = _Patch(tree, path, block, tuned.sweep)
+    patch = _Patch(tree, path, block, tuned.sweep, str(Path(tuned.config).parent))
     patch.plan()
     result = patch.applied()
     _check(tree, _reparsed(result, tree), patch)
-    return result
+    return Patched(result, tuple(patch.notes))
 
 
 def _found(tree: Tree, key_path: str | None) -> tuple[Keys, Node]:
@@ -123,15 +137,17 @@ def _keys(block: Node) -> dict[str, Node]:
 
 @dataclass(slots=True)
 class _Patch:
-    """What is to change, gathered and then done."""
+    """What is to change, gathered and then done; `run` is the run folder."""
 
     tree: Tree
     path: Keys
     block: Node
     sweep: Sweep
+    run: str = ""
     edits: list[tuple[int, int, str]] = field(default_factory=list)
     changed: set[Keys] = field(default_factory=set)
     wanted: dict[str, float | list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def plan(self) -> None:
         """Finds the edits.
@@ -153,6 +169,9 @@ class _Patch:
         else:
             self.wanted["bucket_boundaries"] = list(chosen.row.boundaries)
         cap = self._cap(keys.get("max_batch_ex"), chosen.row)
+        self.notes += [f"{remark}." for remark in LengthLimits.of(self.sweep).left_out]
+        if LengthLimits.of(self.sweep):
+            self.notes.append("train.py must leave them out, too: the comment in the file says how.")
         if cap is not None:
             self.wanted["max_batch_ex"] = cap
         self._set_all(limit, keys)
@@ -217,17 +236,25 @@ class _Patch:
 
     def _cap(self, current: Node | None, row: Row) -> int | None:
         """The `max_batch_ex` to write; None to leave it as it is."""
-        if current is None:
-            return needed_cap(self.sweep, row)
         needed = needed_cap(self.sweep, row)
+        if current is None:
+            return needed
         known = self._resolved(current)
         if known is not None and known.kind == "scalar" and known.tag is None and known.style is None:
             none = known.text.lower() in ("", "null", "~")
             cap = int(known.text) if known.text.isdecimal() and len(known.text) < 16 else 0
-            if (none and needed is None) or (
-                cap >= 1 and derived_sizes(self.sweep, row.boundaries, cap) == row.batch_sizes
-            ):
+            if none and needed is None:
                 return None
+            if cap >= 1:
+                kept = kept_cap(cap, row, self.sweep, self.run)
+                self.notes += kept.notes
+                return None if kept.cap == cap else kept.cap
+        if known is None or known.tag != "!PLACEHOLDER":
+            was = one_line((current if known is None else known).text)[:60]
+            self.notes.append(
+                f"Warning: max_batch_ex was {was or 'empty'!r}, which is no number here; the largest batch size of the "
+                "table takes its place."
+            )
         return needed or max(row.batch_sizes)
 
     def _resolved(self, node: Node) -> Node | None:
@@ -370,15 +397,16 @@ class _Patch:
             ]
         if (sizes := unproven_sizes(chosen.row)) is not None:
             sentences.append(f"{sizes}: `batchtune report` says why")
-        if not sentences or not self.edits:
+        if not self.edits:
             return
         pair = self.block.pair(limit)
         place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
         start = self._line_start(place)
         line = self.tree.text[start:place]
         indent = line[: len(line) - len(line.lstrip(" "))]
-        text = commented(sentences, indent=indent).replace("\n", self._line_break())
-        if not self.tree.text[:start].endswith(text):
+        text = commented(sentences, indent=indent) + leaving_out(self.sweep, indent=indent)
+        text = text.replace("\n", self._line_break())
+        if text and not self.tree.text[:start].endswith(text):
             self.edits.append((start, start, text))
 
     def _after_colon(self, key: Node) -> int:

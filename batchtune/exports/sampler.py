@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Record, Sweep
+from batchtune.results import Probe, ReadingRecord, Record, Sweep
 
 _LINE_WIDTH = 100
 _HEADER = """\
@@ -34,6 +34,10 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
         estimated_epoch_seconds: None where no step times are known.
         unproven: How many buckets have a batch size that is not proven to fit; None where nothing was probed.
         margin_bytes: Memory that proven batches leave free; None where it is not known.
+        min_length, max_length: Shorter and longer examples were left out (--min-length, --max-length): no batch with
+            them was counted or run. None without such a limit.
+        left_out: Reason → number of examples that were left out; empty where none was, or in older files.
+        multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
     """
 
     fingerprint: str
@@ -43,6 +47,15 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     estimated_epoch_seconds: float | None
     unproven: int | None = None
     margin_bytes: int | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    multiple_of: float | None = None
+
+    @property
+    def filters(self) -> str | None:
+        """The limits as on the command line, `--min-length 1 --max-length 30`; None without any."""
+        return ReadingRecord(min_length=self.min_length, max_length=self.max_length).filters
 
 
 class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +109,7 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ResultError(f"The sweep's seed is no whole number: {seed!r}", _AGAIN)
     row = sweep.rows[sweep.recommended]
+    reading = sweep.lengths.reading or ReadingRecord()
     config = SamplerConfig(
         format=SamplerConfig.FORMAT,
         version=SamplerConfig.VERSION,
@@ -117,10 +131,19 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
             estimated_epoch_seconds=row.estimated_epoch_seconds,
             unproven=row.unproven,
             margin_bytes=probe.margin.bytes if probe is not None and probe.margin is not None else None,
+            min_length=reading.min_length,
+            max_length=reading.max_length,
+            left_out=sweep.lengths.left_out,
+            multiple_of=_multiple_of(sweep),
         ),
     )
     _check(config, "The sweep's recommended row is damaged", _AGAIN)
     return config
+
+
+def _multiple_of(sweep: Sweep) -> float | None:
+    multiple = sweep.settings.get("multiple_of")
+    return float(multiple) if isinstance(multiple, (int, float)) and not isinstance(multiple, bool) else None
 
 
 def render_sampler_yaml(config: SamplerConfig) -> str:

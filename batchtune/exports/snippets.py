@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned, choose_row
 from batchtune.proofs import unproven_sizes
-from batchtune.results import Row, Sweep
+from batchtune.results import ReadingRecord, Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 100
@@ -71,6 +72,31 @@ def about_row(row: Row, sweep: Sweep) -> str:
     )
 
 
+def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
+    """Who pads to multiples, where the sweep counted them (--multiple-of).
+
+    Args:
+        sweep: The sweep.
+        framework: Its name, where it pads to the longest example; None where the user's collate function pads.
+    """
+    multiple = sweep.settings.get("multiple_of")
+    if isinstance(multiple, (int, float)):
+        who = "collate_fn must pad to them"
+        if framework is not None:
+            who = f"{framework} pads to the longest example unless the collate function does more"
+        length = format_length(multiple, sweep.lengths.unit)
+        yield f"Batches were counted as padded to multiples of {length} (--multiple-of); {who}"
+
+
+def how_read(sweep: Sweep) -> Iterator[str]:
+    """What `from_config` must be told to read the manifest as it was for the sweep; nothing where it finds out."""
+    reading = sweep.lengths.reading or ReadingRecord()
+    values = ((name, getattr(reading, name)) for name in reading.__struct_fields__)
+    given = [f"{name}={literal(value)}" for name, value in values if isinstance(value, str)]
+    if given:
+        yield f"With the path of the manifest, from_config needs to know how it is read: {', '.join(given)}"
+
+
 def beyond_measured(tuned: Tuned) -> Iterator[str]:
     """What to know where a framework cuts batches by a max_batch_length above the one that was measured to fit."""
     sweep, probe = tuned.sweep, tuned.probe
@@ -79,8 +105,83 @@ def beyond_measured(tuned: Tuned) -> Iterator[str]:
         yield f"max_batch_length {used} is more than the {fits} that was measured to fit: batches may run out of memory"
 
 
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """What the tuned lengths were limited to (--min-length, --max-length), both inclusive, in their unit.
+
+    Attributes:
+        shortest, longest: None without such a limit.
+        left_out: How many examples were left out, and why, as sentences without a full stop.
+    """
+
+    shortest: float | None
+    longest: float | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> LengthLimits:
+        """The limits of a sweep's lengths; none where its file is of an older batchtune.
+
+        Raises:
+            ResultError: Lengths of the sweep are beyond them: the file was edited.
+        """
+        lengths = sweep.lengths
+        reading = lengths.reading or ReadingRecord()
+        low, high = reading.min_length, reading.max_length
+        if (low is not None and low > lengths.min) or (high is not None and high < lengths.max):
+            raise ResultError("The sweep is damaged: its lengths are beyond --min-length or --max-length", _AGAIN)
+        # An infinite limit is none, nor is one below all lengths.
+        low = low if low is not None and low > 0 else None
+        high = high if high is not None and math.isfinite(high) else None
+        reasons = [f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items()]
+        told = f"Left out at tuning: {'; '.join(reasons)}. No batch with them was counted or run"
+        return cls(low, high, (told,) if reasons else ())
+
+    def __bool__(self) -> bool:
+        return self.shortest is not None or self.longest is not None
+
+    def scaled(self, factor: float) -> LengthLimits:
+        """The limits in another unit; noise of floating point is rounded away."""
+
+        def converted(limit: float | None) -> float | None:
+            return None if limit is None else float(f"{limit * factor:.12g}")
+
+        return LengthLimits(converted(self.shortest), converted(self.longest), self.left_out)
+
+    def condition(self, name: str) -> str:
+        """A Python condition that holds for what was kept: `1.0 <= name <= 30.0`."""
+        low = "" if self.shortest is None else f"{self.shortest!r} <= "
+        high = "" if self.longest is None else f" <= {self.longest!r}"
+        return f"{low}{name}{high}"
+
+
+_WITHIN = '''
+def within_limits(dataset, lengths):
+    """The examples that were tuned with, and their lengths; `lengths` is an array."""
+    lengths = np.asarray(lengths)
+    kept = np.flatnonzero(@CONDITION@)
+    return Subset(dataset, kept.tolist()), lengths[kept]
+
+'''
+
+
+def _with_limits(code: str, limits: LengthLimits) -> str:
+    """The code, with a function that leaves out what was left out at tuning, after its last import."""
+    if not limits:
+        return code
+    sides = [LengthLimits(limits.shortest, None, ()), LengthLimits(None, limits.longest, ())]
+    conditions = [side.condition("lengths") for side in sides if side]
+    condition = conditions[0] if len(conditions) == 1 else " & ".join(f"({one})" for one in conditions)
+    function = _WITHIN.replace("@CONDITION@", condition)
+    imports, config, rest = code.partition("CONFIG = @CONFIG@\n")
+    imports = imports.replace("import DataLoader\n", "import DataLoader, Subset\n")
+    return f"import numpy as np\n{imports}{config}\n{function}{rest.removeprefix(chr(10))}"
+
+
 def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: str) -> str:
     """Python code around our own sampler, which can run every row: comments, then the code.
+
+    Where examples were left out at tuning, it has a function that leaves them out of a data set.
 
     Args:
         tuned: The run.
@@ -92,8 +193,23 @@ def python_snippet(tuned: Tuned, framework: str, remarks: Iterable[str], code: s
         ResultError: The sweep recommends nothing.
     """
     chosen = choose_row(tuned.sweep, framework, lambda row: True, "")
-    head = [f"{framework}: {about_row(chosen.row, tuned.sweep)}", about_data(tuned.sweep), *chosen.remarks, *remarks]
-    return commented(head) + code.replace("@CONFIG@", literal(tuned.config))
+    limits = LengthLimits.of(tuned.sweep)
+    head = [
+        f"{framework}: {about_row(chosen.row, tuned.sweep)}",
+        about_data(tuned.sweep),
+        *chosen.remarks,
+        *remarks,
+        *padded_remark(tuned.sweep),
+        *limits.left_out,
+    ]
+    if not limits:
+        head += how_read(tuned.sweep)
+    else:
+        head.append(
+            "Leave them out of training, too: dataset, lengths = within_limits(dataset, lengths), before all else; the "
+            "sampler refuses longer ones. `lengths` is then an array, not the path of the manifest"
+        )
+    return commented(head) + _with_limits(code, limits).replace("@CONFIG@", literal(tuned.config))
 
 
 def checked(sweep: Sweep) -> Sweep:

@@ -14,7 +14,7 @@ from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Tuned, choose_row
-from batchtune.exports.snippets import about_data, about_row, commented
+from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
 from batchtune.results import Row, Sweep
 
 DERIVES = "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary"
@@ -141,6 +141,26 @@ def length_function(unit: str | None) -> str:
     )
 
 
+def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
+    """How train.py leaves out what was left out at tuning, as comments; empty where nothing was.
+
+    Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
+    inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
+    """
+    limits = LengthLimits.of(sweep)
+    if not limits:
+        return commented(limits.left_out, indent=indent)
+    key = "duration" if sweep.lengths.unit in ("s", "ms") else "LENGTH"
+    bounds = limits.scaled(0.001) if sweep.lengths.unit == "ms" else limits
+    ends = (("key_min_value", bounds.shortest), ("key_max_value", bounds.longest))
+    arguments = ", ".join(f'{name}={{"{key}": {number(limit)}}}' for name, limit in ends if limit is not None)
+    where = "" if key == "duration" else f", LENGTH the key of the lengths in {sweep.lengths.unit or 'their unit'}"
+    recipes = "" if limits.longest is None else "; recipes' avoid_if_longer_than does it only where they sort"
+    remedy = f"Leave them out in train.py, before the sampler is made{where}{recipes}:"
+    code = f"{indent}# train_data = train_data.filtered_sorted({arguments})\n"
+    return commented([*limits.left_out, remedy], indent=indent) + code
+
+
 def _block(sweep: Sweep, row: Row, own: str) -> Iterable[str]:
     cap = needed_cap(sweep, row)
     yield "dynamic_batch_sampler:\n"
@@ -168,22 +188,21 @@ def render(tuned: Tuned) -> str:
         about_data(sweep),
         *chosen.remarks,
         length_function(sweep.lengths.unit),
-        *_unsaid(sweep),
+        *_unsaid(sweep, chosen.row),
         "It takes the place of the block of the same name; newer recipes call it dynamic_batch_sampler_train. train.py "
         "must pass all of it on: DynamicBatchSampler(train_data, **dynamic_hparams, length_func=...)",
     ]
     block = _block(sweep, chosen.row, f"bucket_boundaries: {flow_list(chosen.row.boundaries)}")
-    return "".join([commented(remarks), "dynamic_batching: True\n", *block, "\n", *_plain_alternative(sweep)])
+    comments = commented(remarks) + leaving_out(sweep)
+    return "".join([comments, "dynamic_batching: True\n", *block, "\n", *_plain_alternative(sweep)])
 
 
-def _unsaid(sweep: Sweep) -> Iterable[str]:
+def _unsaid(sweep: Sweep, row: Row) -> Iterable[str]:
     """What SpeechBrain can't be told."""
+    if needed_cap(sweep, row) is None:
+        yield "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
     yield "An example longer than the last boundary is not dropped: it becomes a batch of one"
-    if sweep.settings.get("multiple_of") is not None:
-        yield (
-            "Batches were counted as padded to multiples of multiple_of; SpeechBrain pads to the longest example "
-            "unless the collate function does more"
-        )
+    yield from padded_remark(sweep, "SpeechBrain")
 
 
 def _plain_alternative(sweep: Sweep) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.snippets import python_snippet
+from batchtune.exports.snippets import LengthLimits, python_snippet
 
 _REMARKS = (
     "`lengths` are those of the training examples, in their order and in the unit above; or the path of the manifest "
@@ -46,7 +46,14 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: The sweep recommends nothing.
     """
-    return python_snippet(tuned, "Transformers", _REMARKS, _CODE)
+    limits = LengthLimits.of(tuned.sweep)
+    remarks = list(_REMARKS)
+    if limits:
+        remarks.append(
+            "A datasets.Dataset with these lengths in a column, such as length, can leave out what was left out at "
+            f'tuning itself: dataset.filter(lambda length: {limits.condition("length")}, input_columns=["length"])'
+        )
+    return python_snippet(tuned, "Transformers", remarks, _CODE)
 
 
 EXPORT = Export(name="transformers", title="Transformers", file="batchtune_transformers.py", render=render)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
-from batchtune.errors import UsageError
-from batchtune.lengths import Unit
+from batchtune.errors import ResultError, UsageError
+from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.measuring import COUNTINGS, REDUCTIONS, Counting, Reduction
+from batchtune.results import ReadingRecord
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
 _NUMBER = r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
 _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
+_AGAIN = "Make it anew with the command that wrote it."
+# Of these only one can be given; and what says how a column's values are read goes with that column.
+_EXCLUSIVE = {"measure": "tokenizer", "tokenizer": "measure", "target_key": "target_file", "target_file": "target_key"}
+_OF_THE_COLUMN = ("unit", "length_scale", "measure", "tokenizer", "reduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,62 @@ class ReadOptions:
                 f"--min-length {self.min_length:.15g} is more than --max-length {self.max_length:.15g}",
                 "No example can be in between: exchange them, or leave one out.",
             )
+
+    def record(self) -> ReadingRecord:
+        """What result files say of them."""
+        return ReadingRecord(
+            format=self.format,
+            length_key=self.length_key,
+            target_key=self.target_key,
+            target_file=None if self.target_file is None else str(self.target_file),
+            unit=self.unit,
+            length_scale=None if self.length_scale is None else str(self.length_scale),
+            min_length=self.min_length,
+            max_length=self.max_length,
+            skip_invalid=self.skip_invalid,
+            measure=self.measure,
+            tokenizer=None if self.tokenizer is None else str(self.tokenizer),
+            reduce=self.reduce,
+        )
+
+    def completed(self, record: ReadingRecord) -> ReadOptions:
+        """These options, and where they say nothing what a result file says.
+
+        Nothing is taken that excludes a given option, or that says how the values of another column are read.
+
+        Raises:
+            ResultError: The file says what has no meaning.
+        """
+        theirs = _of_record(record)
+        taken = {field.name: getattr(theirs, field.name) for field in fields(self)}
+        given = {name for name in taken if (value := getattr(self, name)) is not None and value is not False}
+        barred = {_EXCLUSIVE[name] for name in given & _EXCLUSIVE.keys()}
+        if "length_key" in given and self.length_key != theirs.length_key:
+            barred |= set(_OF_THE_COLUMN)
+        return replace(self, **{name: value for name, value in taken.items() if name not in given | barred})
+
+
+def _of_record(record: ReadingRecord) -> ReadOptions:
+    """The options that a result file tells; they are checked as those of the user are."""
+    if record.unit is not None and record.unit not in UNITS:
+        raise ResultError(f"the run says that its lengths count {record.unit[:60]!r}, which is no unit", _AGAIN)
+    try:
+        return ReadOptions(
+            format=record.format,
+            length_key=record.length_key,
+            target_key=record.target_key,
+            target_file=record.target_file,
+            unit=record.unit,
+            length_scale=None if record.length_scale is None else parse_scale(record.length_scale),
+            min_length=record.min_length,
+            max_length=record.max_length,
+            skip_invalid=record.skip_invalid,
+            measure=record.measure,  # type: ignore[arg-type]  # checked there
+            tokenizer=None if record.tokenizer is None else Path(record.tokenizer),
+            reduce=record.reduce,  # type: ignore[arg-type]  # checked there
+        )
+    except UsageError as error:
+        raise ResultError(f"how the run's manifest was read is damaged: {error.message}", _AGAIN) from error
 
 
 def parse_scale(text: str) -> Fraction:

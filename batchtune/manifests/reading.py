@@ -67,7 +67,7 @@ def load_lengths(
         UsageError: The options name no known format, or one column twice.
     """
     plan, found = read_in_order(manifest, options, jobs=jobs, on_progress=on_progress)
-    return Lengths.of(
+    lengths = Lengths.of(
         found.lengths,
         found.targets,
         unit=plan.unit,
@@ -75,6 +75,7 @@ def load_lengths(
         notes=(*plan.notes, *found.notes),
         owned=True,
     )
+    return replace(lengths, reading=options.record())
 
 
 def read_in_order(

@@ -36,6 +36,33 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
     ]
 
 
+def cap_cautions(current: Current, recommended: Row | None, max_batch_size: int | None) -> Iterator[str]:
+    """What of the limits in use now the tables that were compared do not keep.
+
+    Args:
+        current: The settings in use now.
+        recommended: The recommended row; None without one.
+        max_batch_size: The most examples that the tables were allowed in a batch; None: any.
+    """
+    name = {"speechbrain": "max_batch_ex", "nemo": "batch_size"}.get(current.kind)
+    cap = None if name is None else current.settings.get(name)
+    beside = current.kind != "nemo" or (
+        "batch_duration" in current.settings and "bucket_batch_size" not in current.settings
+    )
+    if isinstance(cap, int) and beside and recommended is not None and max(recommended.batch_sizes) > cap:
+        swept = "" if max_batch_size is None else f" (--max-batch-size {max_batch_size})"
+        yield (
+            f"{name} of {_CURRENT} allows {cap:,} examples in a batch, the recommended table up to "
+            f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {cap}"
+        )
+    if current.kind == "nemo" and "quadratic_duration" in current.settings:
+        yield (
+            f"quadratic_duration of {_CURRENT} makes batches of long examples smaller, and the tables do not know it: "
+            "batch sizes from a probe are measured at each length and need none, those from --max-batch-length alone "
+            "may not fit where yours do"
+        )
+
+
 def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[str]:
     """What the user should know of the settings that are in use now, each as a sentence without a full stop.
 

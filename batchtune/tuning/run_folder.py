@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from batchtune.errors import ResultError
@@ -20,7 +21,11 @@ from batchtune.results import (
     TRIALS_FILE,
     VERIFY_FILE,
     Device,
+    LengthsSummary,
+    Probe,
+    ReadingRecord,
     Run,
+    Sweep,
     WorkloadRecord,
     meta_of,
     read_result,
@@ -33,6 +38,70 @@ def workload_sha256(settings: ProbeSettings) -> str | None:
     """Of the file that holds the workload; None where it is no file."""
     path = Path(settings.workload.rpartition(":")[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else None
+
+
+def lengths_of(folder: Path) -> LengthsSummary | None:
+    """The data that the folder's results are of; None where it holds none.
+
+    Raises:
+        ResultError: It is no folder, or its results can't be read.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ResultError(f"{folder} is no folder, and a run needs one", "Give another with --run.")
+    if (folder / RUN_FILE).exists():
+        return read_result(folder / RUN_FILE, Run).lengths
+    if (folder / PROBE_FILE).exists():
+        return read_result(folder / PROBE_FILE, Probe).lengths
+    if (folder / SWEEP_FILE).exists():
+        return read_result(folder / SWEEP_FILE, Sweep).lengths
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLengths:
+    """How lengths differ from a run's.
+
+    Attributes:
+        what: Without a subject: `other lengths (...)`, with the options that differ.
+        remedy: A sentence and a space where options differ; empty otherwise.
+    """
+
+    what: str
+    remedy: str
+
+
+def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> OtherLengths:
+    """Describes how lengths differ from those of a run: which, and which options they were read with."""
+    what = (
+        f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
+        f"up to {format_length(lengths.longest, lengths.unit)})"
+    )
+    if lengths.reading is None or theirs.reading is None:
+        return OtherLengths(what, "")
+    differing = read_differently(lengths.reading, theirs.reading)
+    if not differing:
+        return OtherLengths(f"{what}, read with the same options: the manifest is another, or has changed", "")
+    given, their_flags = lengths.reading.flags, theirs.reading.flags
+    leave_out = " and ".join(name for name, _ in differing if name in given)
+    add = " ".join(f"{name} {their_flags[name]}".strip() for name, _ in differing if name not in given)
+    return OtherLengths(
+        f"{what}: {', '.join(text for _, text in differing)}",
+        f"Leave out {leave_out} to read the manifest as the run did. " if leave_out else f"Read them with {add}. ",
+    )
+
+
+def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tuple[str, str]]:
+    """The options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
+    flags, their_flags = reading.flags, theirs.flags
+
+    def said(value: str | None) -> str:
+        return "not given" if value is None else value or "given"
+
+    return [
+        (name, f"{name} is {said(flags.get(name))} here, {said(their_flags.get(name))} in the run")
+        for name in dict.fromkeys([*their_flags, *flags])
+        if flags.get(name) != their_flags.get(name)
+    ]
 
 
 def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | None:
@@ -102,9 +171,7 @@ def clear_run(folder: Path) -> None:
 def _differences(run: Run, lengths: Lengths, settings: ProbeSettings) -> Sequence[str]:
     different = []
     if run.lengths.fingerprint != lengths.fingerprint:
-        theirs = f"{run.lengths.count:,} lengths up to {format_length(run.lengths.max, run.lengths.unit)}"
-        ours = f"{lengths.count:,} up to {format_length(lengths.longest, lengths.unit)}"
-        different.append(f"other lengths ({theirs}; these are {ours})")
+        different.append(other_lengths(lengths, run.lengths).what)
     if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
         different.append(f"the workload {_described(run.workload)}")
     added_later = {"reserve_bytes": 0, "ddp": False}

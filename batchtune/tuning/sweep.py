@@ -29,7 +29,7 @@ from batchtune.results import (
     meta_of,
 )
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
-from batchtune.tuning.cautions import cautions, current_cautions
+from batchtune.tuning.cautions import cap_cautions, cautions, current_cautions
 from batchtune.tuning.current import Current, CurrentTable, current_table
 from batchtune.tuning.distribution import ProvenBy, bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.estimates import StepSeconds, batch_seconds
@@ -237,6 +237,7 @@ def sweep(
             *cautions(lengths, limits, settings.num_buckets, rows),
             *_ranks_cautions(pricing),
             *_current_warnings(current, as_table, now, fits, settings),
+            *([] if current is None else cap_cautions(current, recommended, settings.max_batch_size)),
         ],
         current=now,
         current_fits=fits,

@@ -13,12 +13,9 @@ from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import (
     PROBE_FILE,
-    RUN_FILE,
     SWEEP_FILE,
-    LengthsSummary,
     Probe,
     Row,
-    Run,
     Sweep,
     read_result,
     write_result,
@@ -26,9 +23,8 @@ from batchtune.results import (
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.tuning.current import Current
 from batchtune.tuning.distribution import ProvenBy
-from batchtune.tuning.run_folder import clear_run
+from batchtune.tuning.run_folder import clear_run, lengths_of, other_lengths
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
-from batchtune.units import format_length
 
 
 def run_sweep(
@@ -124,29 +120,16 @@ def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
     Raises:
         ResultError: They are, and `force` is not given.
     """
-    theirs = _lengths_of(folder)
+    theirs = lengths_of(folder)
     if theirs is None or theirs.fingerprint == lengths.fingerprint:
         return False
     if force:
         return True
+    other = other_lengths(lengths, theirs)
     raise ResultError(
-        f"{folder} holds a run of other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; "
-        f"these are {lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})",
-        "Give another folder with --run, or --force to start over in this one.",
+        f"{folder} holds a run of {other.what}",
+        f"{other.remedy}Give another folder with --run, or --force to start over in this one.",
     )
-
-
-def _lengths_of(folder: Path) -> LengthsSummary | None:
-    """The data that the folder's results are of; None where it holds none."""
-    if folder.exists() and not folder.is_dir():
-        raise ResultError(f"{folder} is no folder, and a run needs one", "Give another with --run.")
-    if (folder / RUN_FILE).exists():
-        return read_result(folder / RUN_FILE, Run).lengths
-    if (folder / PROBE_FILE).exists():
-        return read_result(folder / PROBE_FILE, Probe).lengths
-    if (folder / SWEEP_FILE).exists():
-        return read_result(folder / SWEEP_FILE, Sweep).lengths
-    return None
 
 
 def _capped(costs: Costs, max_batch_length: float) -> Costs:

@@ -11,7 +11,7 @@ from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import RUN_FILE, LengthsSummary, Probe, Run, WorkloadRecord, read_result
 from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.run_folder import workload_sha256
+from batchtune.tuning.run_folder import other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
 from batchtune.workloads import default_workload
 
@@ -55,12 +55,16 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
     """Raises ResultError where a result is of other lengths than these."""
     if fingerprint == lengths.fingerprint:
         return
-    what = f" ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)})" if theirs else ""
+    anew = "tune anew for these lengths in another folder with --run."
+    if theirs is not None and theirs.fingerprint == fingerprint:
+        other = other_lengths(lengths, theirs)
+        same = other.remedy or "Give the same manifest with the same options. "
+        raise ResultError(f"{source} is of {other.what}", f"{same}Or {anew}")
     raise ResultError(
-        f"{source} is of other lengths{what} than these ({lengths.count:,} up to "
+        f"{source} is of other lengths than these ({lengths.count:,} up to "
         f"{format_length(lengths.longest, lengths.unit)})",
         "Give the same manifest with the same options (--length-key, --target-key, --length-scale, --min-length, "
-        "--max-length), or tune anew for these lengths in another folder with --run.",
+        f"--max-length), or {anew}",
     )
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import types
 import warnings
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,9 +20,15 @@ def real_dynamic_batch_sampler() -> Any:
 
 
 def load_dynamic_batch_sampler() -> Any:
-    """Imports the class of SpeechBrain itself.
+    """Imports the class of SpeechBrain itself."""
+    return load_speechbrain()[0].DynamicBatchSampler
 
-    The sampler reads no audio, so where torchaudio does not load, an empty module takes its place for the
+
+@cache  # imported twice, SpeechBrain would wrap torch's DataLoader twice, which then calls itself
+def load_speechbrain() -> tuple[Any, Any]:
+    """Imports SpeechBrain's modules of samplers and of data sets.
+
+    They read no audio, so where torchaudio does not load, an empty module takes its place for the
     import. Afterwards SpeechBrain's modules are forgotten: some of them import more as soon as anyone looks
     at them, and hypothesis looks at every module there is.
     """
@@ -34,7 +41,7 @@ def load_dynamic_batch_sampler() -> Any:
             sys.modules["torchaudio"] = types.ModuleType("torchaudio")
             stand_in = True
         try:
-            return importlib.import_module("speechbrain.dataio.sampler").DynamicBatchSampler
+            return tuple(importlib.import_module(f"speechbrain.dataio.{name}") for name in ("sampler", "dataset"))
         finally:
             if stand_in:
                 del sys.modules["torchaudio"]

@@ -142,7 +142,7 @@ def training(run_folder: Path) -> Path:
 def patched() -> str:
     from batchtune.exports.patch import patch_speechbrain
 
-    return patch_speechbrain(TRAINING, Tuned(sweep=made_sweep()), name="train.yaml")
+    return patch_speechbrain(TRAINING, Tuned(sweep=made_sweep()), name="train.yaml").text
 
 
 def test_a_training_file_is_patched_in_place(batchtune: Run, training: Path) -> None:

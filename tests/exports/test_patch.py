@@ -22,7 +22,7 @@ from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned
 from batchtune.exports.patch import patch_speechbrain
 from batchtune.lengths import Lengths
-from batchtune.results import Row, Sweep
+from batchtune.results import BucketUse, Row, Sweep
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -54,8 +54,8 @@ def swept(most: int | None = None, unit: str | None = "s") -> Sweep:
 
 def patched(text: str, result: Sweep | None = None, key_path: str | None = None) -> str:
     tuned = Tuned(sweep=result or swept())
-    found = patch_speechbrain(text, tuned, key_path=key_path, name="train.yaml")
-    assert patch_speechbrain(found, tuned, key_path=key_path) == found
+    found = patch_speechbrain(text, tuned, key_path=key_path, name="train.yaml").text
+    assert patch_speechbrain(found, tuned, key_path=key_path).text == found
     return found
 
 
@@ -86,8 +86,6 @@ class TestRecipes:
                 "+ max_batch_length_train: 600\n",
                 "-     num_buckets: !ref <num_bucket>   # how many\n",
                 f"+     bucket_boundaries: {LIST}   # how many\n",
-                "-     max_batch_ex: !ref <max_batch_ex>\n",
-                "+     max_batch_ex: 300\n",
             ]
         )
         before, found = loaded(text, data_folder="here"), loaded(after, data_folder="here")
@@ -96,7 +94,7 @@ class TestRecipes:
             "bucket_boundaries": BOUNDARIES,
             "shuffle": True,
             "batch_ordering": "random",
-            "max_batch_ex": 300,
+            "max_batch_ex": 256,
         }
         assert found["dynamic_batch_sampler_valid"] == before["dynamic_batch_sampler_valid"]
         assert (found["counter"], found["betas"]) == (before["counter"], before["betas"])
@@ -254,6 +252,32 @@ class TestLargestBatchSize:
         block = loaded(patched(text, swept(most=200)))["b"]
         assert block["max_batch_ex"] == 200
 
+    def test_a_lower_cap_is_kept_and_its_cost_is_told(self) -> None:
+        uses = [
+            BucketUse(boundary=b, batch_size=1, examples=600, batches=1, length=1, padded_length=1) for b in BOUNDARIES
+        ]
+        result = msgspec.structs.replace(swept(), buckets=uses)
+        text = "cap: 100\nb:\n  max_batch_length: 600\n  num_buckets: 3\n  max_batch_ex: !ref <cap>\n"
+        found = patch_speechbrain(text, Tuned(sweep=result, config="runs/a b/sampler.yaml"))
+        assert loaded(found.text)["b"]["max_batch_ex"] == loaded(found.text)["cap"] == 100
+        sizes = batch_sizes_for(BOUNDARIES, 600, None).tolist()
+        capped, full = (sum(-(-600 // min(most, size)) for size in sizes) for most in (100, 600))
+        assert found.notes == (
+            f"max_batch_ex: 100 is kept. It cuts {sum(size > 100 for size in sizes)} of 3 batch sizes, the largest "
+            f"from 300: {capped} batches an epoch instead of {full}. `batchtune sweep-buckets MANIFEST "
+            "--max-batch-size 100 --run 'runs/a b'` finds the best table under it; for the larger batches take it out. "
+            "Then patch again.",
+        )
+        assert capped > full
+
+    @pytest.mark.parametrize(
+        ("value", "note"), [("301", "lowered from 301 to 200"), ("!ref <x> * 2", "'<x> * 2', which is no number")]
+    )
+    def test_a_cap_that_changes_is_told(self, value: str, note: str) -> None:
+        text = f"x: 8\nb:\n  max_batch_length: 100\n  num_buckets: 3\n  max_batch_ex: {value}\n"
+        (told,) = patch_speechbrain(text, Tuned(sweep=swept(most=200))).notes
+        assert note in told
+
     def test_a_cap_is_added_where_there_is_none(self) -> None:
         block = loaded(patched("b:\n  max_batch_length: 100\n  num_buckets: 3\n", swept(most=200)))["b"]
         assert block == {"max_batch_length": 600, "bucket_boundaries": BOUNDARIES, "max_batch_ex": 200}
@@ -375,10 +399,10 @@ class TestDamage:
             text = text[:start] + generator.choice(["", *pieces]) + text[end:]
         tuned = Tuned(sweep=swept())
         try:
-            after = patch_speechbrain(text, tuned)
+            after = patch_speechbrain(text, tuned).text
         except ResultError:
             return
-        assert patch_speechbrain(after, tuned) == after
+        assert patch_speechbrain(after, tuned).text == after
 
 
 def test_sizes_that_are_not_proven_are_named_in_a_comment() -> None:

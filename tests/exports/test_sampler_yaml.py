@@ -21,6 +21,7 @@ from batchtune.exports.sampler import (
     render_sampler_yaml,
     sampler_config,
 )
+from batchtune.results import ReadingRecord
 
 # `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_sampler_yaml.py` writes it anew; read the difference.
 SNAPSHOT = Path(__file__).parent / "snapshots" / "sampler.yaml"
@@ -85,9 +86,18 @@ def test_the_evidence_counts_what_is_not_proven_and_tells_the_margin() -> None:
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
 
 
+def test_the_evidence_tells_what_was_left_out(tmp_path: Path) -> None:
+    reading, left_out = ReadingRecord(max_length=30.0), {"longer than --max-length 30": 1000}
+    lengths = msgspec.structs.replace(made_sweep().lengths, reading=reading, left_out=left_out)
+    config = sampler_config(msgspec.structs.replace(made_sweep(), lengths=lengths))
+    evidence = read_sampler_yaml(written(tmp_path, render_sampler_yaml(config))).evidence
+    assert (evidence.min_length, evidence.max_length, evidence.left_out) == (None, 30.0, left_out)
+
+
 def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
     older = msgspec.to_builtins(CONFIG.evidence)
-    del older["unproven"], older["margin_bytes"]
+    for added in ("unproven", "margin_bytes", "min_length", "max_length", "left_out", "multiple_of"):
+        del older[added]
     assert read_sampler_yaml(changed(tmp_path, evidence=older)) == CONFIG
 
 

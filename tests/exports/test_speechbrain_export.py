@@ -112,7 +112,7 @@ def test_a_row_with_measured_sizes_is_replaced_and_said_to_be() -> None:
 def test_padding_to_multiples_is_said_to_be_left_to_the_collate_function() -> None:
     result = made_sweep()
     text = render(msgspec.structs.replace(result, settings={"multiple_of": 8.0}))
-    assert "padded to multiples of multiple_of" in text
+    assert "padded to multiples of 8 s (--multiple-of)" in text
 
 
 def test_without_rows_of_speechbrains_own_boundaries_the_alternative_is_left_out() -> None:

@@ -11,6 +11,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import Row
 from batchtune.tuning.cautions import cautions, current_cautions
 from batchtune.tuning.current import CurrentTable, current_table, read_current
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 
 SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
 
@@ -82,6 +83,22 @@ def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None
         "your current config leaves out 3 of 7 examples (1 shorter than min_duration 0.5 s; 1 longer than max_duration "
         "35 s; 1 longer than the last of bucket_duration_bins 20 s): its figures are those of the others"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ("max_batch_length=600,num_buckets=20,max_batch_ex=8", "max_batch_ex"),
+        ("use_bucketing=true,batch_duration=600,batch_size=8", "batch_size"),
+    ],
+)
+def test_a_limit_on_the_examples_of_a_batch_that_tables_exceed_is_told(settings: str, name: str) -> None:
+    current, lengths = read_current(settings), Lengths.of(np.linspace(1.0, 30.0, 2000), unit="s")
+    larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,)), Costs(), current=current)
+    (told,) = (text for text in larger.warnings if "to keep your limit" in text)
+    assert told.startswith(f"{name} of your current config allows 8 examples") and "--max-batch-size 8" in told
+    kept = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), max_batch_size=8), Costs(), current=current)
+    assert not any("to keep your limit" in text for text in kept.warnings)
 
 
 def test_current_settings_that_num_buckets_caps_are_told() -> None:

@@ -1,0 +1,96 @@
+"""What a run was read with is remembered: later commands need not repeat it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Run
+
+TOLD = "Read as for the run in batchtune-run: --max-length 30."
+
+
+@pytest.fixture
+def swept(batchtune: Run, tmp_path: Path) -> Path:
+    """A run of the 60 examples of at most 30 s of 70; the manifest is train.csv."""
+    lengths = [2 + index % 28 for index in range(60)] + [31 + 5 * index for index in range(10)]
+    rows = "".join(f"utt{index},{length}\n" for index, length in enumerate(lengths))
+    (tmp_path / "train.csv").write_text(f"id,duration\n{rows}")
+    ran = batchtune("sweep-buckets", "train.csv", "--max-length", 30, "--max-batch-length", 120, "--num-buckets", "2:4")
+    assert ran.returncode == 0, ran.stderr
+    return tmp_path / "batchtune-run"
+
+
+def again(batchtune: Run, *options: object) -> Any:
+    return batchtune("sweep-buckets", "train.csv", "--max-batch-length", 90, "--num-buckets", "2:4", *options)
+
+
+@pytest.mark.usefixtures("swept")
+def test_a_sweep_takes_the_limit_from_the_run_and_says_so(batchtune: Run) -> None:
+    ran = again(batchtune)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.startswith(f"{TOLD}\n") and "Left out: 10 examples, longer than --max-length 30." in ran.stderr
+    assert TOLD not in again(batchtune, "--max-length", 30).stderr
+    assert again(batchtune, "--unit", "s", "--length-key", "duration").returncode == 0  # what was found without
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize("command", ["sweep-buckets", "verify"])
+def test_another_limit_is_refused_with_both_values(batchtune: Run, command: str) -> None:
+    ran = (
+        again(batchtune, "--max-length", 40)
+        if command == "sweep-buckets"
+        else batchtune("verify", "train.csv", "--max-length", 40)
+    )
+    assert ran.returncode == 1
+    assert (
+        "other lengths (60 up to 29 s; these are 62 up to 36 s): --max-length is 40 here, 30 in the run" in ran.stderr
+    )
+    assert "Leave out --max-length to read the manifest as the run did." in ran.stderr
+
+
+@pytest.mark.usefixtures("swept")
+def test_verify_takes_it_from_the_run(batchtune: Run) -> None:
+    ran = batchtune("verify", "train.csv", "--workload", "missing.py:Step")
+    assert ran.returncode == 1
+    assert TOLD in ran.stderr and "missing.py" in ran.stderr and "other lengths" not in ran.stderr
+
+
+@pytest.mark.usefixtures("swept")
+def test_a_report_reads_new_lengths_as_the_runs_unless_told(batchtune: Run) -> None:
+    same = batchtune("report", "--manifest", "train.csv", "--fail-if", "changed == true")
+    assert (same.returncode, TOLD in same.stderr) == (0, True)
+    longer = batchtune("report", "--manifest", "train.csv", "--max-length", 40, "--fail-if", "beyond > 0")
+    assert longer.returncode == 3 and "Warning: --max-length is 40 here, 30 in the run." in longer.stderr
+
+
+@pytest.mark.usefixtures("swept")
+def test_a_changed_manifest_is_told_from_other_options(batchtune: Run, tmp_path: Path) -> None:
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("new,7\n")
+    assert "read with the same options: the manifest is another, or has changed" in again(batchtune).stderr
+
+
+@pytest.mark.usefixtures("swept")
+def test_starting_over_forgets(batchtune: Run) -> None:
+    ran = again(batchtune, "--force")
+    assert (ran.returncode, "Read as" in ran.stderr) == (0, False)
+    assert ran.stderr.startswith("70 lengths")
+
+
+def test_what_the_file_says_is_checked(batchtune: Run, swept: Path) -> None:
+    sweep = json.loads((swept / "sweep.json").read_text())
+    sweep["lengths"]["reading"] = {"length_scale": "1e999999999"}
+    (swept / "sweep.json").write_text(json.dumps(sweep))
+    ran = again(batchtune)
+    assert ran.returncode == 1 and "how the run's manifest was read is damaged" in ran.stderr
+
+
+def test_a_run_of_an_older_batchtune_remembers_nothing(batchtune: Run, swept: Path) -> None:
+    sweep = json.loads((swept / "sweep.json").read_text())
+    del sweep["lengths"]["reading"], sweep["lengths"]["left_out"]
+    (swept / "sweep.json").write_text(json.dumps(sweep))
+    assert "70 up to 76 s)\n" in again(batchtune).stderr
+    assert again(batchtune, "--max-length", 30).returncode == 0

@@ -1,0 +1,181 @@
+"""What was left out at tuning is left out by every export, too, or the export says how."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from batching.conftest import load_speechbrain
+from report_records import made_sweep
+from ruamel.yaml import YAML
+
+from batchtune.errors import ResultError
+from batchtune.exports import FRAMEWORKS, Tuned, export_of
+from batchtune.exports.patch import patch_speechbrain
+from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+from batchtune.lengths import Lengths
+from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.results import ReadingRecord, Sweep
+from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+
+ALL = np.concatenate([np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5])
+KEPT = ALL[(ALL >= 1) & (ALL <= 30)]
+
+
+def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
+    """Of the 900 lengths from 1 to 30 s, in another unit by its scale."""
+    lengths = Lengths.of(
+        KEPT * scale,
+        unit=unit,  # type: ignore[arg-type]  # one of them
+        left_out={"longer than --max-length 30": 100, "shorter than --min-length 1": 5},
+    )
+    summary = msgspec.structs.replace(
+        lengths.summary(), reading=ReadingRecord(min_length=1.0 * scale, max_length=30.0 * scale)
+    )
+    found = sweep(lengths, 300.0 * scale, SweepSettings(num_buckets=(5,)), Costs())
+    return msgspec.structs.replace(found, lengths=summary)
+
+
+def rendered(name: str, result: Sweep | None = None, **fields: Any) -> str:
+    return export_of(name).render(Tuned(sweep=result or swept(), **fields))
+
+
+def prose(text: str) -> str:
+    return re.sub(r"\s*\n#\s*", " ", text)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_how_many_and_why_is_said(name: str) -> None:
+    said = "Left out at tuning: 100 examples, longer than --max-length 30; 5 examples, shorter than --min-length 1."
+    assert said in prose(rendered(name))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_hostile_reason_stays_in_its_comment(name: str) -> None:
+    made = made_sweep()
+    lengths = msgspec.structs.replace(made.lengths, left_out={"evil\nhostile": 1, "evil\u2028hostile": 1})
+    text = rendered(name, msgspec.structs.replace(made, lengths=lengths))
+    assert all(line.startswith("#") for line in text.splitlines() if "hostile" in line)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_without_limits_nothing_is_left_out(name: str) -> None:
+    text = rendered(name, made_sweep())
+    assert "Left out" not in text and "within_limits" not in text and "is_kept" not in text
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_sweep_whose_lengths_are_beyond_its_limits_is_damaged(name: str) -> None:
+    made = swept()
+    lengths = msgspec.structs.replace(made.lengths, reading=ReadingRecord(max_length=20.0))
+    with pytest.raises(ResultError, match="beyond --min-length or --max-length"):
+        rendered(name, msgspec.structs.replace(made, lengths=lengths))
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
+def test_nemo_has_settings_for_it(unit: str, scale: float) -> None:
+    settings = YAML(typ="safe").load(rendered("nemo", swept(unit, scale)))["model"]["train_ds"]
+    assert (settings["min_duration"], settings["max_duration"]) == (1, 30)
+
+
+def test_lhotse_filters_its_cuts() -> None:
+    lhotse = pytest.importorskip("lhotse")
+    names: dict[str, Any] = {"__name__": "snippet"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(rendered("lhotse"), "snippet", "exec"), names)
+        cuts = lhotse.CutSet.from_cuts(
+            lhotse.MonoCut(id=str(index), start=0, duration=float(length), channel=0)
+            for index, length in enumerate(ALL)
+        )
+        seen = sorted(cut.duration for batch in names["make_sampler"](cuts) for cut in batch)
+    assert seen == sorted(KEPT.tolist())
+
+
+def test_speechbrains_line_keeps_what_was_tuned_with() -> None:
+    if find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    recipe = "block:\n  max_batch_length: 100\n  num_buckets: 3\n"
+    patched = patch_speechbrain(recipe, Tuned(sweep=swept()))
+    (line,) = re.findall(r"^# (train_data = .*)$", rendered("speechbrain"), re.MULTILINE)
+    assert f"  # {line}\n" in patched.text
+    assert any("100 examples, longer than --max-length 30" in note for note in patched.notes)
+    examples = {str(index): {"duration": float(length)} for index, length in enumerate(ALL)}
+    names = {"train_data": load_speechbrain()[1].DynamicItemDataset(examples)}
+    exec(line, names)
+    assert len(names["train_data"]) == KEPT.size
+
+
+def test_espnets_recipes_get_seconds() -> None:
+    for unit, scale in (("s", 1), ("samples", 16_000)):
+        assert "--min_wav_duration 1 --max_wav_duration 30" in prose(rendered("espnet", swept(unit, scale)))
+    assert "not 1.0 <= length <= 30.0 out of every train_shape_file" in prose(rendered("espnet", swept("tokens")))
+
+
+def test_fairseq_gets_its_own_options() -> None:
+    audio, text = rendered("fairseq"), rendered("fairseq", swept("tokens"))
+    assert " --max-sample-size 480000 --min-sample-size 16000\n" in audio
+    assert "Take the lines with more than 480000 samples out of train.tsv" in prose(audio)
+    assert " --skip-invalid-size-inputs-valid-test --max-source-positions 31\n" in text
+    document = YAML(typ="safe").load(text.split("fairseq-hydra-train:\n")[1].replace("#", ""))
+    assert document["dataset"]["skip_invalid_size_inputs_valid_test"] is True
+    assert "can't leave out what is shorter than 1" in prose(text)
+
+
+class Examples(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return int(ALL.size)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("name", ["pytorch", "accelerate", "lightning", "transformers"])
+def test_the_snippets_of_our_sampler_have_a_function_for_it(name: str, tmp_path: Path) -> None:
+    result, config = swept(), tmp_path / "sampler.yaml"
+    config.write_text(render_sampler_yaml(sampler_config(result)), encoding="utf-8")
+    text = rendered(name, result, config=str(config))
+    compile(text, name, "exec")
+    if name != "pytorch":  # the others need their framework, for the same function
+        assert "def within_limits(dataset, lengths):" in text
+        return
+    names: dict[str, Any] = {}
+    exec(text, names)
+    dataset, lengths = names["within_limits"](Examples(), ALL)
+    loader = names["train_loader"](dataset, lengths, list, num_workers=0)
+    seen = sorted(index for batch in loader for index in batch)
+    assert seen == np.flatnonzero((ALL >= 1) & (ALL <= 30)).tolist()
+    with pytest.raises(ValueError, match="was tuned with --max-length 30"):
+        names["train_loader"](Examples(), ALL, list, num_workers=0)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_padding_to_multiples_is_told(name: str) -> None:
+    made = made_sweep()
+    made = msgspec.structs.replace(made, settings={**made.settings, "multiple_of": 0.5})
+    assert "padded to multiples of 0.5 s (--multiple-of)" in prose(rendered(name, made))
+
+
+def test_the_snippets_tell_how_the_manifest_is_read() -> None:
+    made = made_sweep()
+    reading = ReadingRecord(length_scale="1/16000", unit="s", skip_invalid=True)
+    lengths = msgspec.structs.replace(made.lengths, reading=reading)
+    text = prose(rendered("pytorch", msgspec.structs.replace(made, lengths=lengths)))
+    assert 'from_config needs to know how it is read: unit="s", length_scale="1/16000".' in text
+    assert "from_config needs" not in rendered("pytorch", made)
+
+
+def test_what_a_manifest_was_read_with_reaches_the_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("id,duration\n" + "".join(f"{index},{length}\n" for index, length in enumerate(ALL)))
+    lengths = load_lengths(path, ReadOptions(min_length=1.0, max_length=30.0))
+    found = sweep(lengths, 300.0, SweepSettings(num_buckets=(5,)), Costs())
+    assert found.lengths.reading == ReadingRecord(min_length=1.0, max_length=30.0)
+    assert found.lengths.left_out == {"shorter than --min-length 1": 5, "longer than --max-length 30": 100}
