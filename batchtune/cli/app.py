@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.commands import Command, improve
-from batchtune.errors import BatchtuneError
+from batchtune.errors import BatchtuneError, shortened
 
 EXIT_INTERRUPTED = 130
 
@@ -64,7 +64,7 @@ class Commands(TyperGroup):
             near = [command for command in COMMANDS if command.startswith(name.lower().replace("_", "-"))]
             meant = near or [one for one in [settings.nearest(name, COMMANDS)] if one]
             hint = f"Did you mean {' or '.join(meant)}?" if meant else f"There are {', '.join(COMMANDS)}."
-            ctx.fail(f"There is no command {name!r}. {hint}")
+            ctx.fail(f"There is no command {shortened(name)}. {hint}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -92,6 +92,11 @@ class Commands(TyperGroup):
                 raise
             console.print_error(error)
             raise typer.Exit(error.exit_code) from None
+        except MemoryError:
+            if ctx.params.get("debug"):
+                raise
+            console.note("Error: this process may not take as much memory as that needs\nRaise its limit (ulimit -v).")
+            raise typer.Exit(1) from None
         except OSError as error:
             if ctx.params.get("debug"):
                 raise

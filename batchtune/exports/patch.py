@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import Chosen, Tuned
 from batchtune.exports.snippets import commented, one_line
 from batchtune.exports.speechbrain import (
@@ -78,7 +78,8 @@ def _found(tree: Tree, key_path: str | None) -> tuple[Keys, Node]:
         node = tree.at(path)
         if node is None or node.kind != "mapping":
             raise ResultError(
-                f"{tree.name} has no settings at {one_line(key_path)!r}", "Give the path of a mapping, dots between."
+                f"{tree.name} has no settings at {shortened(one_line(key_path))}",
+                "Give the path of a mapping, dots between.",
             )
         if not any(key in _keys(node) for key in (*_LIMITS, *_BUCKETS)):
             raise tree.wrong(node, f"{key_path} holds no settings of a DynamicBatchSampler (max_batch_length)")

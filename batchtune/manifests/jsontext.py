@@ -24,6 +24,7 @@ MISSING = msgspec.Raw(b"null")
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # A literal, or a string, closed or not: a broken text is then passed over once, not once for every quote.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+_NO_SPACE = re.compile(rb"\S")
 _KEY = re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
 _FIRST_VALUE_IS_OBJECT = re.compile(rb'\s*\{\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*\{|\}\s*$)', re.DOTALL)
 
@@ -140,6 +141,12 @@ def _renamed(
         return msgspec.defstruct(name, fields, bases=(base,), rename=keys, gc=False, namespace=namespace)  # type: ignore[return-value]
     except ValueError:  # a key with a quote, a backslash or a control character
         return None
+
+
+def first_character(content: bytes) -> bytes:
+    """The first byte that is no white space; nothing where there is none."""
+    found = _NO_SPACE.search(content)
+    return found[0] if found else b""
 
 
 def decoded(path: Path, data: bytes, decoder: Decoder[T], first_line: int = 1, hint: str | None = None) -> T:

@@ -16,7 +16,8 @@ from typing import IO
 
 import msgspec
 
-from batchtune.probe.cpu_meter import available_memory, cpu_name, data_limit_problem, total_memory
+from batchtune.machine import available_memory, total_memory
+from batchtune.probe.cpu_meter import cpu_name, data_limit_problem
 from batchtune.probe.inventory import DriverFacts, SeenGpu, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
 from batchtune.probe.surroundings import describe_environment

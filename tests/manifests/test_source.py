@@ -59,7 +59,7 @@ def test_a_real_bomb_takes_little_memory(tmp_path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=9) as stream:
         stream.write(b'{"duration": 1}\n')
         for _ in range(1200):
-            stream.write(b" " * 1_000_000)
+            stream.write(b" " * 999_999 + b"\n")
     code = """
         import sys
         from pathlib import Path

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import msgspec
 import numpy as np
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray, Unit
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
 from batchtune.manifests.jsontext import (
@@ -20,13 +20,14 @@ from batchtune.manifests.jsontext import (
     decoded,
     entry_decoder,
     fast_entry,
+    first_character,
     first_objects,
     holds_object_of_objects,
     objects,
     values,
 )
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Head, Source, shortened
+from batchtune.manifests.source import Head, Source
 
 _HINT = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
 _SEARCHED_BYTES = 64 * 1024
@@ -135,8 +136,7 @@ def _pieces(source: Source) -> Iterator[bytes]:
     """The entries of the file as objects of about 1 MiB each: cut where an entry ends and another begins."""
     rest = b"{"
     first = True
-    for block in source.blocks():
-        data = block.data
+    for data in source.pieces():
         if first:
             data = data.lstrip()
             first = not data
@@ -150,7 +150,7 @@ def _pieces(source: Source) -> Iterator[bytes]:
         if end is None:
             rest = data
             if len(rest) > _LARGEST_ENTRY_BYTES:
-                break
+                raise msgspec.DecodeError
             continue
         yield data[:end] + b"}"
         rest = b"{" + data[data.index(b",", end) + 1 :]
@@ -200,7 +200,7 @@ def _first(source: Source) -> list[dict[str, object]]:
 
 
 def _entries(source: Source, content: bytes) -> dict[str, msgspec.Raw]:
-    first = content.lstrip()[:1]
+    first = first_character(content)
     if first != b"{":
         seen = {b"[": "a JSON list", b"": "nothing"}.get(first, "no JSON object")
         raise ManifestError(f"{source.path} has {seen} at its top level", _HINT)
