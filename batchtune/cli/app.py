@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.commands import Command, improve
-from batchtune.errors import BatchtuneError, shortened
+from batchtune.errors import BatchtuneError, bounded, shortened
 
 EXIT_INTERRUPTED = 130
 
@@ -101,7 +101,7 @@ class Commands(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             if error.filename is not None:  # a file or folder, where no better message was thought of
-                console.note(f"Error: {error.filename}: {error.strerror}")
+                console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
                 raise typer.Exit(1) from None
             # What is left is stdout. Nothing more can be written there, at the end of the process neither.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

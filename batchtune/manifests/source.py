@@ -279,17 +279,17 @@ class Source:
             )
         parts: list[bytes] = []
         bytes(_KEPT_BYTES)
-        line, held = 1, 0
+        line, offset, held = 1, 0, 0
         for data in self._read_on():
             end = data.rfind(b"\n") + 1
             if end:
                 block = b"".join([*parts, data[:end]])
                 yield block
-                line, parts, held = line + block.count(b"\n"), [], 0
+                line, offset, parts, held = line + block.count(b"\n"), offset + len(block), [], 0
             parts.append(data[end:])
             held += len(data) - end
             if held > _LARGEST_LINE_BYTES:
-                raise self._endless_line(line, parts[0])
+                raise self._endless_line(line, offset, parts[0])
         if rest := b"".join(parts):
             yield rest
 
@@ -304,9 +304,8 @@ class Source:
                     self.report(min(1.0, read / size))
                 yield data
 
-    def _endless_line(self, number: int, begin: bytes) -> ManifestError:
-        if b"\0" in begin:
-            self._check_text(begin, number, 0)
+    def _endless_line(self, number: int, offset: int, begin: bytes) -> ManifestError:
+        self._check_text(begin[: begin.rfind(b"\0") + 1], number, offset)  # holes in a file are NUL bytes
         return ManifestError(
             f"{self.path}, line {number:,} is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long",
             "Are the line ends missing? If the file is of another format, name that with --format.",
