@@ -89,13 +89,17 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
 
 
 def _lines(started: float) -> Callable[[Progress], None]:
+    from batchtune.units import counted, format_seconds
+
     next_seconds = _FIRST_LINE_AFTER_SECONDS
 
     def on_progress(progress: Progress) -> None:
         nonlocal next_seconds
-        if time.monotonic() - started >= next_seconds:
-            next_seconds = 2 * (time.monotonic() - started)
-            console.note(f"{_rate(progress, started)}, {progress.share:.0%} of the bytes are read.")
+        seconds = time.monotonic() - started
+        if seconds >= next_seconds:
+            next_seconds = 2 * seconds
+            read = f"{counted(progress.examples, 'example')} and {progress.share:.0%} of the bytes"
+            console.note(f"Reading: {read} in {format_seconds(seconds)}; Ctrl-C ends it.")
 
     return on_progress
 

@@ -93,7 +93,7 @@ def test_a_long_reading_says_how_far_it_is_without_a_terminal(
     ran = batchtune("sweep-buckets", manifest, *LIMIT)
     assert ran.returncode == 0
     assert "Reading: " in ran.stderr
-    assert "of the bytes are read" in ran.stderr
+    assert "of the bytes in" in ran.stderr
     assert "Reading: " not in batchtune("sweep-buckets", manifest, *LIMIT, "--quiet").stderr
 
 
