@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -189,9 +190,12 @@ def _one_by_one(source: Source, keys: Keys) -> _Found:
 
 def _first(source: Source) -> list[dict[str, object]]:
     """The first entries: those that the head of the file holds whole or, where it holds none, of all."""
-    found = first_objects(source.head)
-    if found:
-        return found
+    if "first" not in source.memo:
+        source.memo["first"] = first_objects(source.head) or _read_first(source)
+    return cast(list[dict[str, object]], source.memo["first"])
+
+
+def _read_first(source: Source) -> list[dict[str, object]]:
     content = source.content()
     raws = dict(itertools.islice(_entries(source, content).items(), PEEKED_ROWS))
     _check_objects(source, content, raws)
