@@ -6,6 +6,33 @@ prints it. Anything else that escapes is a defect of batchtune.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+QUOTED_CHARACTERS = 80
+# What stands in a message without a space and is longer, such as a path, is cut in its middle.
+_LONG_WORD = re.compile(r"\S{401,}")
+
+
+def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
+    """Return a foreign value as a message quotes it: its repr, cut to `limit` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole numbers of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= limit else f"{text[: limit - 2]}…{text[-1]}"
+
+
+def listed(values: Sequence[object], most: int = 20) -> str:
+    """Return foreign values as a message lists them: the first of them, each shortened, and how many more there are."""
+    more = [f"and {len(values) - most:,} more"] if len(values) > most else []
+    return ", ".join([*map(shortened, values[:most]), *more])
+
+
+def bounded(text: str) -> str:
+    """Return a message without endless words: of each that is longer than 400 characters the begin and the end."""
+    return _LONG_WORD.sub(lambda match: f"{match[0][:200]}…{match[0][-100:]}", text)
+
 
 class BatchtuneError(Exception):
     """Something went wrong that the user can understand and mend.
@@ -18,6 +45,7 @@ class BatchtuneError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        message, hint = bounded(message), None if hint is None else bounded(hint)
         super().__init__(message)
         self.message = message
         self.hint = hint

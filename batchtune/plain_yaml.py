@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.units import format_size
 
 LARGEST_BYTES = 2 << 20
@@ -204,7 +204,8 @@ class _Builder:
             parent.key, parent.waiting = printable(text), True
         elif isinstance(parent.node.value, dict) and parent.key is not None:
             if parent.key in parent.node.value and parent.key != "":
-                raise self._wrong(node.line, f"has the key {parent.key!r} a second time", "Keep the one that counts.")
+                twice = f"has the key {shortened(parent.key)} a second time"
+                raise self._wrong(node.line, twice, "Keep the one that counts.")
             parent.node.value[parent.key] = node
             parent.key, parent.waiting = None, False
 

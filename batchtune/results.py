@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.files import write_whole
 
 if TYPE_CHECKING:
@@ -925,11 +925,11 @@ def read_result(path: Path, kind: type[R]) -> R:
     try:
         meta = msgspec.json.decode(data, type=_Envelope).meta
         if meta.format != kind.FORMAT:
-            raise ResultError(f"{path} is a {meta.format!r} file; a {kind.FORMAT!r} file is needed here")
+            raise ResultError(f"{path} is a {shortened(meta.format)} file; a {kind.FORMAT!r} file is needed here")
         if meta.version > kind.VERSION:
             raise ResultError(
-                f"{path} has version {meta.version} of {meta.format!r}, written by batchtune {meta.batchtune}; "
-                f"this batchtune knows versions up to {kind.VERSION}",
+                f"{path} has version {meta.version} of {shortened(meta.format)}, written by batchtune "
+                f"{shortened(meta.batchtune)}; this batchtune knows versions up to {kind.VERSION}",
                 "Install a newer batchtune.",
             )
         return msgspec.json.decode(data, type=kind)

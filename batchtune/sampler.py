@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -63,10 +65,11 @@ class BucketBatchSampler(Sampler[list[int]]):
     **Epochs.** An iteration begins with its first batch; from then on the next one is the next epoch, whether or not
     it is run to its end. `set_epoch(e)` says what the next one is.
 
-    **Resuming.** `state_dict` and `load_state_dict` go on in mid-epoch, batch for batch. With
-    `torchdata.stateful_dataloader.StatefulDataLoader`, the loader's own do, with any number of workers. In a plain
-    DataLoader with workers the sampler is ahead of the training: put the number of batches that were trained on in
-    the epoch into the state's `position`. A loader prepared by accelerate counts epochs itself, from 0: after
+    **Resuming.** `state_dict` and `load_state_dict` go on in mid-epoch, batch for batch, with any number of workers:
+    the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
+    workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
+    A loader prepared by accelerate takes one batch more than it hands on: prepare a StatefulDataLoader, or say how
+    many batches were trained on with `state_dict(batches=...)`. It also counts epochs itself, from 0: after
     `load_state` tell it with `loader.set_epoch(epoch)`.
 
     Args:
@@ -126,6 +129,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._layout: Layout | None = None
         self._next = (_whole("epoch", epoch), 0)
         self._running: tuple[int, int] | None = None
+        self._pass: _Pass | None = None
 
     @classmethod
     def from_config(
@@ -239,13 +243,14 @@ class BucketBatchSampler(Sampler[list[int]]):
         return epochs.count(self._grouped.counts, self._table.batch_sizes, self._dealing())
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._running = None
-        return self._batches()
+        self._running = self._pass = None
+        return self._batches(_loader_of(sys._getframe(1)))
 
-    def _batches(self) -> Iterator[list[int]]:
+    def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
         # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
         epoch, first = self._next
         self._next, self._running = (epoch + 1, 0), (epoch, first)
+        now = self._pass = _Pass(epoch, first, loader)
         batches = epochs.assemble(
             self._grouped,
             self._laid_out(),
@@ -254,7 +259,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             lengths=self._lengths,
         )
         for done, batch in enumerate(batches.lists(first), first + 1):
-            self._running = (epoch, done)
+            self._pass, self._running, now.handed_out = now, (epoch, done), done
             yield batch
         self._running = None
 
@@ -266,11 +271,30 @@ class BucketBatchSampler(Sampler[list[int]]):
         wanted = _whole("epoch", epoch)
         if wanted != self._next[0] or self._running is not None:
             self._next = (wanted, 0)
-        self._running = None
+        self._running = self._pass = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on after the batches that were handed out; the same on every rank."""
+    def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on after the batches that were handed out; the same on every rank.
+
+        Args:
+            batches: How many batches of the last pass were trained on, where what is between the sampler and the
+                training takes more of them than it hands on; None for all that a plain DataLoader has delivered.
+
+        Raises:
+            ValueError: So many were not handed out.
+
+        Warns:
+            UserWarning: The DataLoader has workers, and this torch does not tell how many batches it has delivered.
+        """
         epoch, position = self._cursor
+        if batches is not None:
+            epoch, position = self._after(_whole("batches", batches))
+        elif self._pass is not None and self._pass.runs_ahead_unseen:
+            warnings.warn(
+                "the DataLoader's workers are ahead of the training, so this state would leave out batches: say how "
+                "many were trained on with state_dict(batches=...), or use torchdata's StatefulDataLoader.",
+                stacklevel=2,
+            )
         return {
             "epoch": epoch,
             "position": position,
@@ -303,11 +327,29 @@ class BucketBatchSampler(Sampler[list[int]]):
         epoch, position = _whole("epoch", state_dict["epoch"]), _whole("position", state_dict["position"])
         if position > len(self):
             raise ValueError(f"the state is at batch {position}, but an epoch has {len(self)}")
-        self._next, self._running = (epoch, position), None
+        self._next, self._running, self._pass = (epoch, position), None, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the view of a running loader, which can't be copied to another process."""
+        return {**self.__dict__, "_pass": None}
 
     @property
     def _cursor(self) -> tuple[int, int]:
+        delivered = None if self._pass is None else self._pass.delivered
+        if delivered is not None:
+            return self._after(delivered)
         return self._next if self._running is None else self._running
+
+    def _after(self, batches: int) -> tuple[int, int]:
+        """Epoch and position after so many batches of the last pass. Raises ValueError where they were not had."""
+        now = self._pass
+        handed_out = 0 if now is None else now.handed_out - now.first
+        if batches > handed_out:
+            raise ValueError(f"batches is {batches}, but the sampler has handed out {handed_out} in this pass")
+        # Lightning says the epoch again when its loader has begun it: then what is next is not said yet.
+        if now is None or (self._running is None and batches == handed_out and self._next[0] != now.epoch):
+            return self._next
+        return now.epoch, now.first + batches
 
     def _place(self) -> tuple[int, int]:
         rank, world_size = self._ranks
@@ -334,6 +376,47 @@ class BucketBatchSampler(Sampler[list[int]]):
         for start in range(0, values.size, _AT_ONCE):
             digest.update(np.ascontiguousarray(values[start : start + _AT_ONCE], dtype="<f8").data)
         return digest.hexdigest()
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One iteration over the sampler.
+
+    Attributes:
+        epoch: That it is of.
+        first: How many of its batches were left out at the beginning, as they were had before.
+        loader: The attributes of the plain DataLoader's iterator that takes the batches; None for any other taker.
+        handed_out: How many batches of the epoch were, with those left out.
+    """
+
+    epoch: int
+    first: int
+    loader: Mapping[str, Any] | None
+    handed_out: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.handed_out = self.first
+
+    @property
+    def delivered(self) -> int | None:
+        """How many batches of this pass the loader has delivered; None where that can't be told."""
+        count = None if self.loader is None else self.loader.get("_num_yielded")
+        return count if isinstance(count, int) else None
+
+    @property
+    def runs_ahead_unseen(self) -> bool:
+        """Whether a loader with workers takes the batches, and does not tell how many it has delivered."""
+        return self.loader is not None and self.delivered is None and self.loader.get("_num_workers", 1) != 0
+
+
+def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
+    """The attributes of the plain DataLoader's iterator that runs in a frame; None where none does.
+
+    Those of a class derived from it, as torchdata's, save the sampler's state with each batch themselves. The
+    attributes outlive the iterator: `_num_yielded` counts what it has delivered until it was given up.
+    """
+    caller = frame.f_locals.get("self")
+    return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -26,7 +26,7 @@ def parse_size(text: str) -> int:
         decimal = match[2] and not match[3] and text.strip().lower().endswith("b")
         size = float(match[1]) * (1000 if decimal else 1024) ** _POWERS[(match[2] or "").upper()]
     if not 1 <= size < math.inf:
-        raise UsageError(f"{text!r} is no memory size", "Write a number with a unit, such as 2GiB or 500MB.")
+        raise UsageError(f"{shortened(text)} is no memory size", "Write a number with a unit, such as 2GiB or 500MB.")
     return round(size)
 
 

@@ -270,6 +270,73 @@ def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str,
     assert [list(loader) for _ in range(3)] == [list(made(epoch=epoch)) for epoch in range(3)]
 
 
+LOADERS = pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 1, "prefetch_factor": 20}],
+    ids=["0 workers", "2 workers", "2 persistent workers", "1 worker far ahead"],
+)
+
+
+def loader_of(sampler: BucketBatchSampler, **options: Any) -> Any:
+    return DataLoader(range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options)  # type: ignore[arg-type]
+
+
+@LOADERS
+@pytest.mark.parametrize("leave", [False, True], ids=["while it runs", "after a break"])
+def test_a_plain_loader_resumes_behind_what_it_delivered(options: dict[str, Any], leave: bool) -> None:
+    batches = list(made())
+    for taken in (1, 2, len(batches) - 1, len(batches)):
+        sampler = made()
+        running = iter(loader_of(sampler, **options))
+        before = [next(running) for _ in range(taken)]
+        if leave:
+            del running
+        resumed = made()
+        resumed.load_state_dict(sampler.state_dict())
+        loader = loader_of(resumed, **options)
+        after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
+        assert (before + after)[: 2 * len(batches)] == batches + list(made(epoch=1))
+
+
+@LOADERS
+def test_a_plain_loader_resumes_a_resumed_epoch(options: dict[str, Any]) -> None:
+    sampler = made()
+    sampler.load_state_dict({**sampler.state_dict(), "position": 3})
+    running = iter(loader_of(sampler, **options))
+    next(running)
+    resumed = made()
+    resumed.load_state_dict(sampler.state_dict())
+    assert list(loader_of(resumed, **options)) == list(made())[4:]
+
+
+def test_what_takes_more_than_it_hands_on_says_how_many_batches_were_trained_on() -> None:
+    sampler, resumed = made(), made()
+    running = iter(sampler)
+    for _ in range(6):
+        next(running)
+    resumed.load_state_dict(sampler.state_dict(batches=4))
+    assert list(resumed) == list(made())[4:]
+    with pytest.raises(ValueError, match="batches is 7, but the sampler has handed out 6"):
+        sampler.state_dict(batches=7)
+
+
+def test_a_sampler_in_a_loader_can_be_copied() -> None:
+    sampler = made()
+    running = iter(loader_of(sampler, num_workers=1))
+    next(running)
+    assert list(pickle.loads(pickle.dumps(sampler))) == list(made(epoch=1))
+
+
+def test_a_torch_that_does_not_count_what_it_delivers_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = made()
+    running = iter(loader_of(sampler, num_workers=1))
+    next(running)
+    monkeypatch.delitem(vars(running), "_num_yielded")
+    with pytest.warns(UserWarning, match="workers are ahead of the training.*batches="):
+        sampler.state_dict()
+    assert sampler.state_dict(batches=1)["position"] == 1
+
+
 # From sampler.yaml.
 
 

@@ -181,6 +181,17 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path: Path, o
     assert module.seen == [epoch(1)[4:], epoch(2)]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lightning_with_a_plain_loader_leaves_the_sampler_where_the_training_is(tmp_path: Path, workers: int) -> None:
+    sampler, module, states = made(), lightning_module(), []
+    keep = lambda_callback(on_train_batch_end=lambda *_: states.append(sampler.state_dict()))
+    loader = DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
+    trainer(tmp_path, max_epochs=2, callbacks=[keep]).fit(module, loader)
+    count = len(sampler)
+    found = [state["epoch"] * count + state["position"] for state in states]
+    assert found == list(range(1, 2 * count + 1))
+
+
 def test_lightning_predicts(tmp_path: Path) -> None:
     module = lightning_module()
     loader = DataLoader(Examples(), batch_sampler=made(shuffle=False))
@@ -227,6 +238,19 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
     accelerator.load_state(str(tmp_path))
     loader.set_epoch(1)
     assert [[indices(batch) for batch in loader] for _ in range(2)] == [epoch(1)[4:], epoch(2)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_accelerate_with_a_plain_loader_resumes_by_the_number_of_batches(workers: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    sampler = made()
+    loader = accelerate.Accelerator(cpu=True).prepare(
+        DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
+    )
+    for count, _ in enumerate(loader, 1):
+        resumed = made()
+        resumed.load_state_dict(sampler.state_dict(batches=count))
+        assert [*resumed, *resumed][: len(made())] == [*epoch(0), *epoch(1)][count:][: len(made())]
 
 
 def test_accelerate_gathers_every_example_once() -> None:

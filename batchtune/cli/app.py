@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.commands import Command, improve
-from batchtune.errors import BatchtuneError
+from batchtune.errors import BatchtuneError, bounded, shortened
 
 EXIT_INTERRUPTED = 130
 
@@ -64,7 +64,7 @@ class Commands(TyperGroup):
             near = [command for command in COMMANDS if command.startswith(name.lower().replace("_", "-"))]
             meant = near or [one for one in [settings.nearest(name, COMMANDS)] if one]
             hint = f"Did you mean {' or '.join(meant)}?" if meant else f"There are {', '.join(COMMANDS)}."
-            ctx.fail(f"There is no command {name!r}. {hint}")
+            ctx.fail(f"There is no command {shortened(name)}. {hint}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -93,11 +93,16 @@ class Commands(TyperGroup):
                 raise
             console.print_error(error)
             raise typer.Exit(error.exit_code) from None
+        except MemoryError:
+            if ctx.params.get("debug"):
+                raise
+            console.note("Error: this process may not take as much memory as that needs\nRaise its limit (ulimit -v).")
+            raise typer.Exit(1) from None
         except OSError as error:
             if ctx.params.get("debug"):
                 raise
             if error.filename is not None:  # a file or folder, where no better message was thought of
-                console.note(f"Error: {error.filename}: {error.strerror}")
+                console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
                 raise typer.Exit(1) from None
             # What is left is stdout. Nothing more can be written there, at the end of the process neither.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

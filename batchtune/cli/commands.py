@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from batchtune.cli import console, settings
-from batchtune.errors import BatchtuneError, UsageError
+from batchtune.errors import BatchtuneError, UsageError, bounded, shortened
 
 # The base of all errors of usage that parsing raises; typer has no public name for it.
 _ParsingError: Any = typer.BadParameter.__base__
@@ -158,7 +158,8 @@ def improve(error: Any, ctx: Any) -> None:
         error.message = f"There is no option {error.option_name}. {_meant(error.option_name, ctx)}"
     elif parameter is not None and (origin := settings.origin_of(ctx, parameter)) is not None:
         value = settings.raw_value(ctx, parameter)
-        error.message = f"{error.message.rstrip('.')}: {value!r}, {origin}."
+        error.message = f"{error.message.rstrip('.')}: {shortened(value)}, {origin}."
+    error.message = bounded(error.message)
 
 
 def _meant(option: str, ctx: Any) -> str:

@@ -92,7 +92,7 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
     Raises:
         UsageError: Nothing, or options that do not go with it.
     """
-    from batchtune.errors import UsageError
+    from batchtune.errors import UsageError, shortened
     from batchtune.exports import FRAMEWORKS, export_of
 
     known = f"Known ones: {', '.join(FRAMEWORKS)}."
@@ -103,7 +103,7 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
 
         near = difflib.get_close_matches(to.lower(), FRAMEWORKS, n=1)
         hint = f"Did you mean {near[0]!r}? {known}" if near else known
-        raise UsageError(f"{to!r} is no framework that batchtune exports to", hint)
+        raise UsageError(f"{shortened(to)} is no framework that batchtune exports to", hint)
     if patch is not None and to != _PATCHES:
         raise UsageError(f"--patch goes with --to {_PATCHES}, not with --to {to}", "Write a new file with -o FILE.")
     if key_path is not None and patch is None:

@@ -257,12 +257,12 @@ class ManifestOptions:
 
     def read_options(self) -> ReadOptions:
         """What the user said. Raises UsageError where it has no meaning."""
-        from batchtune.errors import UsageError
+        from batchtune.errors import UsageError, shortened
         from batchtune.lengths import UNITS
         from batchtune.manifests import ReadOptions, parse_scale
 
         if self.unit is not None and self.unit not in UNITS:
-            raise UsageError(f"{self.unit!r} is no unit", f"Known ones: {', '.join(UNITS)}.")
+            raise UsageError(f"{shortened(self.unit)} is no unit", f"Known ones: {', '.join(UNITS)}.")
         return ReadOptions(
             format=self.format,
             length_key=self.length_key,

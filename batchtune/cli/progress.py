@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from batchtune.tuning.verify_steps import VerifyProgress
 
 _SHOWN_AFTER_SECONDS = 1.0
+_FIRST_LINE_AFTER_SECONDS = 10.0
 
 
 def probe_with_progress(
@@ -64,11 +65,14 @@ def row_counter(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[R
 
 @contextmanager
 def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A bar for the reading of a manifest: it comes once that takes longer than a second."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
+    """A bar for the reading of a manifest: it comes once that takes longer than a second.
+
+    Where stderr is no terminal, a line after 10 s, and then whenever the time has doubled.
+    """
     started = time.monotonic()
+    if quiet or not sys.stderr.isatty():
+        yield None if quiet else _lines(started)
+        return
     with ExitStack() as stack:
         shown: list[Callable[[Progress], None]] = []
 
@@ -82,6 +86,22 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
                 show(progress)
 
         yield on_progress
+
+
+def _lines(started: float) -> Callable[[Progress], None]:
+    from batchtune.units import counted, format_seconds
+
+    next_seconds = _FIRST_LINE_AFTER_SECONDS
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal next_seconds
+        seconds = time.monotonic() - started
+        if seconds >= next_seconds:
+            next_seconds = 2 * seconds
+            read = f"{counted(progress.examples, 'example')} and {progress.share:.0%} of the bytes"
+            console.note(f"Reading: {read} in {format_seconds(seconds)}; Ctrl-C ends it.")
+
+    return on_progress
 
 
 def _rate(progress: Progress, started: float) -> str:

@@ -166,7 +166,7 @@ def report(
 
 
 def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
-    from batchtune.errors import UsageError
+    from batchtune.errors import UsageError, shortened
     from batchtune.reports import FORMATS
 
     if as_json:
@@ -176,7 +176,7 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
     if given is None:
         given = _ENDINGS.get(output.suffix.lower(), "terminal") if output else "terminal"
     if given not in FORMATS:
-        raise UsageError(f"{given!r} is no report format", f"Known ones: {', '.join(FORMATS)}.")
+        raise UsageError(f"{shortened(given)} is no report format", f"Known ones: {', '.join(FORMATS)}.")
     return given
 
 

@@ -46,7 +46,7 @@ def schema(
     """
     from batchtune.cli import console
     from batchtune.cli.settings import nearest
-    from batchtune.errors import UsageError
+    from batchtune.errors import UsageError, shortened
     from batchtune.schemas import SCHEMAS, render_list, render_names, render_schema
 
     if name is None:
@@ -55,5 +55,5 @@ def schema(
     if name not in SCHEMAS:
         near = nearest(name.removeprefix("batchtune/").partition(".")[0], SCHEMAS)
         known = f"There are {', '.join(SCHEMAS)}."
-        raise UsageError(f"there is no schema {name!r}", f"Did you mean {near}? {known}" if near else known)
+        raise UsageError(f"there is no schema {shortened(name)}", f"Did you mean {near}? {known}" if near else known)
     console.write_result(render_schema(name), output)

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened
 
 # Options of one command line, never of a project.
 _NEVER = {"help", "force", "json", "quiet", "output", "patch", "key_path", "list_known"}
@@ -195,10 +195,10 @@ def _option(key: str, known: Collection[str], where: str, tables: Collection[str
     if name in known:
         return name
     if name in _NEVER:
-        raise UsageError(f"{where}: {key!r} can't be set here", "It is an option of the command line alone.")
+        raise UsageError(f"{where}: {shortened(key)} can't be set here", "It is an option of the command line alone.")
     near = nearest(key, tables) or nearest(name, known)
     raise UsageError(
-        f"{where}: there is no setting {key!r}",
+        f"{where}: there is no setting {shortened(key)}",
         f"Did you mean {near!r}?" if near else f"Known ones: {', '.join(sorted(known))}.",
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened
 from batchtune.exports.base import Export, Tuned
 
 __all__ = ["FRAMEWORKS", "Export", "Tuned", "export_of"]
@@ -35,5 +35,6 @@ def export_of(name: str) -> Export:
         UsageError: There is none of that name.
     """
     if name not in _MODULES:
-        raise UsageError(f"{name!r} is no framework that batchtune exports to", f"Known ones: {', '.join(FRAMEWORKS)}.")
+        known = f"Known ones: {', '.join(FRAMEWORKS)}."
+        raise UsageError(f"{shortened(name)} is no framework that batchtune exports to", known)
     return cast(Export, import_module(f"batchtune.exports.{_MODULES[name]}").EXPORT)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import Chosen, Tuned
 from batchtune.exports.caps import kept_cap
 from batchtune.exports.snippets import LengthLimits, commented, one_line
@@ -92,7 +92,8 @@ def _found(tree: Tree, key_path: str | None) -> tuple[Keys, Node]:
         node = tree.at(path)
         if node is None or node.kind != "mapping":
             raise ResultError(
-                f"{tree.name} has no settings at {one_line(key_path)!r}", "Give the path of a mapping, dots between."
+                f"{tree.name} has no settings at {shortened(one_line(key_path))}",
+                "Give the path of a mapping, dots between.",
             )
         if not any(key in _keys(node) for key in (*_LIMITS, *_BUCKETS)):
             raise tree.wrong(node, f"{key_path} holds no settings of a DynamicBatchSampler (max_batch_length)")

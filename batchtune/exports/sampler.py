@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.results import Probe, ReadingRecord, Record, Sweep
 
 _LINE_WIDTH = 100
@@ -107,7 +107,7 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
         raise ResultError(f"The sweep recommends row {sweep.recommended} of {len(sweep.rows)}", _AGAIN)
     seed = sweep.settings.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ResultError(f"The sweep's seed is no whole number: {seed!r}", _AGAIN)
+        raise ResultError(f"The sweep's seed is no whole number: {shortened(seed)}", _AGAIN)
     row = sweep.rows[sweep.recommended]
     reading = sweep.lengths.reading or ReadingRecord()
     config = SamplerConfig(
@@ -222,7 +222,8 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
     version = document.get("version")
     if isinstance(version, int) and version > SamplerConfig.VERSION:
         raise ResultError(
-            f"{path} has version {version} of {found!r}; this batchtune knows versions up to {SamplerConfig.VERSION}",
+            f"{path} has version {version} of {shortened(found)}; "
+            f"this batchtune knows versions up to {SamplerConfig.VERSION}",
             "Install a newer batchtune.",
         )
     mend = "Mend the field, or make the file anew with `batchtune sweep-buckets`."

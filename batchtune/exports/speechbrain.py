@@ -12,7 +12,7 @@ import numpy as np
 
 from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import Chosen, Export, Tuned, choose_row
 from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
 from batchtune.results import Row, Sweep
@@ -82,7 +82,7 @@ def cap_of(sweep: Sweep) -> int | None:
     """
     cap = sweep.settings.get("max_batch_size")
     if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < 1):
-        raise ResultError(f"The sweep's max_batch_size is no whole number of at least 1: {cap!r}", _AGAIN)
+        raise ResultError(f"The sweep's max_batch_size is no whole number of at least 1: {shortened(cap)}", _AGAIN)
     return cap
 
 

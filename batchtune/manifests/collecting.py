@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray
 from batchtune.manifests.measuring import Count, Reduction, Values, measured, reduced
 from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.rows import Rows
 from batchtune.manifests.scaling import Scaling
-from batchtune.manifests.source import shortened
 from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, numbers
 from batchtune.units import counted
 
@@ -192,7 +191,7 @@ class Collector:
             if len(self._shown) < SHOWN:
                 shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
                 said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
-                self._shown.append(f"{rows.place(index)}: {key!r} is {said}")
+                self._shown.append(f"{rows.place(index)}: {shortened(key)} is {said}")
 
     def _filter(self, kept: npt.NDArray[np.bool_], lengths: FloatArray) -> None:
         shortest, longest = self._options.min_length, self._options.max_length
@@ -260,11 +259,12 @@ def merged(parts: Sequence[Part], label: str, options: ReadOptions, keys: tuple[
     if invalid and not options.skip_invalid:
         raise _invalid_error(parts, label, rows, invalid, keys)
     left_out.update(invalid)
-    notes = tuple(f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept." for part in broken)
+    notes = [note for part in parts for note in part.notes]
+    notes += (f"Broken: {part.broken}. {counted(part.rows, 'example')} before that kept." for part in broken)
     whole = parts[0] if len(parts) == 1 else _joined(parts)
     if whole.lengths.size == 0:
         raise _nothing_left_error(label, rows, left_out, broken)
-    return Part(label, whole.lengths, whole.targets, whole.ids, rows, invalid, [], left_out, notes=notes)
+    return Part(label, whole.lengths, whole.targets, whole.ids, rows, invalid, [], left_out, notes=tuple(notes))
 
 
 def _joined(parts: Sequence[Part]) -> Part:
@@ -324,10 +324,11 @@ def _invalid_error(
         return ManifestError(message, advice or "Mend them, or leave them out with --skip-invalid.")
     length, target = keys
     if target is not None and all("target" in reason for reason in invalid):
-        return ManifestError(message, f"No row is valid. Is {target!r} the column of the targets? See --target-key.")
+        hint = f"No row is valid. Is {shortened(target)} the column of the targets? See --target-key."
+        return ManifestError(message, hint)
     if length is None:
         return ManifestError(message, "No row is valid: is that what it should be?")
-    return ManifestError(message, f"No row is valid. Is {length!r} the column? See --length-key.")
+    return ManifestError(message, f"No row is valid. Is {shortened(length)} the column? See --length-key.")
 
 
 def _nothing_left_error(label: str, rows: int, left_out: Counter[str], broken: Sequence[Part]) -> ManifestError:

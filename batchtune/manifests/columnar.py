@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import msgspec
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.columnar_schema import Key, find_key, id_key, listed_keys
 from batchtune.manifests.columnar_values import (
@@ -28,7 +28,7 @@ from batchtune.manifests.columnar_values import (
 )
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Source, shortened
+from batchtune.manifests.source import Source
 
 if TYPE_CHECKING:
     import pyarrow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.manifests.columnar_values import COUNT, Budget, is_list, is_number, is_text, walked
 from batchtune.manifests.columns import id_name
 from batchtune.manifests.paths import dotted
@@ -118,10 +118,12 @@ def find_key(path: Path, schema: pyarrow.Schema, name: str) -> Key:
         keys = [key for leaf in found if (key := _key(leaf, spelt)) is not None]
         columns = [key for key in keys if not key.counted]
         if len(columns) > 1 or any(key.leaf.unclear for key in keys):
-            raise ManifestError(f"{path} has several columns {name!r}", "Rename them, so that each has its own name.")
+            raise ManifestError(
+                f"{path} has several columns {shortened(name)}", "Rename them, so that each has its own name."
+            )
         if keys:
             return replace((columns or keys)[0], name=name)
-    raise ManifestError(f"{path} has no column {name!r}", "Name another column.")
+    raise ManifestError(f"{path} has no column {shortened(name)}", "Name another column.")
 
 
 def listed_keys(schema: pyarrow.Schema) -> list[Key]:

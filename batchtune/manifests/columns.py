@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from batchtune.errors import ManifestError
+from batchtune.errors import QUOTED_CHARACTERS, ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.paths import dotted, flattened, without_indices
 from batchtune.manifests.rows import Column
-from batchtune.manifests.source import shortened
 from batchtune.manifests.values import number
 
 # The names under which data sets keep lengths, and the unit that each implies; None where it implies none.
@@ -116,8 +115,8 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
         return Column(key, None, numeric=False)
     folded = {column.name.casefold(): column.name for column in columns}
     near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
-    meant = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Name one of them with {option} NAME."
-    raise ManifestError(f"{path} has no column {key!r} ({option}). Its columns: {_listed(columns)}", meant)
+    meant = f"Did you mean {' or '.join(map(shortened, near))}?" if near else f"Name one of them with {option} NAME."
+    raise ManifestError(f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}", meant)
 
 
 def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> Column:
@@ -141,10 +140,10 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
     if candidates:
         order = list(KNOWN_UNITS)
         candidates.sort(key=lambda column: order.index(_known_name(column.name)))
-        listed = ", ".join(f"{column.name!r} (such as {shortened(column.example)})" for column in candidates)
+        named = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in candidates]
         raise ManifestError(
-            f"{path} has {len(candidates)} columns that may hold the lengths: {listed}",
-            f"Choose with --length-key NAME, for example --length-key {candidates[0].name!r}.",
+            f"{path} has {len(candidates)} columns that may hold the lengths: {_first(named)}",
+            f"Choose with --length-key NAME, for example --length-key {shortened(candidates[0].name)}.",
         )
     hint = "Name the column that holds the lengths with --length-key NAME."
     if any(number(column.name) is not None for column in columns):
@@ -153,10 +152,16 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
 
 
 def _listed(columns: Sequence[Column]) -> str:
-    names = [column.name + (" (numeric)" if column.numeric else "") for column in columns[:_LISTED]]
-    if len(columns) > _LISTED:
-        names.append(f"and {len(columns) - _LISTED} more")
-    return ", ".join(names)
+    return _first([_short(column.name) + (" (numeric)" if column.numeric else "") for column in columns])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= QUOTED_CHARACTERS else shortened(name)
+
+
+def _first(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _LISTED:,} more"] if len(texts) > _LISTED else []
+    return ", ".join([*texts[:_LISTED], *more])
 
 
 def _known_name(name: str) -> str:

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from batchtune.errors import ManifestError
-from batchtune.manifests.source import shortened
+from batchtune.errors import ManifestError, shortened
 
 _STATE = "state.json"
 _INFO = "dataset_info.json"
@@ -105,11 +104,11 @@ def _found(folder: Path, file: _DataFile) -> Path:
     plain = name not in ("", ".", "..") and "\0" not in name
     if not plain or PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
         raise ManifestError(
-            f"{folder / _STATE} names {shortened(name, 80)}, which is no plain file name",
+            f"{folder / _STATE} names {shortened(name)}, which is no plain file name",
             "All data files must lie in the folder itself. " + _ANEW,
         )
     if file.skip or file.take is not None:
-        raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name, 80)}", _ANEW)
+        raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _ANEW)
     path = folder / name
     if not path.is_file():
         raise ManifestError(f"{path} is absent, though {_STATE} names it", "Copy the folder whole, or save it anew.")

@@ -222,6 +222,8 @@ def _column(entries: Sequence[T], getters: Getters[T], key: str) -> list[object]
 
 def _numbered(block: Block) -> Iterator[tuple[int, bytes]]:
     """Number and text of the lines that are not blank."""
+    if block.data.isspace():
+        return
     for number, line in enumerate(block.data.split(b"\n"), block.first_line):
         if line.strip():
             yield number, line

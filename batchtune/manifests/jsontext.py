@@ -24,6 +24,9 @@ MISSING = msgspec.Raw(b"null")
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # A literal, or a string, closed or not: a broken text is then passed over once, not once for every quote.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+_AT_BYTE = re.compile(r"byte (\d+)")
+_LARGEST_PARSED_TWICE = 64 * 1024 * 1024
+_NO_SPACE = re.compile(rb"\S")
 _KEY = re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
 _FIRST_VALUE_IS_OBJECT = re.compile(rb'\s*\{\s*(?:"(?:[^"\\]|\\.)*"\s*:\s*\{|\}\s*$)', re.DOTALL)
 
@@ -142,6 +145,12 @@ def _renamed(
         return None
 
 
+def first_character(content: bytes) -> bytes:
+    """The first byte that is no white space; nothing where there is none."""
+    found = _NO_SPACE.search(content)
+    return found[0] if found else b""
+
+
 def decoded(path: Path, data: bytes, decoder: Decoder[T], first_line: int = 1, hint: str | None = None) -> T:
     """Decodes JSON; `NaN` and `Infinity`, which Python's json writes, pass as the strings of that name.
 
@@ -236,6 +245,10 @@ def _quoted(match: re.Match[bytes]) -> bytes:
 
 def _malformed(path: Path, data: bytes, first_line: int, reason: str, hint: str | None) -> ManifestError:
     """The error with line and column, by Python's own parser: msgspec has none where the text breaks off."""
+    if len(data) > _LARGEST_PARSED_TWICE:  # Python's parser holds it many times
+        at = _AT_BYTE.search(reason)
+        line = first_line + data.count(b"\n", 0, int(at[1]) if at else len(data))
+        return ManifestError(f"{path}, line {line}: the JSON is malformed: {reason}", hint)
     text = data.decode()
     try:
         json.loads(text)

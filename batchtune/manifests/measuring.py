@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from batchtune.errors import ManifestError, UsageError
+from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.lengths import FloatArray, Unit
 from batchtune.manifests.values import Unreadable, number
 
@@ -55,7 +55,7 @@ def measured(values: Values, count: Count) -> Sequence[object]:
         elif value is None or isinstance(value, Unreadable):
             found.append(value)
         else:
-            found.append(Unreadable("no text", repr(value)))
+            found.append(Unreadable("no text", shortened(value)))
     return found
 
 
@@ -74,7 +74,7 @@ def _reduced(items: list[object], reduction: Reduction) -> object:
     numbers = [found for item in items if (found := number(item)) is not None]
     if len(numbers) < len(items):
         odd = next(item for item in items if number(item) is None)
-        return Unreadable("a list that holds no numbers alone", repr(odd))
+        return Unreadable("a list that holds no numbers alone", shortened(odd))
     return _REDUCE[reduction](numbers)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 
-from batchtune.errors import ResultError, UsageError
+from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import UNITS, Unit
 from batchtune.manifests.measuring import COUNTINGS, REDUCTIONS, Counting, Reduction
 from batchtune.results import ReadingRecord
@@ -60,11 +60,11 @@ class ReadOptions:
         if self.length_scale is not None and self.length_scale <= 0:
             raise ValueError(f"length_scale must be positive, got {self.length_scale}")
         if self.measure is not None and self.measure not in COUNTINGS:
-            raise UsageError(f"--measure {self.measure!r} is not known", f"Known: {', '.join(COUNTINGS)}.")
+            raise UsageError(f"--measure {shortened(self.measure)} is not known", f"Known: {', '.join(COUNTINGS)}.")
         if self.measure is not None and self.tokenizer is not None:
             raise UsageError("--measure and --tokenizer exclude each other", "A tokenizer counts tokens.")
         if self.reduce is not None and self.reduce not in REDUCTIONS:
-            raise UsageError(f"--reduce {self.reduce!r} is not known", f"Known: {', '.join(REDUCTIONS)}.")
+            raise UsageError(f"--reduce {shortened(self.reduce)} is not known", f"Known: {', '.join(REDUCTIONS)}.")
         if self.target_file is not None and self.target_key is not None:
             raise UsageError("--target-file and --target-key exclude each other", "A target has one length.")
         for name, value in (("--min-length", self.min_length), ("--max-length", self.max_length)):
@@ -142,13 +142,13 @@ def parse_scale(text: str) -> Fraction:
     hint = "Write a positive number or a fraction, such as 0.001 or 1/16000."
     match = _SCALE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no length scale", hint)
+        raise UsageError(f"{shortened(text)} is no length scale", hint)
     numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
     if numerator <= 0 or denominator <= 0:
-        raise UsageError(f"The length scale {text!r} is not positive", hint)
+        raise UsageError(f"The length scale {shortened(text)} is not positive", hint)
     scale = numerator / denominator
     try:
         float(scale.numerator), float(scale.denominator)
     except OverflowError:
-        raise UsageError(f"The length scale {text!r} is too large or too small", hint) from None
+        raise UsageError(f"The length scale {shortened(text)} is too large or too small", hint) from None
     return scale

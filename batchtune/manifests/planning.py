@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from batchtune.errors import ManifestError, UsageError
+from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.collecting import Reading
 from batchtune.manifests.columns import KNOWN_UNITS, choose_column, find_column, last_part, normalised
@@ -68,11 +68,11 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
     if texts[0]:
         notes.insert(0, _counting_note(length.name, str(counted), options))
     elif options.length_key is None and reader.named_columns:
-        notes.insert(0, f"Lengths are taken from column {length.name!r}{f', in {found}' if found else ''}.")
+        notes.insert(0, f"Lengths are taken from column {shortened(length.name)}{f', in {found}' if found else ''}.")
     if options.reduce is not None and not any(isinstance(one.example, list) for one in (length, target) if one):
         notes.append(f"--reduce {options.reduce} has nothing to do: the first values are no lists.")
     if told is not None:
-        notes.append(f"Target lengths are taken from column {told!r}.")
+        notes.append(f"Target lengths are taken from column {shortened(told)}.")
     if texts[1] and target is not None:
         notes.append(_counting_note(target.name, str(counted), options))
     optional = getattr(reader, "optional_columns", False)
@@ -104,7 +104,8 @@ def reading_of(
         columns = _columns(source, reader)
         if not said and options.length_key and options.length_key not in {column.name for column in columns}:
             raise ManifestError(
-                f"{source.path} has no column {options.length_key!r}, from which the first source has its lengths",
+                f"{source.path} has no column {shortened(options.length_key)}, "
+                "from which the first source has its lengths",
                 "What is read together must have the same columns; read them one by one.",
             )
         length, target = _chosen(source, reader, columns, options)
@@ -134,7 +135,7 @@ def check_format(name: str | None) -> None:
     if name is not None and name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{name!r} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
+        raise UsageError(f"{shortened(name)} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
 
 
 def find_format(source: Source, name: str | None) -> Format:
@@ -189,7 +190,7 @@ def _chosen(
     length = find_column(path, columns, options.length_key, "--length-key")
     if target is not None and length.name == target.name:
         raise UsageError(
-            f"--length-key and --target-key both name {length.name!r}",
+            f"--length-key and --target-key both name {shortened(length.name)}",
             "A target length is another than the length.",
         )
     return length, target
@@ -207,7 +208,8 @@ def _texts(reader: Format, length: Column, target: Column | None, options: ReadO
         return texts
     if options.length_key is None and options.target_file is None:
         raise UsageError(
-            f"--{'tokenizer' if options.tokenizer else 'measure'} counts texts, and {length.name!r} holds none",
+            f"--{'tokenizer' if options.tokenizer else 'measure'} counts texts, "
+            f"and {shortened(length.name)} holds none",
             "Name the column of the texts with --length-key or --target-key.",
         )
     return (options.target_file is None, False)
@@ -233,4 +235,4 @@ def _unit(source: Source, reader: Format, length: Column, options: ReadOptions) 
 def _counting_note(column: str, counted: str, options: ReadOptions) -> str:
     said = options.measure is not None or options.tokenizer is not None
     otherwise = "" if said else " --measure words or bytes, or --tokenizer FILE, count otherwise."
-    return f"Column {column!r} holds text: its {counted} are counted.{otherwise}"
+    return f"Column {shortened(column)} holds text: its {counted} are counted.{otherwise}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +16,7 @@ from batchtune.manifests.inputs import Input, expand
 from batchtune.manifests.joining import count_of, joined
 from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.planning import Plan, check_format, find_format, plan_first, reading_of
-from batchtune.manifests.pool import in_any_order
+from batchtune.manifests.pool import WorkerLost, in_any_order
 from batchtune.manifests.rows import Format, Place
 from batchtune.manifests.source import Source
 from batchtune.units import counted
@@ -82,18 +83,26 @@ def read_in_order(
     manifest: Manifest, options: ReadOptions, *, jobs: int = 1, on_progress: OnProgress | None = None
 ) -> tuple[Plan, Part]:
     """How a data set is read, and all its examples in the manifest's order. Arguments and errors as `load_lengths`."""
-    plan, tasks = planned(manifest, options)
+    plan, tasks = planned(manifest, options, on_progress=on_progress)
     parts: list[Part | None] = [None] * len(tasks)
-    for index, part in read_all(tasks, jobs, on_progress):
-        parts[index] = part
+    with contextlib.closing(read_all(tasks, jobs, on_progress)) as found:
+        for index, part in found:
+            parts[index] = part
     return plan, merged([part for part in parts if part is not None], label_of(tasks), options, plan.keys)
 
 
-def planned(manifest: Manifest, options: ReadOptions, *, with_ids: bool = False) -> tuple[Plan, list[Task]]:
+def planned(
+    manifest: Manifest, options: ReadOptions, *, with_ids: bool = False, on_progress: OnProgress | None = None
+) -> tuple[Plan, list[Task]]:
     """How a data set is read, source by source. Raises as `load_lengths` does."""
     check_format(options.format)
     inputs = expand(manifest, options.format)
-    plan = plan_first(inputs[0].open(), options)
+    first = inputs[0].open()
+    first.on_progress = _of_share(on_progress, lambda: 0)
+    try:
+        plan = plan_first(first, options)
+    except MemoryError:
+        raise _too_large(str(first.path)) from None
     tasks = _tasks(inputs, options, plan, with_ids=with_ids)
     notes = list(plan.notes)
     named = [manifest] if isinstance(manifest, (str, Path)) else manifest
@@ -149,24 +158,64 @@ def label_of(tasks: Sequence[Task]) -> str:
     return f"{first}" if len(inputs) == 1 or folder else f"{first} and {len(inputs) - 1:,} more"
 
 
-def read_all(tasks: Sequence[Task], jobs: int, on_progress: OnProgress | None) -> Iterator[tuple[int, Part]]:
+def _of_share(on_progress: OnProgress | None, examples: Callable[[], int]) -> Callable[[float], None] | None:
+    return None if on_progress is None else lambda share: on_progress(Progress(share, examples()))
+
+
+def _too_large(label: str) -> ManifestError:
+    return ManifestError(
+        f"{label}: this process may not take as much memory as reading it needs",
+        "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
+        "example in each row: of these only a part is held at once.",
+    )
+
+
+def read_all(
+    tasks: Sequence[Task], jobs: int, on_progress: OnProgress | None
+) -> Generator[tuple[int, Part], None, None]:
     """Reads the sources, by several processes where that is worth it; index and part as they come.
 
     Raises:
-        ManifestError: The only source can't be read; with several, that is in its part.
+        ManifestError: The only source can't be read; with several, that is in its part. Or a process that read alone
+            was killed.
     """
     sizes = [task.input.size for task in tasks]
     total, done, examples = max(1, sum(sizes)), 0, 0
     if len(tasks) == 1:
         yield 0, read_part(tasks[0], on_progress)
         return
-    here = total < _WORTH_BYTES or any(task.input.open().copied for task in tasks if task.input.kept)
-    for index, part in in_any_order(read_part, tasks, 1 if here else jobs):
-        done += sizes[index]
-        examples += part.rows
+    here = jobs == 1 or total < _WORTH_BYTES or any(task.input.open().copied for task in tasks if task.input.kept)
+
+    def report(share: float = 0.0, rows: int = 0) -> None:
         if on_progress is not None:
-            on_progress(Progress(done / total, examples))
-        yield index, part
+            on_progress(Progress((done + share) / total, examples + rows))
+
+    def read_here(task: Task) -> Part:
+        return read_part(task, lambda now: report(now.share * task.input.size, now.examples))
+
+    lost: list[str] = []
+
+    def tell(left: int) -> None:
+        lost.append(
+            "One of the reading processes was killed, likely for lack of memory. Its sources were read again with "
+            f"--jobs {left}."
+        )
+
+    try:
+        work, processes = (read_here, 1) if here else (read_part, jobs)
+        with contextlib.closing(in_any_order(work, tasks, processes, tell, report)) as found:
+            for index, part in found:
+                done += sizes[index]
+                examples += part.rows
+                report()
+                yield index, replace(part, notes=tuple(lost))
+                lost.clear()
+    except WorkerLost as error:
+        raise ManifestError(
+            f"{tasks[error.index].input.path}: the process that read it was killed, even though it was the only one",
+            "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the container's "
+            "limit; then run the same command again, with --jobs 1.",
+        ) from None
 
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
@@ -189,14 +238,15 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         chunks = reader.rows(source, reading.length, task.plan.target)
         if on_progress is not None:
             watched = collector
-            source.on_progress = lambda share: on_progress(Progress(share, watched.rows))
+            source.on_progress = _of_share(on_progress, lambda: watched.rows)
         for rows in joined(chunks, reader, targets):
             collector.add(rows)
         _refuse_repeated(source, reader, reading.length, collector.repeated_ids())
         return replace(collector.finish(), advice=getattr(reader, "missing_hint", None))
-    except ManifestError as error:
+    except (ManifestError, MemoryError) as caught:
+        error = _too_large(label) if isinstance(caught, MemoryError) else caught
         if task.alone and not (task.options.skip_invalid and getattr(reader, "breakable", False)):
-            raise
+            raise error from None
         part = (
             Part.empty(label, targets=task.has_targets, ids=task.with_ids) if collector is None else collector.finish()
         )

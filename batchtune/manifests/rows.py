@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from batchtune.errors import shortened
 from batchtune.lengths import FloatArray, Unit
-from batchtune.manifests.source import Head, Source, shortened
+from batchtune.manifests.source import Head, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Place:
     def __str__(self) -> str:
         parts = [] if self.line is None else [f"line {self.line}"]
         if self.id is not None:
-            parts.append(f"id {shortened(self.id, 80)}")
+            parts.append(f"id {shortened(self.id)}")
         return ", ".join(parts) or "one row"
 
 

@@ -95,7 +95,7 @@ def scan(
         ManifestError: As `load_lengths`; what was read is kept.
         ResultError: What was read can't be kept.
     """
-    plan, tasks = planned(manifest, options, with_ids=True)
+    plan, tasks = planned(manifest, options, with_ids=True, on_progress=on_progress)
     store = _Store(keep, options, plan) if keep is not None and len(tasks) > 1 else None
     try:
         parts = _read(tasks, store, jobs, on_progress, on_note)
@@ -138,10 +138,11 @@ def _read(
     missing = [index for index, part in enumerate(parts) if part is None]
     if len(missing) < len(tasks):
         on_note(f"{len(tasks) - len(missing):,} of {len(tasks):,} sources were read before and are not read again.")
-    for index, part in read_all([tasks[index] for index in missing], jobs, on_progress):
-        parts[missing[index]] = part
-        if store is not None and part.broken is None:
-            store.save(tasks[missing[index]], part)
+    with contextlib.closing(read_all([tasks[index] for index in missing], jobs, on_progress)) as found:
+        for index, part in found:
+            parts[missing[index]] = part
+            if store is not None and part.broken is None:
+                store.save(tasks[missing[index]], part)
     return [part for part in parts if part is not None]
 
 

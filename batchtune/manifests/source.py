@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import gzip
+import io
 import lzma
 import os
 import shutil
@@ -20,8 +21,9 @@ from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray
+from batchtune.machine import total_memory
 
 HEAD_BYTES = 64 * 1024
 # Once a piece of that size was given back, glibc keeps freed memory up to there for the next block, rather than give
@@ -29,6 +31,8 @@ HEAD_BYTES = 64 * 1024
 _KEPT_BYTES = 16 * 1024 * 1024
 _TRUSTED_BYTES = 256 * 1024 * 1024
 _LARGEST_EXPANSION = 500
+# Some hundred thousand words: no example is longer, and each step of reading holds a line once more.
+_LARGEST_LINE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
 
 # The path that stands for standard input.
@@ -92,7 +96,7 @@ class Head:
             return "its lines end with carriage returns alone (convert it: tr '\\r' '\\n' < FILE > NEW)"
         if not self.lines:
             return f"its first {len(self.data):,} bytes are blank"
-        return f"its first line is {shortened(self.lines[0], 80)}"
+        return f"its first line is {shortened(self.lines[0])}"
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class Source:
                 yield raw
                 return
             with _DECOMPRESSORS[compression](raw) as stream:
-                yield cast(BinaryIO, _Guarded(stream, raw, self.path))
+                yield cast(BinaryIO, _Guarded(stream, raw, self))
 
     @contextlib.contextmanager
     def seekable(self) -> Iterator[BinaryIO]:
@@ -217,18 +221,36 @@ class Source:
             self.on_progress(share)
 
     def content(self) -> bytes:
-        """The whole content. Raises ManifestError where it can't be read or is no UTF-8."""
-        with self.opened() as stream:
-            data = stream.read()
-        text = data.removeprefix(_BOM)
-        self._check_text(text, 1, len(data) - len(text))
-        return text
+        """The whole content. Raises ManifestError where it can't be read or held, or is no UTF-8."""
+        content, most = io.BytesIO(), total_memory() // 2
+        for piece in self.pieces():
+            if content.tell() + len(piece) > most:
+                raise ManifestError(
+                    f"{self.path} is one JSON text of more than {most / 2**30:.1f} GiB, half of this machine's memory",
+                    "Write it as JSON Lines, an object on every line: these are read line by line.",
+                )
+            content.write(piece)
+        return content.getvalue()  # not a copy
+
+    def pieces(self) -> Iterator[bytes]:
+        """The content in pieces of about 1 MiB, cut anywhere but within a character. Raises as `blocks` does."""
+        line, offset, rest = 1, 0, b""
+        for piece in self._read_on():
+            data = rest + piece
+            whole = _whole_characters(data)
+            data, rest = data[:whole], data[whole:]
+            text = data.removeprefix(_BOM) if offset == 0 else data
+            self._check_text(text, line, offset + len(data) - len(text))
+            yield text
+            line += text.count(b"\n")
+            offset += len(data)
+        self._check_text(rest, line, offset)
 
     def blocks(self) -> Iterator[Block]:
         """The content as blocks of whole lines, about 1 MiB each, so that a large file is never held whole.
 
         Raises:
-            ManifestError: It can't be read, or is no UTF-8; the message says where.
+            ManifestError: It can't be read, is no UTF-8, or has a line longer than any example; it says where.
         """
         line, offset = 1, 0
         for block in self._whole_lines():
@@ -257,19 +279,37 @@ class Source:
             )
         parts: list[bytes] = []
         bytes(_KEPT_BYTES)
+        line, offset, held = 1, 0, 0
+        for data in self._read_on():
+            end = data.rfind(b"\n") + 1
+            if end:
+                block = b"".join([*parts, data[:end]])
+                yield block
+                line, offset, parts, held = line + block.count(b"\n"), offset + len(block), [], 0
+            parts.append(data[end:])
+            held += len(data) - end
+            if held > _LARGEST_LINE_BYTES:
+                raise self._endless_line(line, offset, parts[0])
+        if rest := b"".join(parts):
+            yield rest
+
+    def _read_on(self) -> Iterator[bytes]:
+        """The bytes, decompressed, about 1 MiB at a time; tells how much is read."""
         with self.opened() as stream, self._raw() as raw:
             size = max(1, os.fstat(raw.fileno()).st_size)
             read = 0
             while data := stream.read(BLOCK_BYTES):
-                end = data.rfind(b"\n") + 1
-                if end:
-                    yield b"".join([*parts, data[:end]])
-                    parts = []
-                parts.append(data[end:])
-                read = stream.raw_position() if isinstance(stream, _Guarded) else read + len(data)
-                self.report(min(1.0, read / size))
-        if rest := b"".join(parts):
-            yield rest
+                if not isinstance(stream, _Guarded):  # which tells it itself
+                    read += len(data)
+                    self.report(min(1.0, read / size))
+                yield data
+
+    def _endless_line(self, number: int, offset: int, begin: bytes) -> ManifestError:
+        self._check_text(begin[: begin.rfind(b"\0") + 1], number, offset)  # holes in a file are NUL bytes
+        return ManifestError(
+            f"{self.path}, line {number:,} is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long",
+            "Are the line ends missing? If the file is of another format, name that with --format.",
+        )
 
     @contextlib.contextmanager
     def _raw(self) -> Iterator[BinaryIO]:
@@ -304,10 +344,11 @@ class Source:
 class _Guarded:
     """A decompressed stream that ends a bomb: a small file that would become terabytes."""
 
-    def __init__(self, stream: IO[bytes], raw: BinaryIO, path: Path) -> None:
+    def __init__(self, stream: IO[bytes], raw: BinaryIO, source: Source) -> None:
         self._stream = stream
         self._raw = raw
-        self._path = path
+        self._source = source
+        self._size = max(1, os.fstat(raw.fileno()).st_size)
         self._expanded = 0
 
     def read(self, size: int = -1) -> bytes:
@@ -316,9 +357,11 @@ class _Guarded:
             return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
         data = self._stream.read(size)
         self._expanded += len(data)
+        self._source.report(min(1.0, self.raw_position() / self._size))
         if self._expanded > _TRUSTED_BYTES and self._expanded > _LARGEST_EXPANSION * self.raw_position():
             raise ManifestError(
-                f"{self._path} expands more than {_LARGEST_EXPANSION}-fold: it is damaged, or made to do harm",
+                f"{self._source.path} expands more than {_LARGEST_EXPANSION}-fold, to over "
+                f"{self._expanded // 2**20:,} MiB: it is damaged, or made to do harm",
                 "Decompress it yourself if you trust it.",
             )
         return data
@@ -349,6 +392,17 @@ def _compression(raw: BinaryIO) -> str | None:
     return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
 
 
+def _whole_characters(data: bytes) -> int:
+    """How many of the bytes there are before a last UTF-8 character that is cut off."""
+    for behind in range(1, min(4, len(data)) + 1):
+        if data[-behind] >= 0xC0:
+            needed = 2 + (data[-behind] >= 0xE0) + (data[-behind] >= 0xF0)
+            return len(data) - behind if needed > behind else len(data)
+        if data[-behind] < 0x80:
+            break
+    return len(data)
+
+
 def _copied(stream: IO[bytes]) -> IO[bytes]:
     """A temporary file with the rest of a stream; it is removed when it is closed."""
     copy = tempfile.NamedTemporaryFile(prefix="batchtune-")
@@ -356,12 +410,6 @@ def _copied(stream: IO[bytes]) -> IO[bytes]:
     copy.flush()
     copy.seek(0)
     return cast(IO[bytes], copy)
-
-
-def shortened(value: object, limit: int = 40) -> str:
-    """A value as it can stand in a message: its repr, cut to `limit` characters."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 2]}…{text[-1]}"
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:

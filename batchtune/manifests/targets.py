@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from batchtune.errors import ManifestError
-from batchtune.manifests.source import Source, shortened
+from batchtune.errors import ManifestError, shortened
+from batchtune.manifests.source import Source
 from batchtune.manifests.values import number
 
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
@@ -41,7 +41,7 @@ def keyed_targets(source: Source) -> dict[str, object]:
         name, value = words[0], words[1].rstrip() if len(words) > 1 else ""
         if name in found:
             raise ManifestError(
-                f"{source.path}, line {line_number}: the id {shortened(name, 80)} is there a second time",
+                f"{source.path}, line {line_number}: the id {shortened(name)} is there a second time",
                 "Each id has one target: remove or rename one of the lines.",
             )
         found[name] = value

@@ -13,12 +13,11 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TypeAlias, cast
 from zlib import adler32
 
-from batchtune.errors import ManifestError
-from batchtune.manifests.source import Source, shortened
+from batchtune.errors import ManifestError, shortened
+from batchtune.manifests.source import Source
 from batchtune.manifests.tarbytes import BLOCK, UNKNOWN_END, Archive, Decompressed, PlainArchive, StreamedArchive
 
 _ZEROS = bytes(BLOCK)
@@ -51,10 +50,10 @@ def open_tar(source: Source) -> Iterator[Tar]:
     """Opens an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
     with source.opened() as stream:
         if source.compression is None:
-            yield Tar(source.path, PlainArchive(stream))
+            yield Tar(source, PlainArchive(stream))
             return
         with contextlib.closing(StreamedArchive(cast(Decompressed, stream), _size(source))) as archive:
-            yield Tar(source.path, archive)
+            yield Tar(source, archive)
 
 
 def _size(source: Source) -> int:
@@ -101,7 +100,7 @@ class Tar:
     """An open archive.
 
     Args:
-        path: For messages.
+        source: For messages, and to tell how much is read.
         archive: Its bytes.
 
     Attributes:
@@ -109,10 +108,11 @@ class Tar:
         left_out: Reason → number of the members that `members` passed over although they may be meant as files.
     """
 
-    def __init__(self, path: Path, archive: Archive) -> None:
+    def __init__(self, source: Source, archive: Archive) -> None:
         self.archive = archive
         self.left_out: Counter[str] = Counter()
-        self._path = path
+        self._path = source.path
+        self._report = source.report
         self._end: int | None = None
         self._extended = False
         self._extensions: dict[bytes, bytes] = {}
@@ -176,6 +176,7 @@ class Tar:
                     "tar --concatenate.",
                 )
             position += len(piece)
+            self._report(self.archive.share)
 
     def _ends(self, block: bytes, position: int, last: Member) -> bool:
         """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
@@ -214,7 +215,7 @@ class Tar:
         except ValueError:
             size = -1
         if size < 0:
-            raise self._damaged(position, f"a member of size {field!r}")
+            raise self._damaged(position, f"a member of size {shortened(field)}")
         return size
 
     def _extend(self, kind: int, start: int, size: int) -> None:
@@ -288,7 +289,7 @@ class Tar:
 
     def _cut(self, member: Member) -> ManifestError:
         name, offset, size, _ = member
-        seen = f"{shortened(name, 80)} has {size:,} bytes from byte {offset:,} on"
+        seen = f"{shortened(name)} has {size:,} bytes from byte {offset:,} on"
         end = "" if self.archive.end == UNKNOWN_END else f", and the archive ends at {self.archive.end:,}"
         return ManifestError(f"{self._path} breaks off in the middle: {seen}{end}", _HINT)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
+import ctypes
 import platform
 import time
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from batchtune.errors import ProbeError
+from batchtune.machine import available_memory, total_memory
 from batchtune.probe.surroundings import describe_settings
 from batchtune.results import Device
 from batchtune.units import format_size
@@ -262,24 +263,6 @@ def data_limit_problem() -> str | None:
     except OSError as error:
         return f"/proc/self/clear_refs can't be written ({error.strerror}): peaks of memory can't be told"
     return None
-
-
-def available_memory() -> int | None:
-    """How much more processes can take without swapping, in bytes (MemAvailable; man 5 proc)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return min(total_memory(), int(line.split()[1]) * 1024)
-    return None
-
-
-def total_memory() -> int:
-    """The machine's memory, or the container's where that is less, in bytes."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(limit).read_text()))
-    return total
 
 
 def cpu_name() -> str:

@@ -16,14 +16,8 @@ from typing import IO
 
 import msgspec
 
-from batchtune.probe.cpu_meter import (
-    available_memory,
-    cpu_name,
-    data_limit_problem,
-    load_average,
-    processors,
-    total_memory,
-)
+from batchtune.machine import available_memory, total_memory
+from batchtune.probe.cpu_meter import cpu_name, data_limit_problem, load_average, processors
 from batchtune.probe.inventory import DriverFacts, SeenGpu, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
 from batchtune.probe.surroundings import describe_environment

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened
 from batchtune.probe.protocol import Setup
 from batchtune.probe.supervisor import SETUP_TIMEOUT_SECONDS
 
@@ -57,7 +57,7 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise UsageError(f"there is no device {self.device!r}", "Say --device auto, cpu, cuda or cuda:N.")
+            raise UsageError(f"there is no device {shortened(self.device)}", "Say --device auto, cpu, cuda or cuda:N.")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"the memory fraction must be above 0 and at most 1, got {self.memory_fraction}")
         if not 0 <= self.tolerance < 1:

@@ -15,7 +15,7 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.limits import Limits
 from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable
-from batchtune.errors import UsageError
+from batchtune.errors import UsageError, shortened
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths, padded_to
 from batchtune.results import (
     Baseline,
@@ -111,7 +111,7 @@ class SweepSettings:
             raise UsageError("at least one strategy is needed", f"Known ones: {', '.join(STRATEGIES)}.")
         for name in self.strategies:
             if name not in STRATEGIES:
-                raise UsageError(f"{name!r} is no strategy", f"Known ones: {', '.join(STRATEGIES)}.")
+                raise UsageError(f"{shortened(name)} is no strategy", f"Known ones: {', '.join(STRATEGIES)}.")
         if not self.num_buckets:
             raise UsageError("at least one number of buckets is needed")
         for number in self.num_buckets:
@@ -162,7 +162,7 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             raise UsageError(
-                f"the number of buckets must be a number, a range or a list of them, got {text!r}",
+                f"the number of buckets must be a number, a range or a list of them, got {shortened(text)}",
                 "Write 15, 10:20 (both ends in) or 10,15,20.",
             )
         first, last = int(match[1]), int(match[2] or match[1])
@@ -170,7 +170,7 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
         _check_num_buckets(last)
         if first > last:
             raise UsageError(
-                f"a range of bucket counts must run from low to high, got {part.strip()!r}",
+                f"a range of bucket counts must run from low to high, got {shortened(part.strip())}",
                 f"Write {last}:{first}.",
             )
         numbers.update(range(first, last + 1))

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from cli.conftest import FAULTY, KNOWN, Run, command
 
+from batchtune.cli import progress
+
 LIMIT = ["--max-batch-length", 60]
 ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
 
@@ -63,6 +65,36 @@ def test_a_bad_manifest_is_one_message_and_no_file(batchtune: Run, tmp_path: Pat
     assert_one_message(ran, 1, pattern)
     assert "manifest" in ran.stderr
     assert not (tmp_path / "batchtune-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["q" * 5000], 1),
+        (["/".join(["d" * 200] * 19)], 1),
+        (["manifest", "--length-key", "q" * 5000], 1),
+        (["manifest", "--jobs", "7" * 5000], 2),
+        (["manifest", "--unit", "q" * 5000], 2),
+        (["manifest", "--" + "q" * 5000], 2),
+    ],
+    ids=["name", "path", "column", "number", "choice", "option"],
+)
+def test_long_arguments_are_quoted_in_short(batchtune: Run, tmp_path: Path, arguments: list[str], code: int) -> None:
+    (tmp_path / "manifest").write_text(ROWS)
+    ran = batchtune("sweep-buckets", *arguments, *LIMIT)
+    assert_one_message(ran, code, ".")
+    assert len(ran.stderr) < 1500
+
+
+def test_a_long_reading_says_how_far_it_is_without_a_terminal(
+    batchtune: Run, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST_LINE_AFTER_SECONDS", 0.0)
+    ran = batchtune("sweep-buckets", manifest, *LIMIT)
+    assert ran.returncode == 0
+    assert "Reading: " in ran.stderr
+    assert "of the bytes in" in ran.stderr
+    assert "Reading: " not in batchtune("sweep-buckets", manifest, *LIMIT, "--quiet").stderr
 
 
 def test_the_first_five_invalid_rows_are_named_and_all_are_counted(batchtune: Run, tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from samples import SAMPLES
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths, source
+from batchtune.manifests.formats import speechbrain_json
 from batchtune.manifests.source import Source
 
 LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
@@ -59,7 +61,7 @@ def test_a_real_bomb_takes_little_memory(tmp_path: Path) -> None:
     with gzip.open(path, "wb", compresslevel=9) as stream:
         stream.write(b'{"duration": 1}\n')
         for _ in range(1200):
-            stream.write(b" " * 1_000_000)
+            stream.write(b" " * 999_999 + b"\n")
     code = """
         import sys
         from pathlib import Path
@@ -86,6 +88,58 @@ def test_lines_that_end_with_carriage_returns_alone_are_named(refusal) -> None:
 
 def test_a_line_of_ten_megabytes_is_read(read) -> None:
     assert read(b'{"duration": 1, "text": "' + b"x" * 10_000_000 + b'"}\n{"duration": 2}\n').count == 2
+
+
+@pytest.mark.parametrize("name", [name for name, one in SAMPLES.items() if one.text and "json" not in name])
+def test_a_line_that_no_example_has_is_one_error(refusal, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 2 * source.BLOCK_BYTES)
+    content = SAMPLES[name].content(["1", "2"])
+    error = refusal(content + b"x" * 4 * source.BLOCK_BYTES, format=name)
+    assert "is longer than 2 MiB" in error.message
+    assert f"line {content.count(bytes([10])) + 1} " in error.message
+
+
+@pytest.mark.parametrize("name", ["speechbrain-json", "json-list"])
+def test_a_json_text_may_be_one_long_line(read, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_LARGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
+    values = [str(number) for number in range(1, 1001)]
+    content = SAMPLES[name].content(values).replace(b"\n", b" ").replace(b"utt", "ütté€😀".encode())
+    assert read(content, format=name).values.tolist() == sorted(map(float, values), reverse=True)
+
+
+@pytest.mark.parametrize("name", ["speechbrain-json", "json-list"])
+def test_a_json_text_that_the_machine_cant_hold_is_one_error(
+    refusal, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "total_memory", lambda: 1000)
+    content = b" " * 1000 + SAMPLES[name].content(["1", "2", "-1"])
+    assert "half of this machine's memory" in refusal(content, format=name, skip_invalid=False).message
+
+
+def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(self: Source) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(Source, "content", no_memory)
+    error = refusal(SAMPLES["json-list"].content(["1"]))
+    assert "may not take as much memory" in error.message
+
+
+@pytest.mark.parametrize("name", ["speechbrain-json", "json-list", "nemo"])
+def test_holes_behind_a_json_text_are_found_without_reading_them_all(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "sparse"
+    path.write_bytes(SAMPLES[name].content(["1"]))
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ManifestError, match="NUL byte"):
+        load_lengths(path, ReadOptions(format=name))
+
+
+def test_nothing_behind_a_wide_gap_is_passed_over(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speechbrain_json, "_LARGEST_ENTRY_BYTES", 1000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
+    content = b'{"a": {"duration": 1}}' + b" " * 5000 + b'{"b": {"duration": 2}}'
+    assert "malformed" in refusal(content, format="speechbrain-json").message
 
 
 def test_a_compressed_file_can_be_sought_in(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, listed, shortened
 from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise
 from batchtune.manifests.rows import Column, Place, Rows
 from batchtune.manifests.source import Source
@@ -75,7 +75,7 @@ def open_table(source: Source, delimiter: str | None = None) -> Table:
     twice = [name for name, count in Counter(header).items() if count > 1 and name]
     if twice:
         raise ManifestError(
-            f"{source.path}, line {number}: the header names {', '.join(map(repr, twice))} more than once",
+            f"{source.path}, line {number}: the header names {listed(twice)} more than once",
             "Rename or remove one of them.",
         )
     read = _tab_records if delimiter == "\t" else _csv_records
@@ -97,7 +97,9 @@ def read_rows(table: Table, length_key: str, target_key: str | None) -> Iterator
     """All rows of a table, some ten thousand at a time."""
     for key in (length_key, target_key):
         if key is not None and key not in table.header:
-            raise ManifestError(f"{table.path} has no column {key!r}", "A table's columns hold nothing nested.")
+            raise ManifestError(
+                f"{table.path} has no column {shortened(key)}", "A table's columns hold nothing nested."
+            )
     length = table.header.index(length_key)
     target = None if target_key is None else table.header.index(target_key)
     named = id_name(table.header)

@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise
 from batchtune.manifests.jsontext import (
@@ -18,12 +18,13 @@ from batchtune.manifests.jsontext import (
     decoded,
     entry_decoder,
     fast_entry,
+    first_character,
     objects,
     value,
     values,
 )
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Head, Source, shortened
+from batchtune.manifests.source import Head, Source
 
 _HINT = 'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
 _CHUNK = 65_536
@@ -71,7 +72,7 @@ class _Listed:
 
     @cached_property
     def _raws(self) -> list[msgspec.Raw]:
-        first = self._content.lstrip()[:1]
+        first = first_character(self._content)
         if first != b"[":
             seen = "a JSON object" if first == b"{" else "no JSON list"
             raise ManifestError(f"{self._source.path} has {seen} at its top level", _HINT)

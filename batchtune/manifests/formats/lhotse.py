@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.jsonlines import Identified, Objects, begins_with_list, first_keys
 from batchtune.manifests.rows import Column, Rows
@@ -143,7 +143,8 @@ def _duration(cut: _Timed | _Whole) -> object:
     for track in _audible(cut.tracks):
         offset, duration = number(track.offset), number(track.cut.duration)
         if offset is None or duration is None or not math.isfinite(offset + duration):
-            return Unreadable("a track without a length", f"{track.offset!r} + {track.cut.duration!r}")
+            seen = f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
+            return Unreadable("a track without a length", seen)
         ends.append(offset + duration)
     return round(max(ends), 8) if ends else Unreadable("a mix without tracks", "[]")
 
@@ -182,7 +183,7 @@ def _text(cut: _Whole) -> object:
     cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
     found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
     if not all(isinstance(text, str) for text in found):
-        return Unreadable("a text that is none", repr(next(text for text in found if not isinstance(text, str))))
+        return Unreadable("a text that is none", shortened(next(text for text in found if not isinstance(text, str))))
     return " ".join(found) if found else None
 
 

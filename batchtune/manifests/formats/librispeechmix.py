@@ -7,10 +7,11 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from batchtune.errors import shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.jsonlines import Identified, Objects, begins_with_list, first_keys
 from batchtune.manifests.rows import Column, Rows
-from batchtune.manifests.source import Head, Source, shortened
+from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, fault, number
 
 _HINT = 'This format holds one whole JSON object on every line: {"delays": [0.0, 2.5], "durations": [5.8, 10.4], …}.'

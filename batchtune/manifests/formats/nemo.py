@@ -125,6 +125,8 @@ def _read_first(source: Source) -> list[dict[str, object]]:
 
 
 def _lines(source: Source, block: Block) -> Iterator[tuple[int, bytes]]:
+    if block.data.isspace():
+        return
     for number, line in enumerate(block.data.split(b"\n"), block.first_line):
         stripped = line.strip()
         if not stripped:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.formats.kaldi import Record, record_columns, record_rows, words_error
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Head, Source, shortened
+from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 
 _HINT = "This format is RTTM: SPEAKER file channel start duration <NA> <NA> speaker <NA> <NA> on every line."

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
+from batchtune.errors import shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.formats.kaldi import Record, record_columns, record_rows, words_error
 from batchtune.manifests.rows import Column, Rows
@@ -90,7 +91,7 @@ def _length(words: Sequence[str], recordings: _Recordings) -> object:
     start, end = number(words[2]), number(words[3])
     if start is None or end is None:
         odd = words[2] if start is None else words[3]
-        return Unreadable(fault(odd, math.nan), repr(odd))
+        return Unreadable(fault(odd, math.nan), shortened(odd))
     if end == -1:
         known = recordings.end(words[1])
         if isinstance(known, Unreadable):

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import cast
 
 import msgspec
 import numpy as np
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray, Unit
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
 from batchtune.manifests.jsontext import (
@@ -20,13 +21,14 @@ from batchtune.manifests.jsontext import (
     decoded,
     entry_decoder,
     fast_entry,
+    first_character,
     first_objects,
     holds_object_of_objects,
     objects,
     values,
 )
 from batchtune.manifests.rows import Column, Place, Rows
-from batchtune.manifests.source import Head, Source, shortened
+from batchtune.manifests.source import Head, Source
 
 _HINT = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
 _SEARCHED_BYTES = 64 * 1024
@@ -135,8 +137,7 @@ def _pieces(source: Source) -> Iterator[bytes]:
     """The entries of the file as objects of about 1 MiB each: cut where an entry ends and another begins."""
     rest = b"{"
     first = True
-    for block in source.blocks():
-        data = block.data
+    for data in source.pieces():
         if first:
             data = data.lstrip()
             first = not data
@@ -150,7 +151,7 @@ def _pieces(source: Source) -> Iterator[bytes]:
         if end is None:
             rest = data
             if len(rest) > _LARGEST_ENTRY_BYTES:
-                break
+                raise msgspec.DecodeError
             continue
         yield data[:end] + b"}"
         rest = b"{" + data[data.index(b",", end) + 1 :]
@@ -189,9 +190,12 @@ def _one_by_one(source: Source, keys: Keys) -> _Found:
 
 def _first(source: Source) -> list[dict[str, object]]:
     """The first entries: those that the head of the file holds whole or, where it holds none, of all."""
-    found = first_objects(source.head)
-    if found:
-        return found
+    if "first" not in source.memo:
+        source.memo["first"] = first_objects(source.head) or _read_first(source)
+    return cast(list[dict[str, object]], source.memo["first"])
+
+
+def _read_first(source: Source) -> list[dict[str, object]]:
     content = source.content()
     raws = dict(itertools.islice(_entries(source, content).items(), PEEKED_ROWS))
     _check_objects(source, content, raws)
@@ -200,7 +204,7 @@ def _first(source: Source) -> list[dict[str, object]]:
 
 
 def _entries(source: Source, content: bytes) -> dict[str, msgspec.Raw]:
-    first = content.lstrip()[:1]
+    first = first_character(content)
     if first != b"{":
         seen = {b"[": "a JSON list", b"": "nothing"}.get(first, "no JSON object")
         raise ManifestError(f"{source.path} has {seen} at its top level", _HINT)

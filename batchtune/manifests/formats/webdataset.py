@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from batchtune.errors import ManifestError
+from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
 from batchtune.manifests.headers import (
@@ -148,8 +148,8 @@ class WebDataset:
             return _AUDIO
         if len(audio) > 1:
             raise ManifestError(
-                f"the samples have several audio members: {', '.join(map(repr, audio))}",
-                f"Choose with --length-key NAME, for example --length-key {audio[0]!r}.",
+                f"the samples have several audio members: {listed(audio)}",
+                f"Choose with --length-key NAME, for example --length-key {shortened(audio[0])}.",
             )
         if audio:
             return audio[0]
@@ -168,7 +168,7 @@ def _rows(samples: Sequence[_Sample], length_key: str, target_key: str | None, l
     keys = [sample.key for sample in samples]
     for index, sample in enumerate(samples):
         if sample.repeated is not None:
-            lengths[index] = Unreadable("a member that is there twice", f"two members {sample.repeated!r}")
+            lengths[index] = Unreadable("a member that is there twice", f"two members {shortened(sample.repeated)}")
     return Rows(lengths, targets, lambda index: Place(None, keys[index]), left_out, lambda: keys)
 
 
@@ -221,7 +221,7 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[
         suffixes.add(suffix)
         for reader in readers(suffix):
             if reader.single and reader.column in sample.values:
-                sample.values[reader.column] = Unreadable("several audio members", f"{suffix!r} and another")
+                sample.values[reader.column] = Unreadable("several audio members", f"{shortened(suffix)} and another")
                 continue
             try:
                 sample.values[reader.column] = _SPARSE if sparse else reader.read(tar.archive, offset, size)

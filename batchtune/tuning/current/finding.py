@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from batchtune.errors import ResultError
+from batchtune.errors import ResultError, shortened
 from batchtune.plain_yaml import Node
 from batchtune.tuning.current import buckets
 from batchtune.tuning.current.kinds import KINDS, KNOWN, kind_of
@@ -62,7 +62,9 @@ def _chosen(root: Node, name: str, key_path: str) -> Current:
     keys = tuple(key_path.split("."))
     place = _at(root, keys)
     if place is None:
-        raise ResultError(f"{name} has no settings at {key_path!r}", "Give the path of a mapping, with dots between.")
+        raise ResultError(
+            f"{name} has no settings at {shortened(key_path)}", "Give the path of a mapping, with dots between."
+        )
     kind = kind_of(tuple(_mapping(place)))
     if kind is None:
         raise ResultError(f"{name}: {key_path} holds no batching settings that are known", KNOWN)
@@ -73,7 +75,9 @@ def _chosen(root: Node, name: str, key_path: str) -> Current:
 def _of_batchtune(root: Node, name: str, declared: str) -> Current:
     version = root.get("version")
     if declared != buckets.FORMAT:
-        raise ResultError(f"{name} has the format {declared!r}", "Of batchtune's files, only sampler.yaml is settings.")
+        raise ResultError(
+            f"{name} has the format {shortened(declared)}", "Of batchtune's files, only sampler.yaml is settings."
+        )
     if version is not None and isinstance(version.value, int) and version.value > buckets.VERSION:
         raise ResultError(
             f"{name} has version {version.value}; this batchtune knows versions up to {buckets.VERSION}",

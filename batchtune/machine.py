@@ -1,0 +1,25 @@
+"""The memory of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def available_memory() -> int | None:
+    """How much more processes can take without swapping, in bytes (MemAvailable; man 5 proc)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return min(total_memory(), int(line.split()[1]) * 1024)
+    return None
+
+
+def total_memory() -> int:
+    """The machine's memory, or the container's where that is less, in bytes."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(limit).read_text()))
+    return total

@@ -1,0 +1,101 @@
+"""Processes that read along: what is lost with one that is killed is read again, and none is waited for in vain."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import load_lengths, reading
+from batchtune.manifests.collecting import Part
+from batchtune.manifests.pool import WorkerLost, in_any_order
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+
+
+def die() -> None:
+    """As the kernel ends a process that takes too much memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(marker: Path, task: int) -> int:
+    if task == 1 and not marker.exists():
+        marker.touch()
+        die()
+    return task * 10
+
+
+def die_at_two(task: int) -> int:
+    if task == 2:
+        die()
+    return task
+
+
+def wait_for_ever(task: int) -> int:
+    if task == 1:
+        signal.pause()
+    return task
+
+
+def killed_part(task: reading.Task) -> Part:
+    if task.input.path.name == "b.csv":
+        die()
+    return reading.read_part(task)
+
+
+def part_killed_once(task: reading.Task) -> Part:
+    marker = task.input.path.with_suffix(".seen")
+    if not marker.exists():
+        marker.touch()
+        die()
+    return reading.read_part(task)
+
+
+def test_what_a_killed_process_had_is_done_again(tmp_path: Path) -> None:
+    lost: list[int] = []
+    found = dict(in_any_order(partial(die_once, tmp_path / "marker"), range(5), 2, lost.append))
+    assert found == {task: task * 10 for task in range(5)}
+    assert lost == [1]
+
+
+def test_a_task_that_kills_its_process_every_time_is_named() -> None:
+    with pytest.raises(WorkerLost) as caught:
+        list(in_any_order(die_at_two, range(4), 2))
+    assert caught.value.index == 2
+
+
+def test_busy_processes_are_not_waited_for() -> None:
+    found = in_any_order(wait_for_ever, range(2), 2)
+    assert next(found) == (0, 0)
+    found.close()  # comes back
+
+
+@pytest.fixture
+def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text("id,duration\nx,1\ny,2\n")
+    monkeypatch.setattr(reading, "_WORTH_BYTES", 0)
+    return str(tmp_path / "*.csv")
+
+
+def test_a_reading_process_that_is_killed_costs_nothing_but_a_note(
+    manifests: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = load_lengths(manifests)
+    monkeypatch.setattr(reading, "read_part", part_killed_once)
+    Path(manifests).with_name("b.seen").touch()
+    Path(manifests).with_name("c.seen").touch()
+    found = load_lengths(manifests, jobs=2)
+    assert found.fingerprint == alone.fingerprint
+    assert any("was killed" in note and "--jobs 1" in note for note in found.notes)
+
+
+def test_a_source_that_kills_every_process_is_one_error(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "read_part", killed_part)
+    with pytest.raises(ManifestError, match=r"b\.csv: the process that read it was killed") as caught:
+        load_lengths(manifests, jobs=2)
+    assert "memory" in str(caught.value.hint)

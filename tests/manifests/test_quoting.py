@@ -1,0 +1,92 @@
+"""Messages quote little of what a file holds, however long its ids, keys and values are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from samples import SAMPLES
+
+from batchtune.errors import BatchtuneError, ManifestError, UsageError, shortened
+from batchtune.manifests import ReadOptions, load_lengths, parse_scale
+
+LONG = 20_000
+MOST_CHARACTERS = 1500
+DETECTED = pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.detected])
+
+
+def assert_short(error: BatchtuneError) -> None:
+    assert len(error.message) <= MOST_CHARACTERS
+    assert len(error.hint or "") <= MOST_CHARACTERS
+
+
+@DETECTED
+def test_a_long_value_is_quoted_by_its_beginning(refusal, name: str) -> None:
+    error = refusal(SAMPLES[name].content(["1", "z" * LONG, "2"]), format=name)
+    assert_short(error)
+    assert "zzzzz" in error.message
+
+
+@DETECTED
+def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
+    text = SAMPLES[name].text
+    content = SAMPLES[name].content(["1", "-1", "2"])
+    assert_short(refusal(content.replace(b"utt1", b"u" * LONG) if text else content))
+
+
+@DETECTED
+def test_a_number_of_thousands_of_digits_is_invalid_like_any_other(refusal, name: str) -> None:
+    content = SAMPLES[name].content(["1", "7" * LONG, "2"])
+    error = refusal(content.replace(b'"' + b"7" * LONG + b'"', b"7" * LONG) if SAMPLES[name].text else content)
+    assert_short(error)
+    assert "infinite" in error.message
+
+
+@DETECTED
+def test_a_long_name_of_a_column_that_is_not_there_is_shortened(read, name: str) -> None:
+    with pytest.raises((ManifestError, UsageError)) as caught:
+        read(SAMPLES[name].content(["1"]), length_key="k" * LONG)
+    assert_short(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"KEY": 1}\n',
+        '[{"KEY": 1}]',
+        '{"a": {"KEY": 1}}',
+        "id,KEY\na,1\n",
+        "id,KEY,KEY\na,1,2\n",
+        "id," + ",".join(f"column {number}" for number in range(5000)) + "\n",
+        "id," + ",".join(f"column {number // 2}" for number in range(5000)) + "\n",
+        "id," + ",".join(f"duration{'_' * number}" for number in range(500)) + "\n" + ",".join(["1"] * 501) + "\n",
+    ],
+    ids=["JSON Lines", "JSON list", "JSON objects", "table", "twice", "columns", "columns twice", "candidates"],
+)
+@pytest.mark.parametrize("key", ["k" * LONG, "k " * LONG], ids=["one word", "many words"])
+def test_long_and_many_columns_are_listed_in_short(refusal, content: str, key: str) -> None:
+    error = refusal(content.replace("KEY", key))
+    assert len(error.message) <= 3 * MOST_CHARACTERS
+    assert len(error.hint or "") <= MOST_CHARACTERS
+
+
+def test_long_arguments_are_quoted_by_their_beginning() -> None:
+    with pytest.raises(UsageError) as wrong_scale:
+        parse_scale("7" * LONG)
+    assert_short(wrong_scale.value)
+    with pytest.raises(UsageError) as wrong_format:
+        load_lengths("nowhere", ReadOptions(format="f" * LONG))
+    assert_short(wrong_format.value)
+
+
+def test_a_path_is_named_whole_unless_it_is_endless() -> None:
+    path = "/".join(["folder"] * 40)
+    assert path in ManifestError(f"{path} does not exist").message
+    endless = Path("/".join(["d" * 200] * 19), "name.csv")
+    message = ManifestError(f"{endless} does not exist").message
+    assert len(message) < 500
+    assert "name.csv does not exist" in message
+
+
+def test_a_number_that_python_refuses_to_write_can_be_quoted() -> None:
+    assert shortened(10**5000) == "a number of thousands of digits"
