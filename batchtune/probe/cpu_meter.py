@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import ctypes
+import os
 import platform
 import time
 from collections.abc import Iterator
