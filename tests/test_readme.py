@@ -1,4 +1,4 @@
-"""What the README says of names and numbers is what the code has."""
+"""What the README and the pages beside it say of names is what the code has."""
 
 import re
 from pathlib import Path
@@ -9,12 +9,13 @@ from batchtune.manifests.columns import KNOWN_UNITS
 from batchtune.workloads.registry import BUILTINS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "examples").rglob("*.md"))]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_every_known_column_is_listed_under_its_unit() -> None:
     for unit in {unit for unit in KNOWN_UNITS.values() if unit}:
-        line = next(line for line in README.splitlines() if line.startswith(f"| {unit} |"))
+        line = next(line for line in TEXT.splitlines() if line.startswith(f"| {unit} |"))
         listed: set[str] = set()
         for name in re.findall(r"`([^`]+)`", line):
             listed.add(f"duration{name}" if name.startswith("_") else name)
@@ -23,9 +24,10 @@ def test_every_known_column_is_listed_under_its_unit() -> None:
 
 def test_every_format_strategy_and_built_in_workload_is_named() -> None:
     for name in (*FORMATS, *STRATEGIES, *(f"builtin:{name}" for name in BUILTINS)):
-        assert f"`{name}`" in README
+        assert f"`{name}`" in TEXT
 
 
 def test_every_file_that_it_points_to_is_there() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("https://") or (page.parent / target).exists(), (page.name, target)
