@@ -23,7 +23,7 @@ from batchtune.units import parse_size
 
 ROOT = Path(__file__).parents[2]
 # With --quick: so few examples, lengths and steps, and so much of the memory, that a tiny model takes seconds.
-QUICK_EXAMPLES, QUICK_LENGTHS, QUICK_FRACTION = 200, 3, 0.5
+QUICK_EXAMPLES, QUICK_PAIRS, QUICK_LENGTHS, QUICK_FRACTION = 200, 50, 3, 0.46
 QUICK_SPEECH_SECONDS, QUICK_TOKENS = 6.0, 96
 
 
@@ -153,7 +153,8 @@ def made_tokens(count: int = 20_000) -> Lengths:
 
 def _quick(lengths: Lengths) -> Lengths:
     """Few examples, scaled down so that the longest takes a tiny model little time."""
-    chosen = np.random.default_rng(0).permutation(lengths.count)[:QUICK_EXAMPLES]
+    few = QUICK_EXAMPLES if lengths.targets is None else QUICK_PAIRS
+    chosen = np.random.default_rng(0).permutation(lengths.count)[:few]
     longest = QUICK_SPEECH_SECONDS if lengths.targets is None else QUICK_TOKENS
     values = lengths.values[chosen]
     if lengths.unit in ("s", "tokens"):
