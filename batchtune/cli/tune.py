@@ -92,7 +92,8 @@ def tune(
     found = sweep_and_write(lengths, sweep_settings, run, current=current)
     holds = True
     if verify and found.recommended is not None:
-        holds = verify_with_progress(lengths, run.run, verify_settings, Wanted(), quiet=run.quiet).holds
+        wanted = Wanted(workload=settings.workload, options=settings.options)
+        holds = verify_with_progress(lengths, run.run, verify_settings, wanted, quiet=run.quiet).holds
     elif verify:
         console.note("Warning: there is nothing to verify, as no bucket table is recommended.")
     results = load_run(run.run)
