@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from batchtune.errors import ResultError
+from batchtune.units import format_size
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -61,6 +63,34 @@ def writing_whole(path: Path, *, synced: bool = True) -> Iterator[IO[bytes]]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None) -> bytes:
+    """Read a file that may come from anywhere.
+
+    Args:
+        path: Of the file.
+        most_bytes: The largest that it may be.
+        hint: What to do where it is not what it should be.
+        name: What to call it in messages; its path unless given.
+
+    Raises:
+        ResultError: Missing, unreadable, larger, or no ordinary file: a pipe or a device might never end.
+    """
+    name = name or str(path)
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ResultError(f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no ordinary file'}", hint)
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        raise ResultError(f"{name} does not exist", hint) from None
+    except OSError as error:
+        raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
+    if len(content) > most_bytes:
+        raise ResultError(f"{name} is larger than {format_size(most_bytes)}: batchtune writes and reads none", hint)
+    return content
 
 
 def unwritable(path: Path, error: OSError) -> ResultError:

@@ -7,13 +7,12 @@ neither the depth nor the number of aliases can make the work grow beyond the si
 from __future__ import annotations
 
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchtune.errors import ResultError
-from batchtune.units import format_size
+from batchtune.files import read_regular
 
 LARGEST_BYTES = 2 << 20
 # The scanner takes time with the square of a line's length.
@@ -60,17 +59,7 @@ def read_text(path: Path, name: str, hint: str | None = None) -> str:
     Raises:
         ResultError: It can't be read, is no ordinary file, is larger than 2 MiB, or no UTF-8 text.
     """
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # a pipe or a device might never end
-            what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
-            raise ResultError(f"{name} is {what}", hint)
-        with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
-    if len(content) > LARGEST_BYTES:
-        raise ResultError(f"{name} is larger than {format_size(LARGEST_BYTES)}: no configuration", hint)
+    content = read_regular(path, LARGEST_BYTES, hint, name=name)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

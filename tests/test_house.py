@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
-BASE = {"errors", "shapes", "lengths", "results", "files", "plain_yaml", "survey", "proofs", "trust", "units"}
+BASE = {"consistency", "errors", "shapes", "lengths", "results", "files", "plain_yaml", "survey", "proofs", "trust", "units"}
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"manifests", "batching", "cost", "probe", "loaders"},

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, Run, WorkloadRecord, read_result
+from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.run_folder import workload_sha256
 from batchtune.units import format_length, format_size
@@ -85,9 +87,17 @@ def subject_of(lengths: Lengths, probe: Probe | None, wanted: Wanted, folder: Pa
 
 def _probed(probe: Probe) -> ProbeSettings:
     """Return the settings that the probe was run with; what an older one does not say is as it was then."""
-    known = ("device", "memory_bytes", "memory_fraction", "seed", "reserve_bytes", "ddp")
-    recorded = {name: probe.settings[name] for name in known if name in probe.settings}
-    return ProbeSettings(workload=probe.workload.spec, options=probe.workload.options, **recorded)
+    recorded = msgspec.convert(probe.settings, ProbedWith)
+    return ProbeSettings(
+        workload=probe.workload.spec,
+        options=probe.workload.options,
+        device=recorded.device,
+        memory_bytes=recorded.memory_bytes,
+        memory_fraction=recorded.memory_fraction,
+        seed=recorded.seed,
+        reserve_bytes=recorded.reserve_bytes,
+        ddp=recorded.ddp,
+    )
 
 
 def _workload(before: ProbeSettings | None, wanted: Wanted, folder: Path) -> WorkloadRecord:
