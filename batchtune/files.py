@@ -14,37 +14,39 @@ from batchtune.errors import ResultError
 from batchtune.units import format_size
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part.
 
     Args:
-        path: As for `writing_whole`.
+        path, follow: As for `writing_whole`.
         content: Text (written as UTF-8) or bytes.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.
     """
-    with writing_whole(path) as stream:
+    with writing_whole(path, follow=follow) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def writing_whole(path: Path, *, synced: bool = True) -> Iterator[IO[bytes]]:
+def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name when the block ends, and leaves nothing behind where that fails.
 
     What is written goes to a temporary file in the same folder, which then takes the name.
 
     Args:
-        path: The file; its folder is made where missing. A link is followed; a device or pipe is written to as it is.
+        path: The file; its folder is made where missing.
         synced: Whether it must survive a loss of power.
+        follow: Whether a link is followed, and a device or pipe written to as it is: not in a run folder, where the
+            file takes their place. The folder may come from anywhere, and a link in it lead to any file.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.
     """
     temporary: str | None = None
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file() and not target.is_dir():
+        target = path.resolve() if follow else path
+        if follow and target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as stream:
                 yield stream
             return

@@ -25,6 +25,9 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False, "yes": True, "no": False}
+# A long word may be broken anywhere.
+_WORDS_BEGIN = re.compile(r"(?<!\S)::|\S{40,}")
+_LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
 _STANDARD_TAG = "tag:yaml.org,2002:"
 _CORE_TAGS = {_STANDARD_TAG + name for name in ("int", "float", "bool", "null")}
 
@@ -100,6 +103,20 @@ def parse_yaml(text: str, name: str) -> Node:
 def printable(text: str) -> str:
     """Text of a stranger's file for a terminal: what could steer it becomes a question mark."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def without_commands(text: str, *, wrapped: bool = True) -> str:
+    """Return text that GitHub Actions takes for no command where a log shows it.
+
+    It takes `::name::` where that begins a line, and `##[name]` anywhere
+    (https://github.com/actions/runner, `ActionCommand.cs`).
+
+    Args:
+        text: Any text.
+        wrapped: Whether its lines may still be broken, between words or in a long one.
+    """
+    parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(lambda match: match[0].replace("::", ": :"), text)
+    return parted.replace("##[", "## [")
 
 
 def scalar_of(text: str) -> str | int | float | bool | None:

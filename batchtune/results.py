@@ -9,6 +9,7 @@ Files may come from anywhere. The types below say what a number may be; `read_re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, overload
@@ -885,6 +886,10 @@ class Exported(Result, frozen=True, kw_only=True):
 
 R = TypeVar("R", bound=Result)
 
+# What JSON may hold as it is and a terminal acts on: control characters, changes of writing direction; and what GitHub
+# takes for a command.
+_ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
+
 
 def meta_of(kind: type[Result]) -> Meta:
     """The `meta` that a newly written file of this kind carries."""
@@ -894,17 +899,18 @@ def meta_of(kind: type[Result]) -> Meta:
 
 
 def encode(result: Result) -> bytes:
-    """A result as the bytes of its file."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+    """Return a result as the bytes of its file, which do nothing to a terminal or a log that shows them."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode() + b"\n"
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Writes a result file, whole or not at all.
+    """Write a result file into a run folder, whole or not at all; a link in its place is not followed.
 
     Raises:
         ResultError: The file can't be written.
     """
-    write_whole(path, encode(result))
+    write_whole(path, encode(result), follow=False)
 
 
 class _Envelope(msgspec.Struct):
