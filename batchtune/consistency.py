@@ -61,7 +61,11 @@ def of_sweep(sweep: Sweep) -> Iterator[str]:
     for index, pairs in enumerate(sweep.two_dimensional):
         for wrong in _pairs(pairs):
             yield f"two_dimensional, row {index}: {wrong}"
-    chosen = [("recommended", sweep.recommended), ("knee", sweep.knee), *(("trade_off", one) for one in sweep.trade_off)]
+    chosen = [
+        ("recommended", sweep.recommended),
+        ("knee", sweep.knee),
+        *(("trade_off", one) for one in sweep.trade_off),
+    ]
     missing = [(name, index) for name, index in chosen if index is not None and index >= len(sweep.rows)]
     for name, index in missing:
         yield f"{name} is row {index} of {len(sweep.rows)}"

@@ -18,8 +18,9 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
     """Writes a file so that a reader sees the old content or the new, never a part.
 
     Args:
-        path, follow: As for `writing_whole`.
+        path: As for `writing_whole`.
         content: Text (written as UTF-8) or bytes.
+        follow: As for `writing_whole`.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.

@@ -58,7 +58,7 @@ class Meta(Record, frozen=True, kw_only=True):
     """What a result file is."""
 
     format: str
-    version: Count
+    version: int
     batchtune: str
 
 

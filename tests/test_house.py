@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
-BASE = {"consistency", "errors", "shapes", "lengths", "results", "files", "plain_yaml", "survey", "proofs", "trust", "units"}
+BASE = {
+    *("consistency", "errors", "files", "lengths", "plain_yaml", "proofs", "results", "shapes", "survey", "trust"),
+    "units",
+}
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
     {"manifests", "batching", "cost", "probe", "loaders"},

@@ -58,7 +58,7 @@ def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "spec",
-    ["subprocess:run", "made.py:Made", "builtin:none", "builtin:made.py:Made", " builtin:conformer-ctc", "builtin:", ""],
+    ["subprocess:run", "made.py:Made", "builtin:none", "builtin:made.py:Made", " builtin:transformer-lm", ""],
 )
 def test_no_code_is_run_that_only_a_file_names(tmp_path: Path, spec: str) -> None:
     with pytest.raises(UsageError, match="runs no code that only a file names"):
@@ -109,7 +109,8 @@ def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
         workload_sha256="0" * 64,
     )
     write_result(tmp_path / RUN_FILE, run)
-    assert "has changed since it was probed" in subject_of(LENGTHS, probe, Wanted(workload=f"{workload}:Mine"), tmp_path).notes[0]
+    found = subject_of(LENGTHS, probe, Wanted(workload=f"{workload}:Mine"), tmp_path)
+    assert "has changed since it was probed" in found.notes[0]
 
 
 def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
