@@ -142,6 +142,7 @@ def workflow_command(kind: str, title: str, message: str) -> str:
 
     Source: https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts
     """
+    title, message = console.harmless(title), console.harmless(message)
     text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     escaped = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     escaped = escaped.replace(":", "%3A").replace(",", "%2C")
