@@ -134,7 +134,7 @@ def tell_github(results: RunResults, summary: Path) -> None:
 def annotate(commands: Sequence[str]) -> None:
     """Has GitHub annotate; it reads stderr too."""
     for command in commands:
-        print(command, file=sys.stderr, flush=True)
+        print(console.visible(command), file=sys.stderr, flush=True)
 
 
 def workflow_command(kind: str, title: str, message: str) -> str:
@@ -142,7 +142,6 @@ def workflow_command(kind: str, title: str, message: str) -> str:
 
     Source: https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts
     """
-    title, message = console.harmless(title), console.harmless(message)
     text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     escaped = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     escaped = escaped.replace(":", "%3A").replace(",", "%2C")
