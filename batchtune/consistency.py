@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from batchtune.results import LengthsSummary, Probe, Row, Run, Sweep, TwoDimensionalRow, Verification
+    from batchtune.results import LengthsSummary, Probe, Row, Run, Sweep, Trial, TwoDimensionalRow, Verification
 
 # What numbers that follow from each other may differ by.
 _ROUNDING = 1e-6
 # Of a batch: beyond, a 64-bit integer may not hold the number of its examples.
 _LARGEST_SIZE = 4e18
+# In seconds; less than a clock can tell.
+_SHORTEST_STEP = 1e-12
 
 
 def of_run(run: Run) -> Iterator[str]:
@@ -30,8 +32,8 @@ def of_probe(probe: Probe) -> Iterator[str]:
     yield from _lengths(probe.lengths)
     yield from _limit(probe.max_batch_length, probe.lengths)
     for index, trial in enumerate(probe.trials):
-        if trial.index != index:
-            yield f"trials: entry {index} has the index {trial.index}"
+        for wrong in of_trial(trial, index):
+            yield f"trials, entry {index}: {wrong}"
     if not probe.frontier:
         yield "frontier is empty"
     for before, after in itertools.pairwise(probe.frontier):
@@ -45,6 +47,15 @@ def of_probe(probe: Probe) -> Iterator[str]:
     for point in (*probe.frontier, *probe.joint_frontier):
         if point.trial is not None and point.trial >= len(probe.trials):
             yield f"frontier: trial {point.trial} of {len(probe.trials)} proves {point.batch_size} × {point.length}"
+
+
+def of_trial(trial: Trial, index: int) -> Iterator[str]:
+    """Check a trial, the one at this place in `trials.jsonl` or `probe.json`."""
+    if trial.index != index:
+        yield f"the index {trial.index} can't be right here"
+    for seconds in (trial.step_seconds, trial.mean_step_seconds):
+        if seconds is not None and 0 < seconds < _SHORTEST_STEP:
+            yield f"no step takes {seconds} s"
 
 
 def of_sweep(sweep: Sweep) -> Iterator[str]:

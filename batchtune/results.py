@@ -43,6 +43,8 @@ Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+# Of a step: at most 30,000 years.
+StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
@@ -104,14 +106,14 @@ class Trial(Record, frozen=True, kw_only=True):
     target_length: TargetLength | None
     outcome: Outcome
     steps: Count
-    step_seconds: Amount | None
+    step_seconds: StepSeconds | None
     peak_bytes: Bytes | None
     reserved_bytes: Bytes | None
     alloc_retries: Count | None
     error: str | None
     elapsed_seconds: Amount
-    step_seconds_spread: Amount | None = None
-    mean_step_seconds: Amount | None = None
+    step_seconds_spread: StepSeconds | None = None
+    mean_step_seconds: StepSeconds | None = None
     worker: Count | None = None
     confirmation: bool = False
     rest_bytes: ByteChange | None = None
@@ -191,7 +193,7 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
     batch_size: Size
     closed_by: ClosedBy
     oom_batch_size: Size | None
-    step_seconds: Amount | None
+    step_seconds: StepSeconds | None
     peak_bytes: Bytes | None
     trial: Count | None = None
 

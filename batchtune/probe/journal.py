@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from batchtune import consistency
 from batchtune.errors import ResultError
 from batchtune.files import read_regular, unwritable, write_whole
 from batchtune.results import LARGEST_BYTES, Trial
@@ -33,8 +34,8 @@ def read_trials(path: Path) -> list[Trial]:
     for number, line in enumerate(lines, 1):
         try:
             trial = msgspec.json.decode(line, type=Trial)
-            if trial.index != number - 1:
-                raise msgspec.ValidationError(f"the index {trial.index} can't be right here")
+            for problem in consistency.of_trial(trial, number - 1):
+                raise msgspec.ValidationError(problem)
             trials.append(trial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ResultError(
