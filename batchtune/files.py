@@ -4,45 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from batchtune.errors import ResultError
+from batchtune.units import format_size
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> None:
     """Writes a file so that a reader sees the old content or the new, never a part.
 
     Args:
         path: As for `writing_whole`.
         content: Text (written as UTF-8) or bytes.
+        follow: As for `writing_whole`.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.
     """
-    with writing_whole(path) as stream:
+    with writing_whole(path, follow=follow) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextlib.contextmanager
-def writing_whole(path: Path, *, synced: bool = True) -> Iterator[IO[bytes]]:
+def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to that takes its name when the block ends, and leaves nothing behind where that fails.
 
     What is written goes to a temporary file in the same folder, which then takes the name.
 
     Args:
-        path: The file; its folder is made where missing. A link is followed; a device or pipe is written to as it is.
+        path: The file; its folder is made where missing.
         synced: Whether it must survive a loss of power.
+        follow: Whether a link is followed, and a device or pipe written to as it is: not in a run folder, where the
+            file takes their place. The folder may come from anywhere, and a link in it lead to any file.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.
     """
     temporary: str | None = None
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file() and not target.is_dir():
+        target = path.resolve() if follow else path
+        if follow and target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as stream:
                 yield stream
             return
@@ -61,6 +66,34 @@ def writing_whole(path: Path, *, synced: bool = True) -> Iterator[IO[bytes]]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None) -> bytes:
+    """Read a file that may come from anywhere.
+
+    Args:
+        path: Of the file.
+        most_bytes: The largest that it may be.
+        hint: What to do where it is not what it should be.
+        name: What to call it in messages; its path unless given.
+
+    Raises:
+        ResultError: Missing, unreadable, larger, or no ordinary file: a pipe or a device might never end.
+    """
+    name = name or str(path)
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ResultError(f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no ordinary file'}", hint)
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        raise ResultError(f"{name} does not exist", hint) from None
+    except OSError as error:
+        raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
+    if len(content) > most_bytes:
+        raise ResultError(f"{name} is larger than {format_size(most_bytes)}: batchtune writes and reads none", hint)
+    return content
 
 
 def unwritable(path: Path, error: OSError) -> ResultError:

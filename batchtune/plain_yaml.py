@@ -7,13 +7,12 @@ neither the depth nor the number of aliases can make the work grow beyond the si
 from __future__ import annotations
 
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batchtune.errors import ResultError, shortened
-from batchtune.units import format_size
+from batchtune.files import read_regular
 
 LARGEST_BYTES = 2 << 20
 # The scanner takes time with the square of a line's length.
@@ -26,6 +25,9 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False, "yes": True, "no": False}
+# A long word may be broken anywhere.
+_WORDS_BEGIN = re.compile(r"(?<!\S)::|\S{40,}")
+_LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
 _STANDARD_TAG = "tag:yaml.org,2002:"
 _CORE_TAGS = {_STANDARD_TAG + name for name in ("int", "float", "bool", "null")}
 
@@ -60,17 +62,7 @@ def read_text(path: Path, name: str, hint: str | None = None) -> str:
     Raises:
         ResultError: It can't be read, is no ordinary file, is larger than 2 MiB, or no UTF-8 text.
     """
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # a pipe or a device might never end
-            what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
-            raise ResultError(f"{name} is {what}", hint)
-        with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
-    if len(content) > LARGEST_BYTES:
-        raise ResultError(f"{name} is larger than {format_size(LARGEST_BYTES)}: no configuration", hint)
+    content = read_regular(path, LARGEST_BYTES, hint, name=name)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,6 +103,20 @@ def parse_yaml(text: str, name: str) -> Node:
 def printable(text: str) -> str:
     """Text of a stranger's file for a terminal: what could steer it becomes a question mark."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def without_commands(text: str, *, wrapped: bool = True) -> str:
+    """Return text that GitHub Actions takes for no command where a log shows it.
+
+    It takes `::name::` where that begins a line, and `##[name]` anywhere
+    (https://github.com/actions/runner, `ActionCommand.cs`).
+
+    Args:
+        text: Any text.
+        wrapped: Whether its lines may still be broken, between words or in a long one.
+    """
+    parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(lambda match: match[0].replace("::", ": :"), text)
+    return parted.replace("##[", "## [")
 
 
 def scalar_of(text: str) -> str | int | float | bool | None:

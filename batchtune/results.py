@@ -2,18 +2,24 @@
 
 A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json`,
 `sampler.yaml` and `verify.json`. Units are in the names; what is unknown is None (`null`), never 0.
+
+Files may come from anywhere. The types below say what a number may be; `read_result` holds a file to them, and to what
+`batchtune.consistency` says of numbers that follow from each other.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
+from batchtune import consistency
 from batchtune.errors import ResultError, shortened
-from batchtune.files import write_whole
+from batchtune.files import read_regular, write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +33,20 @@ PROBE_FILE = "probe.json"
 SWEEP_FILE = "sweep.json"
 SAMPLER_FILE = "sampler.yaml"
 VERIFY_FILE = "verify.json"
+
+# No sane number is larger: sums and products of these stay far from what a float or a 64-bit integer can hold.
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=10**18)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+# A difference of two measurements.
+ByteChange = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
+Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+# Of a step: at most 30,000 years.
+StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 Outcome = Literal["ok", "oom", "timeout", "crash", "error"]
 ClosedBy = Literal["oom", "memory", "data", "timeout", "crash"]
@@ -92,14 +112,14 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
         left_out: Reason → number of examples that were left out: `longer than --max-length 30` → 1000.
     """
 
-    count: int
-    total: float
-    min: float
-    max: float
+    count: Size
+    total: Amount
+    min: Length
+    max: Length
     unit: str | None
     fingerprint: str
     reading: ReadingRecord | None = None
-    left_out: dict[str, int] = {}
+    left_out: dict[str, Count] = {}
 
 
 class Trial(Record, frozen=True, kw_only=True):
@@ -130,32 +150,32 @@ class Trial(Record, frozen=True, kw_only=True):
         other_processors: How many processors other programs took while steps were timed, on average; None on a GPU.
     """
 
-    index: int
-    batch_size: int
-    length: float
-    target_length: float | None
+    index: Count
+    batch_size: Size
+    length: Length
+    target_length: TargetLength | None
     outcome: Outcome
-    steps: int
-    step_seconds: float | None
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    alloc_retries: int | None
+    steps: Count
+    step_seconds: StepSeconds | None
+    peak_bytes: Bytes | None
+    reserved_bytes: Bytes | None
+    alloc_retries: Count | None
     error: str | None
-    elapsed_seconds: float
-    step_seconds_spread: float | None = None
-    mean_step_seconds: float | None = None
-    worker: int | None = None
+    elapsed_seconds: Amount
+    step_seconds_spread: StepSeconds | None = None
+    mean_step_seconds: StepSeconds | None = None
+    worker: Count | None = None
     confirmation: bool = False
-    rest_bytes: int | None = None
-    outside_bytes: int | None = None
-    sm_clock_mhz: int | None = None
+    rest_bytes: ByteChange | None = None
+    outside_bytes: ByteChange | None = None
+    sm_clock_mhz: Count | None = None
     throttle_reasons: list[str] | None = None
-    steady_peak_bytes: int | None = None
-    peak_spread_bytes: int | None = None
+    steady_peak_bytes: Bytes | None = None
+    peak_spread_bytes: Bytes | None = None
     timing: bool = False
-    failed_peak_bytes: int | None = None
+    failed_peak_bytes: Bytes | None = None
     caught: bool = False
-    other_processors: float | None = None
+    other_processors: Amount | None = None
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -168,8 +188,8 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
 class DeviceProcess(Record, frozen=True, kw_only=True):
     """A process that uses a device; None for what the driver does not tell."""
 
-    pid: int
-    used_bytes: int | None
+    pid: Count
+    used_bytes: Bytes | None
 
 
 class Device(Record, frozen=True, kw_only=True):
@@ -195,24 +215,24 @@ class Device(Record, frozen=True, kw_only=True):
 
     kind: str
     name: str
-    total_bytes: int
-    limit_bytes: int
+    total_bytes: Bytes
+    limit_bytes: Bytes
     driver: str | None
     torch: str
     allocator: str
-    other_processes: int | None
+    other_processes: Count | None
     processes: list[DeviceProcess] | None = None
     uuid: str | None = None
-    free_bytes: int | None = None
+    free_bytes: Bytes | None = None
     mig: bool | None = None
     ecc: bool | None = None
-    outside_bytes: int | None = None
-    reserve_bytes: int = 0
-    ddp_bytes: int = 0
+    outside_bytes: ByteChange | None = None
+    reserve_bytes: Bytes = 0
+    ddp_bytes: Bytes = 0
     settings: dict[str, Any] = {}
-    processors: int | None = None
-    load_average: float | None = None
-    other_processors: float | None = None
+    processors: Count | None = None
+    load_average: Amount | None = None
+    other_processors: Amount | None = None
 
 
 class FrontierPoint(Record, frozen=True, kw_only=True):
@@ -227,14 +247,14 @@ class FrontierPoint(Record, frozen=True, kw_only=True):
             and as long a target. None where an older batchtune wrote the file.
     """
 
-    length: float
-    target_length: float | None
-    batch_size: int
+    length: Length
+    target_length: TargetLength | None
+    batch_size: Size
     closed_by: ClosedBy
-    oom_batch_size: int | None
-    step_seconds: float | None
-    peak_bytes: int | None
-    trial: int | None = None
+    oom_batch_size: Size | None
+    step_seconds: StepSeconds | None
+    peak_bytes: Bytes | None
+    trial: Count | None = None
 
 
 class Margin(Record, frozen=True, kw_only=True):
@@ -249,10 +269,10 @@ class Margin(Record, frozen=True, kw_only=True):
         repetitions: How many peaks were compared.
     """
 
-    bytes: int
-    spread_bytes: int
-    first_step_bytes: int
-    repetitions: int
+    bytes: Bytes
+    spread_bytes: Bytes
+    first_step_bytes: Bytes
+    repetitions: Count
 
 
 class CostModel(Record, frozen=True, kw_only=True):
@@ -267,16 +287,16 @@ class CostModel(Record, frozen=True, kw_only=True):
         largest_error: The largest |fit / measured - 1| among them; None in files of older versions.
     """
 
-    floor: float
-    constant: float
-    linear: float
-    quadratic: float
-    relative_error: float
-    target_linear: float = 0.0
-    target_quadratic: float = 0.0
-    cross: float = 0.0
-    example: float = 0.0
-    largest_error: float | None = None
+    floor: Amount
+    constant: Amount
+    linear: Amount
+    quadratic: Amount
+    relative_error: Amount
+    target_linear: Amount = 0.0
+    target_quadratic: Amount = 0.0
+    cross: Amount = 0.0
+    example: Amount = 0.0
+    largest_error: Amount | None = None
 
     @overload
     def per_example(self, length: float, target_length: float = 0.0) -> float: ...
@@ -302,13 +322,13 @@ class Confirmation(Record, frozen=True, kw_only=True):
             which repeat a batch, took for the same shapes; None where too few are known. Estimated times include it.
     """
 
-    shapes: int
-    steps: int
-    workers: int
-    alloc_retries: int
-    reserved_growth_bytes: int | None
-    given_up: int
-    time_ratio: float | None = None
+    shapes: Count
+    steps: Count
+    workers: Count
+    alloc_retries: Count
+    reserved_growth_bytes: ByteChange | None
+    given_up: Count
+    time_ratio: Amount | None = None
 
 
 class Models(Record, frozen=True, kw_only=True):
@@ -326,6 +346,33 @@ class Result(Record, frozen=True, kw_only=True):
 
     meta: Meta
 
+    def problems(self) -> Iterator[str]:
+        """Yield what numbers that follow from each other show to be edited or damaged; nothing where all is well."""
+        return iter(())
+
+
+class ProbedWith(Record, frozen=True, kw_only=True):
+    """The settings of a probe, where something later reads them; those of older files are as they were then."""
+
+    device: Annotated[str, msgspec.Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,4})?)$")] = "auto"
+    memory_bytes: Size | None = None
+    memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    max_batch_size: Size | None = None
+    seed: Seed = 0
+    reserve_bytes: Bytes = 0
+    ddp: bool = False
+
+
+class SweptWith(Record, frozen=True, kw_only=True):
+    """The settings of a sweep, where something later reads them; missing in files of older versions."""
+
+    max_batch_size: Size | None = None
+    seed: Seed = 0
+    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    same_bucket: bool = False
+    accumulate: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
 
 class Run(Result, frozen=True, kw_only=True):
     """What a run folder's trials were measured for: they count only where all of this is the same.
@@ -342,6 +389,10 @@ class Run(Result, frozen=True, kw_only=True):
     device: Device
     settings: dict[str, Any]
     workload_sha256: str | None = None
+
+    def problems(self) -> Iterator[str]:
+        """As for every result."""
+        return consistency.of_run(self)
 
 
 class Probe(Result, frozen=True, kw_only=True):
@@ -365,11 +416,16 @@ class Probe(Result, frozen=True, kw_only=True):
     trials: list[Trial]
     frontier: list[FrontierPoint]
     models: Models
-    max_batch_length: float
+    max_batch_length: Length
     confirmation: Confirmation | None = None
     margin: Margin | None = None
     joint_frontier: list[FrontierPoint] = []
     warnings: list[str] = []
+
+    def problems(self) -> Iterator[str]:
+        """As for every result."""
+        yield from _wrong_settings(self.settings, ProbedWith)
+        yield from consistency.of_probe(self)
 
     @property
     def is_proven(self) -> bool:
@@ -386,9 +442,9 @@ class RankTimes(Record, frozen=True, kw_only=True):
         same_bucket_epoch_seconds: At each step all ranks take batches of the same bucket.
     """
 
-    without_waiting_epoch_seconds: float
-    independent_epoch_seconds: float
-    same_bucket_epoch_seconds: float
+    without_waiting_epoch_seconds: Amount
+    independent_epoch_seconds: Amount
+    same_bucket_epoch_seconds: Amount
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -422,27 +478,27 @@ class Row(Record, frozen=True, kw_only=True):
 
     strategy: str
     sizing: Sizing
-    num_buckets: int
-    used_buckets: int
-    boundaries: list[float]
-    batch_sizes: list[int]
-    batches: int
-    padded_length: float
-    padding_ratio: float
-    fill: float
-    mean_batch_size: float
-    largest_padded_length: float
-    effective_buckets: float
-    estimated_epoch_seconds: float | None
-    estimated_epoch_error_seconds: float | None = None
+    num_buckets: Size
+    used_buckets: Count
+    boundaries: list[Length]
+    batch_sizes: list[Size]
+    batches: Size
+    padded_length: Amount
+    padding_ratio: Share
+    fill: Amount
+    mean_batch_size: Amount
+    largest_padded_length: Amount
+    effective_buckets: Amount
+    estimated_epoch_seconds: Amount | None
+    estimated_epoch_error_seconds: Amount | None = None
     equal_to_best: bool | None = None
-    smallest_batch_size: int | None = None
-    largest_batch_size: int | None = None
-    batch_size_variation: float | None = None
-    steps: int | None = None
+    smallest_batch_size: Size | None = None
+    largest_batch_size: Size | None = None
+    batch_size_variation: Amount | None = None
+    steps: Count | None = None
     ranks: RankTimes | None = None
-    unproven: int | None = None
-    repeated_examples: int | None = None
+    unproven: Count | None = None
+    repeated_examples: Count | None = None
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -453,27 +509,27 @@ class Baseline(Record, frozen=True, kw_only=True):
     """
 
     name: str
-    batch_size: int
-    batches: int
-    padded_length: float
-    padding_ratio: float
-    estimated_epoch_seconds: float | None
+    batch_size: Size
+    batches: Size
+    padded_length: Amount
+    padding_ratio: Share
+    estimated_epoch_seconds: Amount | None
 
 
 class LowerBound(Record, frozen=True, kw_only=True):
     """What no bucket table can beat; on several ranks over all of them, each with as many batches."""
 
-    batches: int
-    padded_length: float
-    estimated_epoch_seconds: float | None
+    batches: Size
+    padded_length: Amount
+    estimated_epoch_seconds: Amount | None
 
 
 class HistogramBin(Record, frozen=True, kw_only=True):
     """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
 
-    from_: float = msgspec.field(name="from")
-    to: float
-    count: int
+    from_: TargetLength = msgspec.field(name="from")
+    to: Length
+    count: Count
 
 
 class BucketUse(Record, frozen=True, kw_only=True):
@@ -488,13 +544,13 @@ class BucketUse(Record, frozen=True, kw_only=True):
         proven_by: The trial, as `trials.jsonl` counts them, that shows that its batches fit; None where none does.
     """
 
-    boundary: float
-    batch_size: int
-    examples: int
-    batches: int
-    length: float
-    padded_length: float
-    proven_by: int | None = None
+    boundary: Length
+    batch_size: Size
+    examples: Count
+    batches: Count
+    length: Amount
+    padded_length: Amount
+    proven_by: Count | None = None
 
 
 class Drift(Record, frozen=True, kw_only=True):
@@ -531,11 +587,11 @@ class SaturationPoint(Record, frozen=True, kw_only=True):
         throughput: True length that is trained on, per second.
     """
 
-    max_batch_length: float
-    batches: int
-    mean_batch_size: float
-    estimated_epoch_seconds: float
-    throughput: float
+    max_batch_length: Length
+    batches: Size
+    mean_batch_size: Amount
+    estimated_epoch_seconds: Amount
+    throughput: Amount
 
 
 class Saturation(Record, frozen=True, kw_only=True):
@@ -548,10 +604,10 @@ class Saturation(Record, frozen=True, kw_only=True):
         max_batch_length: The smallest among the points that reaches this fraction.
     """
 
-    num_buckets: int
+    num_buckets: Size
     points: list[SaturationPoint]
-    fraction: float
-    max_batch_length: float
+    fraction: Share
+    max_batch_length: Length
 
 
 class LearningRate(Record, frozen=True, kw_only=True):
@@ -565,10 +621,10 @@ class LearningRate(Record, frozen=True, kw_only=True):
     """
 
     relative_to: str
-    from_batch_size: float
-    to_batch_size: float
-    linear: float
-    square_root: float
+    from_batch_size: Amount
+    to_batch_size: Amount
+    linear: Amount
+    square_root: Amount
 
 
 class TwoDimensionalRow(Record, frozen=True, kw_only=True):
@@ -585,14 +641,14 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         unproven: As for a row.
     """
 
-    num_buckets: int
-    buckets: list[tuple[float, float]]
-    batch_sizes: list[int]
-    batches: int
-    estimated_epoch_seconds: float | None
-    one_dimensional_batches: int
-    one_dimensional_epoch_seconds: float | None
-    unproven: int | None = None
+    num_buckets: Size
+    buckets: list[tuple[Length, TargetLength]]
+    batch_sizes: list[Size]
+    batches: Size
+    estimated_epoch_seconds: Amount | None
+    one_dimensional_batches: Size
+    one_dimensional_epoch_seconds: Amount | None
+    unproven: Count | None = None
 
 
 class Sweep(Result, frozen=True, kw_only=True):
@@ -616,26 +672,31 @@ class Sweep(Result, frozen=True, kw_only=True):
     FORMAT: ClassVar[str] = "batchtune/sweep"
 
     lengths: LengthsSummary
-    max_batch_length: float
+    max_batch_length: Length
     settings: dict[str, Any]
     device_name: str | None
     rows: list[Row]
     baselines: list[Baseline]
     lower_bound: LowerBound
-    recommended: int | None
+    recommended: Count | None
     reason: str
     warnings: list[str]
     current: Row | None = None
     current_fits: bool | None = None
     current_settings: dict[str, Any] | None = None
-    trade_off: list[int] = []
-    knee: int | None = None
+    trade_off: list[Count] = []
+    knee: Count | None = None
     saturation: Saturation | None = None
     learning_rate: LearningRate | None = None
     two_dimensional: list[TwoDimensionalRow] = []
     histogram: list[HistogramBin] = []
-    quantiles: list[float] = []
+    quantiles: list[Length] = []
     buckets: list[BucketUse] = []
+
+    def problems(self) -> Iterator[str]:
+        """As for every result."""
+        yield from _wrong_settings(self.settings, SweptWith)
+        yield from consistency.of_sweep(self)
 
     @property
     def recommended_row(self) -> Row | None:
@@ -663,11 +724,11 @@ class VerifyFailure(Record, frozen=True, kw_only=True):
     """
 
     phase: VerifyPhase
-    step: int
-    bucket: int
-    batch_size: int
-    length: float
-    target_length: float | None
+    step: Count
+    bucket: Count
+    batch_size: Size
+    length: Length
+    target_length: TargetLength | None
     outcome: Outcome
     error: str | None
 
@@ -682,10 +743,10 @@ class Proposal(Record, frozen=True, kw_only=True):
         steps: How many steps that took.
     """
 
-    bucket_batch_sizes: list[int]
-    max_batch_length: float
+    bucket_batch_sizes: list[Size]
+    max_batch_length: Length
     verified: bool
-    steps: int
+    steps: Count
 
 
 class Verification(Result, frozen=True, kw_only=True):
@@ -718,27 +779,31 @@ class Verification(Result, frozen=True, kw_only=True):
     workload: WorkloadRecord
     device: Device
     settings: dict[str, Any]
-    bucket_boundaries: list[float]
-    bucket_batch_sizes: list[int]
-    max_batch_length: float
-    worst_steps: int
-    steps: int
-    planned_steps: int | None
-    epoch_batches: int
+    bucket_boundaries: list[Length]
+    bucket_batch_sizes: list[Size]
+    max_batch_length: Length
+    worst_steps: Count
+    steps: Count
+    planned_steps: Count | None
+    epoch_batches: Count
     failures: list[VerifyFailure]
-    alloc_retries: int | None
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    rest_growth_bytes: int | None
-    reserved_growth_bytes: int | None
-    estimated_epoch_seconds: float | None
-    measured_epoch_seconds: float | None
-    time_ratio: float | None
-    time_ratio_spread: float | None
+    alloc_retries: Count | None
+    peak_bytes: Bytes | None
+    reserved_bytes: Bytes | None
+    rest_growth_bytes: ByteChange | None
+    reserved_growth_bytes: ByteChange | None
+    estimated_epoch_seconds: Amount | None
+    measured_epoch_seconds: Amount | None
+    time_ratio: Amount | None
+    time_ratio_spread: Amount | None
     holds: bool
     reasons: list[str]
     warnings: list[str]
     proposal: Proposal | None
+
+    def problems(self) -> Iterator[str]:
+        """As for every result."""
+        return consistency.of_verification(self)
 
 
 class Percentiles(Record, frozen=True, kw_only=True):
@@ -884,6 +949,10 @@ class Exported(Result, frozen=True, kw_only=True):
 
 R = TypeVar("R", bound=Result)
 
+# What JSON may hold as it is and a terminal acts on: control characters, changes of writing direction; and what GitHub
+# takes for a command.
+_ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
+
 
 def meta_of(kind: type[Result]) -> Meta:
     """The `meta` that a newly written file of this kind carries."""
@@ -893,35 +962,36 @@ def meta_of(kind: type[Result]) -> Meta:
 
 
 def encode(result: Result) -> bytes:
-    """A result as the bytes of its file."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+    """Return a result as the bytes of its file, which do nothing to a terminal or a log that shows them."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode() + b"\n"
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Writes a result file, whole or not at all.
+    """Write a result file into a run folder, whole or not at all; a link in its place is not followed.
 
     Raises:
         ResultError: The file can't be written.
     """
-    write_whole(path, encode(result))
+    write_whole(path, encode(result), follow=False)
 
 
 class _Envelope(msgspec.Struct):
     meta: Meta
 
 
+# Of a result file: a sweep of all bucket counts up to 1000 has less.
+LARGEST_BYTES = 256 << 20
+
+
 def read_result(path: Path, kind: type[R]) -> R:
-    """Reads a result file and checks that it is of this kind and no newer than known.
+    """Read a result file, and check that it is of this kind, no newer than known, and that its numbers can be.
 
     Raises:
-        ResultError: Missing, unreadable, not of this kind, newer, or damaged; the message names the field.
+        ResultError: Missing, unreadable, not of this kind, newer, edited or damaged; the message names the field.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ResultError(f"{path} does not exist") from None
-    except OSError as error:
-        raise ResultError(f"{path} can't be read: {error.strerror or error}") from error
+    again = "Make it anew with the command that wrote it."
+    data = read_regular(path, LARGEST_BYTES, again)
     try:
         meta = msgspec.json.decode(data, type=_Envelope).meta
         if meta.format != kind.FORMAT:
@@ -932,6 +1002,18 @@ def read_result(path: Path, kind: type[R]) -> R:
                 f"{shortened(meta.batchtune)}; this batchtune knows versions up to {kind.VERSION}",
                 "Install a newer batchtune.",
             )
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ResultError(f"{path} is damaged: {error}", "Make it anew with the command that wrote it.") from error
+        found = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise ResultError(f"{path} is edited or damaged: {error}", again) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ResultError(f"{path} is damaged: {error}", again) from error
+    for problem in found.problems():
+        raise ResultError(f"{path} is edited or damaged: {problem}", again)
+    return found
+
+
+def _wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str]:
+    try:
+        msgspec.convert(settings, kind)
+    except msgspec.ValidationError as error:
+        yield f"settings: {error}"

@@ -14,15 +14,7 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
-    "errors",
-    "machine",
-    "shapes",
-    "lengths",
-    "results",
-    "files",
-    "plain_yaml",
-    "survey",
-    "proofs",
+    *("consistency", "errors", "files", "lengths", "machine", "plain_yaml", "proofs", "results", "shapes", "survey"),
     "trust",
     "units",
 }

@@ -69,6 +69,10 @@ class Command(TyperCommand):
             error.message += _told_from_elsewhere(error, ctx)
             raise
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, without the braces that newer releases of typer put in: `MANIFEST...`."""
+        return [piece.strip("{}").replace("}...", "...") for piece in super().collect_usage_pieces(ctx)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments, then the options by what they are about."""
         panels: dict[str, list[tuple[str, str]]] = {_ARGUMENTS: [], _OWN_PANEL: []}

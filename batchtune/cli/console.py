@@ -32,7 +32,14 @@ def note(text: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """Text that can do nothing to a terminal: names of files and columns may come from anywhere."""
+    """Return text that can do nothing to a terminal or a log: names of files and columns may come from anywhere."""
+    from batchtune.plain_yaml import without_commands
+
+    return visible(without_commands(text, wrapped=False))
+
+
+def visible(text: str) -> str:
+    """Return text whose control and formatting characters are escapes; line ends and tabs stay."""
     if text.isascii() and text.replace("\n", "").isprintable():
         return text
     return "".join(_visible(character) for character in text)

@@ -134,7 +134,7 @@ def tell_github(results: RunResults, summary: Path) -> None:
 def annotate(commands: Sequence[str]) -> None:
     """Has GitHub annotate; it reads stderr too."""
     for command in commands:
-        print(command, file=sys.stderr, flush=True)
+        print(console.visible(command), file=sys.stderr, flush=True)
 
 
 def workflow_command(kind: str, title: str, message: str) -> str:

@@ -45,7 +45,7 @@ def sweep_and_write(
     config = run.run / SAMPLER_FILE
     if found.recommended is not None:
         probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
-        write_whole(config, render_sampler_yaml(sampler_config(found, probe)))
+        write_whole(config, render_sampler_yaml(sampler_config(found, probe)), follow=False)
     elif config.exists():
         config.unlink()
         console.note(f"{config} was removed: it was of an earlier sweep, and this one recommends nothing.")

@@ -91,7 +91,12 @@ def tune(
     found = sweep_and_write(lengths, sweep_settings, run, current=current)
     holds = True
     if verify and found.recommended is not None:
-        wanted = Wanted(setup_timeout_seconds=probe.setup_timeout, wait_seconds=probe.wait)
+        wanted = Wanted(
+            workload=settings.workload,
+            options=settings.options,
+            setup_timeout_seconds=probe.setup_timeout,
+            wait_seconds=probe.wait,
+        )
         holds = verify_with_progress(lengths, run.run, verify_settings, wanted, quiet=run.quiet).holds
     elif verify:
         console.note("Warning: there is nothing to verify, as no bucket table is recommended.")

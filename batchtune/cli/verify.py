@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from batchtune.tuning.verify_setup import Wanted
 
 EXAMPLE = """Examples:
-batchtune verify train.csv
-batchtune verify my-run train.csv --steps 500
-batchtune verify train.csv --epoch --json > verified.json
+batchtune verify train.csv --workload train.py:MyStep
+batchtune verify my-run train.csv --workload train.py:MyStep --set layers=12 --steps 500
+batchtune verify train.csv --workload train.py:MyStep --epoch --json > verified.json
 """
 
 _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml")
@@ -79,8 +79,9 @@ class WantedOptions:
     workload: Annotated[
         str | None,
         option(
-            "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
-            "code. The one that was probed unless given, as for all that follows here.",
+            "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last "
+            "two run your own code, so you must name them here, with their --set options: batchtune runs no code that "
+            "only a file names. A built-in, and all that follows here, is as it was probed unless given.",
             name="WORKLOAD",
             metavar="W",
             values=workloads,
@@ -158,9 +159,9 @@ def verify(
     memory does not creep, and the time of an epoch is as estimated. Where it does not hold, smaller sizes are tried
     and proposed.
 
-    Reads the manifest and the run folder's sampler.yaml, and from its probe.json or run.json the workload, device and
-    limit, and how the manifest was read. Writes verify.json there. Without --steps, --minutes or --epoch, 200 shuffled
-    steps are run.
+    Reads the manifest and the run folder's sampler.yaml, and from its probe.json or run.json the device, the limit, a
+    built-in workload, and how the manifest was read. Writes verify.json there. Without --steps, --minutes or --epoch,
+    200 shuffled steps are run.
     """
     from batchtune.cli import console
     from batchtune.cli.verifying import EXIT_DOES_NOT_HOLD, verify_with_progress

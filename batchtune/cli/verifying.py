@@ -101,14 +101,13 @@ def candidate_of(config: SamplerConfig, multiple_of: float | None = None) -> Can
 
 def _multiple_of(folder: Path) -> float | None:
     """What the sweep was told that batches are padded to a multiple of."""
-    from batchtune.results import SWEEP_FILE, Sweep, read_result
+    import msgspec
+
+    from batchtune.results import SWEEP_FILE, Sweep, SweptWith, read_result
 
     if not (folder / SWEEP_FILE).exists():
         return None
-    multiple = read_result(folder / SWEEP_FILE, Sweep).settings.get("multiple_of")
-    if isinstance(multiple, (int, float)) and not isinstance(multiple, bool) and 0 < multiple < float("inf"):
-        return float(multiple)
-    return None
+    return msgspec.convert(read_result(folder / SWEEP_FILE, Sweep).settings, SweptWith).multiple_of
 
 
 def _unlike_sampler(config: SamplerConfig) -> list[str]:

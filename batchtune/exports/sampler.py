@@ -12,7 +12,19 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from batchtune.errors import ResultError, shortened
-from batchtune.results import Probe, ReadingRecord, Record, Sweep
+from batchtune.results import (
+    Amount,
+    Bytes,
+    Count,
+    Length,
+    Probe,
+    ReadingRecord,
+    Record,
+    Seed,
+    Share,
+    Size,
+    Sweep,
+)
 
 _LINE_WIDTH = 100
 _HEADER = """\
@@ -42,15 +54,15 @@ class Evidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     fingerprint: str
     device: str | None
-    batches: int
-    padding_ratio: float
-    estimated_epoch_seconds: float | None
-    unproven: int | None = None
-    margin_bytes: int | None = None
-    min_length: float | None = None
-    max_length: float | None = None
-    left_out: dict[str, int] = msgspec.field(default_factory=dict)
-    multiple_of: float | None = None
+    batches: Count
+    padding_ratio: Share
+    estimated_epoch_seconds: Amount | None
+    unproven: Count | None = None
+    margin_bytes: Bytes | None = None
+    min_length: Length | None = None
+    max_length: Length | None = None
+    left_out: dict[str, Count] = msgspec.field(default_factory=dict)
+    multiple_of: Length | None = None
 
     @property
     def filters(self) -> str | None:
@@ -76,15 +88,15 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     format: str
     version: int
     unit: str | None
-    max_batch_length: float
-    max_batch_size: int
-    num_buckets: int
-    bucket_boundaries: list[float]
-    bucket_batch_sizes: list[int]
+    max_batch_length: Length
+    max_batch_size: Size
+    num_buckets: Size
+    bucket_boundaries: list[Length]
+    bucket_batch_sizes: list[Size]
     shuffle: bool
     batch_ordering: Literal["random", "ascending", "descending"]
     drop_last: bool
-    seed: int
+    seed: Seed
     evidence: Evidence
 
 

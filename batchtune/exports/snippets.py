@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned, choose_row
+from batchtune.plain_yaml import without_commands
 from batchtune.proofs import unproven_sizes
 from batchtune.results import ReadingRecord, Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_seconds
@@ -24,7 +25,8 @@ AUDIO_UNITS: dict[str | None, float] = {"s": SAMPLE_RATE, "ms": SAMPLE_RATE / 10
 def one_line(text: str) -> str:
     r"""Text on one line: what could end a comment (\n, \r, U+0085, U+2028, ...) or hide is written as an escape."""
     return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in without_commands(text)
     )
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from batchtune import consistency
 from batchtune.errors import ResultError
-from batchtune.files import unwritable, write_whole
-from batchtune.results import Trial
+from batchtune.files import read_regular, unwritable, write_whole
+from batchtune.results import LARGEST_BYTES, Trial
+
+_START_OVER = "Start over with --force, or give another folder with --run."
 
 
 def read_trials(path: Path) -> list[Trial]:
@@ -20,28 +23,27 @@ def read_trials(path: Path) -> list[Trial]:
     Raises:
         ResultError: A line other than the last is no trial, or the file can't be read.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if path.is_symlink():  # trials would be added to what it leads to
+        raise ResultError(f"{path} is a link, and batchtune adds to no file outside the run folder", _START_OVER)
+    if not path.exists():
         return []
-    except OSError as error:
-        raise ResultError(f"{path} can't be read: {error.strerror or error}") from error
+    data = read_regular(path, LARGEST_BYTES, _START_OVER)
     lines = data.split(b"\n")
     cut = lines.pop()  # empty after a whole last line
     trials = []
     for number, line in enumerate(lines, 1):
         try:
             trial = msgspec.json.decode(line, type=Trial)
-            if trial.index != number - 1 or trial.batch_size < 1 or not trial.length > 0:
-                raise msgspec.ValidationError("index, batch_size or length can't be right here")
+            for problem in consistency.of_trial(trial, number - 1):
+                raise msgspec.ValidationError(problem)
             trials.append(trial)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ResultError(
                 f"{path}, line {number}: no trial: {error}",
                 "Start over with --force, or take the line out.",
             ) from error
     if cut:
-        write_whole(path, b"".join(line + b"\n" for line in lines))
+        write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
     return trials
 
 
@@ -53,7 +55,8 @@ def append_trial(path: Path, trial: Trial) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as journal:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o666), "ab") as journal:
             journal.write(msgspec.json.encode(trial) + b"\n")
             journal.flush()
             os.fsync(journal.fileno())

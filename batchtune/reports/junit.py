@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from batchtune.plain_yaml import without_commands
 from batchtune.reports.gate import Verdict
 
 _CLASS = "batchtune.report"
@@ -40,8 +41,8 @@ def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
 
 
 def clean_xml(text: str) -> str:
-    """Text without the characters that XML can't hold: each becomes U+FFFD."""
-    return _FORBIDDEN.sub("\ufffd", text)
+    """Return text without what XML can't hold, which becomes U+FFFD, or what GitHub would take for a command."""
+    return _FORBIDDEN.sub("\ufffd", without_commands(text))
 
 
 def _fill(case: ElementTree.Element, verdict: Verdict) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from batchtune.plain_yaml import without_commands
 from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.gate.words import verdict_table
 from batchtune.reports.next_steps import next_steps
@@ -151,10 +152,10 @@ def clean(text: str) -> str:
     """One line of text that can do nothing to the place where it is shown.
 
     Result files may come from anywhere: white space of any kind becomes one space, control and formatting
-    characters (terminal escapes, changes of writing direction) become U+FFFD, and what is longer than 400
-    characters is cut with an ellipsis.
+    characters (terminal escapes, changes of writing direction) become U+FFFD, what GitHub would take for a command is
+    parted, and what is longer than 400 characters is cut with an ellipsis.
     """
-    line = " ".join(text.split())
+    line = without_commands(" ".join(text.split()))
     line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 

@@ -10,7 +10,7 @@ import numpy as np
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Drift, Row, Sweep
+from batchtune.results import Drift, Row, Sweep, SweptWith
 from batchtune.tuning.distribution import QUANTILES
 from batchtune.tuning.pricing import Pricing, Ranks
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
@@ -107,21 +107,10 @@ def _check_unit(lengths: Lengths, tuned: Sweep) -> None:
         )
 
 
-class _Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What `SweepSettings.record` wrote that decides what a table costs; missing in files of older versions."""
-
-    max_batch_size: int | None = None
-    seed: int = 0
-    multiple_of: float | None = None
-    world_size: int = 1
-    same_bucket: bool = False
-    accumulate: int = 1
-
-
 def _settings(tuned: Sweep, row: Row) -> SweepSettings:
     """The sweep's settings, for one strategy and number of buckets."""
     try:
-        recorded = msgspec.convert(tuned.settings, _Recorded)
+        recorded = msgspec.convert(tuned.settings, SweptWith)
         return SweepSettings(
             strategies=(row.strategy,),
             num_buckets=(row.num_buckets,),

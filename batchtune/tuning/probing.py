@@ -55,7 +55,7 @@ from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.refining import Refinement
-from batchtune.tuning.run_folder import alone_in, clear_run, open_run, run_record, workload_sha256
+from batchtune.tuning.run_folder import alone_in, check_trials, clear_run, open_run, run_record, workload_sha256
 from batchtune.tuning.shortage import START_OVER, longest_does_not_fit, nothing_fits, too_long
 from batchtune.tuning.sweep import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
@@ -159,6 +159,7 @@ def run_probe(
     with alone_in(folder):
         previous = None if force else open_run(lengths, settings, folder)
         trials = [] if force else read_trials(folder / TRIALS_FILE)
+        check_trials(trials, lengths, folder)
         if previous is not None and trials and on_note is not None:
             on_note(_about_earlier(previous, settings, trials, folder))
         if lengths.targets is not None and on_note is not None:

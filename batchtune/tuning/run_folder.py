@@ -26,6 +26,7 @@ from batchtune.results import (
     ReadingRecord,
     Run,
     Sweep,
+    Trial,
     WorkloadRecord,
     meta_of,
     read_result,
@@ -125,6 +126,17 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | N
             "Give another folder with --run, or --force to start over in this one.",
         )
     return run
+
+
+def check_trials(trials: Sequence[Trial], lengths: Lengths, folder: Path) -> None:
+    """Raise ResultError where a trial of the journal can't be of these lengths: the file was edited."""
+    for trial in trials:
+        if trial.length < lengths.shortest or (trial.target_length is None) != (lengths.targets is None):
+            raise ResultError(
+                f"{folder / TRIALS_FILE}, line {trial.index + 1}: no trial of these lengths: length {trial.length:g}, "
+                f"target length {trial.target_length}",
+                "Give another folder with --run, or --force to start over in this one.",
+            )
 
 
 @contextmanager

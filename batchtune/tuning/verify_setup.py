@@ -1,19 +1,23 @@
-"""What a verification runs on: the run's own workload, device and memory, but for what the user says."""
+"""What a verification runs on: what was probed, but for what the user says. No file may name code that is run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import RUN_FILE, LengthsSummary, Probe, Run, WorkloadRecord, read_result
+from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.run_folder import other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
-from batchtune.workloads import default_workload
+from batchtune.workloads import is_builtin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,8 @@ class Wanted:
     """What the user says of the workload; None: as it was probed.
 
     Attributes:
-        workload, options, device, memory_bytes, memory_fraction, reserve_bytes, ddp: As in `ProbeSettings`.
+        workload, options: As in `ProbeSettings`. Where they are not given, only a built-in is taken from the record.
+        device, memory_bytes, memory_fraction, reserve_bytes, ddp: As in `ProbeSettings`.
         setup_timeout_seconds, wait_seconds: As there; None: as there by default.
     """
 
@@ -69,13 +74,14 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
 
 
 def subject_of(lengths: Lengths, probe: Probe | None, wanted: Wanted, folder: Path) -> Subject:
-    """The run's own workload, device and limit, but for what the user wants else.
+    """Return what was probed, but for what the user wants else.
 
     Raises:
-        UsageError: No workload is known, or a value is out of range.
+        UsageError: The user has to name the workload or its options, or a value is out of range.
     """
     before = _probed(probe) if probe else None
-    settings = _settings(lengths, before, wanted)
+    workload = _workload(before, wanted, folder)
+    settings = _settings(lengths, before, wanted, workload)
     if probe is None or before is None:
         return Subject(settings=settings, limit_bytes=None, notes=())
     same_limit = all(
@@ -87,25 +93,72 @@ def subject_of(lengths: Lengths, probe: Probe | None, wanted: Wanted, folder: Pa
 
 
 def _probed(probe: Probe) -> ProbeSettings:
-    """The settings that the probe was run with; what an older one does not say is as it was then."""
-    known = ("device", "memory_bytes", "memory_fraction", "seed", "reserve_bytes", "ddp")
-    recorded = {name: probe.settings[name] for name in known if name in probe.settings}
-    return ProbeSettings(workload=probe.workload.spec, options=probe.workload.options, **recorded)
+    """Return the settings that the probe was run with; what an older one does not say is as it was then."""
+    recorded = msgspec.convert(probe.settings, ProbedWith)
+    return ProbeSettings(
+        workload=probe.workload.spec,
+        options=probe.workload.options,
+        device=recorded.device,
+        memory_bytes=recorded.memory_bytes,
+        memory_fraction=recorded.memory_fraction,
+        seed=recorded.seed,
+        reserve_bytes=recorded.reserve_bytes,
+        ddp=recorded.ddp,
+    )
 
 
-def _settings(lengths: Lengths, before: ProbeSettings | None, wanted: Wanted) -> ProbeSettings:
-    workload = wanted.workload or (before.workload if before else default_workload(lengths.unit))
-    if workload is None:
+def _workload(before: ProbeSettings | None, wanted: Wanted, folder: Path) -> WorkloadRecord:
+    """Return the workload to run, named by the user; a built-in and its options may come from the record.
+
+    Anything else in the record could be made to run any code, and so could options of it, such as a file to load.
+
+    Raises:
+        UsageError: The user has to name the workload, or the options that it was probed with.
+    """
+    spec = wanted.workload
+    if spec is None:
+        if before is None:
+            raise UsageError(
+                f"which training step to verify is not known: {folder} holds no {PROBE_FILE}",
+                "Name it with --workload, such as --workload train.py:MyStep: the one that you will train.",
+            )
+        spec = before.workload
+        if not is_builtin(spec):
+            raise UsageError(
+                f"{folder / PROBE_FILE} says that {shlex.quote(spec)} was probed, and batchtune runs no code that "
+                "only a file names",
+                "If that is your training step, name it yourself: "
+                f"--workload {shlex.quote(spec)}{_as_flags(wanted.options or before.options)}",
+            )
+    if wanted.options is not None:
+        return WorkloadRecord(spec=spec, options=wanted.options)
+    if before is None or spec != before.workload or not before.options:
+        return WorkloadRecord(spec=spec, options={})
+    if not is_builtin(spec):
         raise UsageError(
-            "which training step to run is not known: the run folder holds no probe, and the lengths have no unit",
-            "Name it with --workload.",
+            f"{folder / PROBE_FILE} says that {spec} was probed with options, and batchtune passes none to your code "
+            "that only a file names",
+            f"Name them yourself:{_as_flags(before.options)}",
         )
-    options = wanted.options
-    if options is None:
-        options = before.options if before and before.workload == workload else {}
-    if workload == "builtin:conformer-ctc" and lengths.unit is not None:
+    return WorkloadRecord(spec=spec, options=before.options)
+
+
+def _as_flags(options: Mapping[str, Any]) -> str:
+    """Return options as they are given on the command line, quoted for the shell: ` --set layers=12`."""
+    return "".join(f" --set {shlex.quote(f'{key}={_word(value)}')}" for key, value in options.items())
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+
+
+def _settings(
+    lengths: Lengths, before: ProbeSettings | None, wanted: Wanted, workload: WorkloadRecord
+) -> ProbeSettings:
+    options = workload.options
+    if workload.spec == "builtin:conformer-ctc" and lengths.unit is not None:
         options = {"unit": lengths.unit, **options}
-    settings = replace(before or ProbeSettings(workload=workload, options={}), workload=workload, options=options)
+    asked = before or ProbeSettings(workload=workload.spec, options={})
     changes = {
         name: value
         for name in (
@@ -119,7 +172,7 @@ def _settings(lengths: Lengths, before: ProbeSettings | None, wanted: Wanted) ->
         )
         if (value := getattr(wanted, name)) is not None
     }
-    return replace(settings, **changes)
+    return replace(asked, workload=workload.spec, options=options, **changes)
 
 
 def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:

@@ -9,6 +9,6 @@ from __future__ import annotations
 from batchtune.workloads.loading import load_workload
 from batchtune.workloads.options import parse_options
 from batchtune.workloads.protocol import Workload
-from batchtune.workloads.registry import BUILTINS, default_workload
+from batchtune.workloads.registry import BUILTINS, default_workload, is_builtin
 
-__all__ = ["BUILTINS", "Workload", "default_workload", "load_workload", "parse_options"]
+__all__ = ["BUILTINS", "Workload", "default_workload", "is_builtin", "load_workload", "parse_options"]

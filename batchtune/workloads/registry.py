@@ -15,6 +15,11 @@ _DEFAULTS: dict[str, str] = {
 }
 
 
+def is_builtin(spec: str) -> bool:
+    """Whether a `--workload` value names a built-in, and so no code but batchtune's own."""
+    return spec.startswith("builtin:") and spec.removeprefix("builtin:") in BUILTINS
+
+
 def default_workload(unit: str | None) -> str | None:
     """The built-in workload that fits lengths of this unit, as a `--workload` value.
 

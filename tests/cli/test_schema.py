@@ -31,7 +31,7 @@ from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_sch
 SNAPSHOTS = Path(__file__).parent / "schemas"
 STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
 TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2:3"]
-VERIFY = ["--steps", "5", "--time-tolerance", "1000"]
+VERIFY = ["--workload", STEADY, "--steps", "5", "--time-tolerance", "1000"]
 
 
 def errors(name: str, document: Any) -> list[str]:

@@ -20,6 +20,7 @@ STEADY = f"{WORKLOADS}:Steady"
 TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2"]
 # Other programs run beside the tests: no time is held here but where a workload is much slower on purpose.
 ANY_TIME = ["--time-tolerance", "1000"]
+OWN = ["--workload", STEADY]
 
 
 @pytest.fixture(scope="session")
@@ -69,8 +70,8 @@ def test_tune_verifies_at_the_end_and_says_so(tuned: Path) -> None:
     assert "Verified: 30 shuffled steps without running out of memory" in (tuned / "stdout").read_text()
 
 
-def test_all_is_taken_from_the_run_and_the_result_is_json(batchtune: Run, run: Path) -> None:
-    ran = batchtune("verify", "lengths.csv", "--steps", 14, "--json", *ANY_TIME)
+def test_all_but_own_code_is_taken_from_the_run_and_the_result_is_json(batchtune: Run, run: Path) -> None:
+    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 14, "--json", *ANY_TIME)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["workload"]["spec"] == STEADY
@@ -82,7 +83,7 @@ def test_all_is_taken_from_the_run_and_the_result_is_json(batchtune: Run, run: P
 
 def test_the_run_folder_may_stand_before_the_manifest(batchtune: Run, run: Path, tmp_path: Path) -> None:
     run.rename(tmp_path / "elsewhere")
-    ran = batchtune("verify", "elsewhere", "lengths.csv", "--steps", 2, "--quiet", *ANY_TIME)
+    ran = batchtune("verify", "elsewhere", "lengths.csv", *OWN, "--steps", 2, "--quiet", *ANY_TIME)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert (tmp_path / "elsewhere" / "verify.json").exists()
 
@@ -91,14 +92,14 @@ def test_the_run_folder_may_stand_before_the_manifest(batchtune: Run, run: Path,
 def test_batches_that_are_too_large_end_with_3_and_a_proposal_that_passes(batchtune: Run, run: Path) -> None:
     first, *rest = sampler(run)["bucket_batch_sizes"]
     edited(run, bucket_batch_sizes=[2 * first, *rest])
-    ran = batchtune("verify", "lengths.csv", "--steps", 14, *ANY_TIME)
+    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 14, *ANY_TIME)
     assert ran.returncode == 3
     assert "The verification does not hold." in ran.stdout
     assert "ran out of memory" in ran.stdout
     proposal = json.loads((run / "verify.json").read_text())["proposal"]
     assert proposal["verified"]
     edited(run, bucket_batch_sizes=proposal["bucket_batch_sizes"])
-    assert batchtune("verify", "lengths.csv", "--steps", 14, *ANY_TIME).returncode == 0
+    assert batchtune("verify", "lengths.csv", *OWN, "--steps", 14, *ANY_TIME).returncode == 0
 
 
 @pytest.mark.slow
@@ -115,16 +116,32 @@ def test_a_failing_verification_ends_with_3_though_its_reader_has_gone(run: Path
 @pytest.mark.slow
 def test_a_leak_ends_with_3_and_is_told_as_one(batchtune: Run, run: Path) -> None:
     edited(run, bucket_batch_sizes=[5] * len(sampler(run)["bucket_batch_sizes"]))
-    ran = batchtune("verify", "lengths.csv", "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 20)})
+    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 60, *ANY_TIME, env={"LEAK_BYTES": str(1 << 20)})
     assert ran.returncode == 3
     assert "the workload leaks" in " ".join(ran.stdout.split())
 
 
 @pytest.mark.slow
 def test_steps_that_take_much_longer_than_estimated_end_with_3(batchtune: Run, run: Path) -> None:
-    ran = batchtune("verify", "lengths.csv", "--steps", 14, env={"SLOWER": "20"})
+    ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 14, env={"SLOWER": "20"})
     assert ran.returncode == 3
     assert "Probe anew with --force" in " ".join(ran.stdout.split())
+
+
+def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, tmp_path: Path) -> None:
+    probe = json.loads((run / "probe.json").read_text())
+    probe["workload"] = {"spec": "subprocess:run", "options": {"args": "id > X", "shell": True}}
+    (run / "probe.json").write_text(json.dumps(probe))
+    ran = batchtune("verify", "lengths.csv", "--steps", 2)
+    assert ran.returncode == 2
+    assert "runs no code that only a file names" in ran.stderr
+    assert not (tmp_path / "X").exists()
+    project = tmp_path / "pyproject.toml"
+    project.write_text(f"[tool.batchtune]\nworkload = {json.dumps(STEADY)}\n")
+    ran = batchtune("verify", "lengths.csv", "--steps", 2, *ANY_TIME)
+    assert ran.returncode == 0, ran.stderr
+    assert "but subprocess:run (args=id > X, shell=True) was probed" in ran.stderr
+    assert not (tmp_path / "X").exists()
 
 
 def test_the_report_shows_the_verification(tuned: Path) -> None:
@@ -147,7 +164,7 @@ def test_other_lengths_than_the_runs_are_refused(batchtune: Run, run: Path) -> N
 
 def test_a_table_that_ends_too_early_is_refused(batchtune: Run, run: Path) -> None:
     edited(run, bucket_boundaries=[12.0], bucket_batch_sizes=[3], num_buckets=1)
-    ran = batchtune("verify", "lengths.csv")
+    ran = batchtune("verify", "lengths.csv", *OWN)
     assert ran.returncode == 1
     assert "200 of 600 examples are longer, up to 20 s" in ran.stderr
 

@@ -441,7 +441,7 @@ def test_a_number_that_no_sweep_writes_is_told_with_its_row_and_field(tmp_path: 
     sweep = made_sweep()
     rows = [*sweep.rows[:3], replace(sweep.rows[3], **{field: EDITED[field]}), *sweep.rows[4:]]
     write_result(tmp_path / "sweep.json", replace(sweep, rows=rows))
-    with pytest.raises(ResultError, match=rf"sweep\.json is edited or damaged: row 3: {field}"):
+    with pytest.raises(ResultError, match=rf"sweep\.json is edited or damaged: .*row.*3.*{field}"):
         load_run(tmp_path)
 
 
@@ -459,12 +459,12 @@ def test_an_edited_current_config_baseline_or_bound_is_told(tmp_path: Path) -> N
     sweep = whole_sweep()
     assert sweep.current is not None
     write_result(tmp_path / "sweep.json", replace(sweep, current=replace(sweep.current, batches=-5)))
-    with pytest.raises(ResultError, match="current: batches is -5"):
+    with pytest.raises(ResultError, match=r"`\$\.current\.batches`"):
         load_run(tmp_path)
     write_result(tmp_path / "sweep.json", replace(sweep, lower_bound=replace(sweep.lower_bound, batches=0)))
-    with pytest.raises(ResultError, match="lower_bound: batches is 0"):
+    with pytest.raises(ResultError, match=r"`\$\.lower_bound\.batches`"):
         load_run(tmp_path)
     edited = [replace(sweep.baselines[0], padding_ratio=-1.0)]
     write_result(tmp_path / "sweep.json", replace(sweep, baselines=edited))
-    with pytest.raises(ResultError, match="baseline fixed-random: padding_ratio"):
+    with pytest.raises(ResultError, match=r"`\$\.baselines\[0\]\.padding_ratio`"):
         load_run(tmp_path)

@@ -92,10 +92,10 @@ def test_results_of_different_data_are_refused(tmp_path: Path) -> None:
         load_run(write_run(tmp_path, made_probe(), other))
 
 
-@pytest.mark.parametrize("recommended", [66, -1])
-def test_a_recommended_row_that_is_not_there_is_damage(tmp_path: Path, recommended: int) -> None:
+@pytest.mark.parametrize(("recommended", "said"), [(66, "recommended is row 66 of 66"), (-1, "recommended")])
+def test_a_recommended_row_that_is_not_there_is_damage(tmp_path: Path, recommended: int, said: str) -> None:
     damaged = msgspec.structs.replace(made_sweep(), recommended=recommended)
-    with pytest.raises(ResultError, match=rf"sweep\.json is damaged.*row {recommended} of 66"):
+    with pytest.raises(ResultError, match=rf"sweep\.json is edited or damaged: .*{said}"):
         load_run(write_run(tmp_path, sweep=damaged))
 
 
@@ -103,7 +103,7 @@ def test_a_row_with_more_sizes_than_boundaries_is_damage(tmp_path: Path) -> None
     sweep = made_sweep()
     row = msgspec.structs.replace(sweep.rows[3], batch_sizes=[1, 2])
     damaged = msgspec.structs.replace(sweep, rows=[*sweep.rows[:3], row, *sweep.rows[4:]])
-    with pytest.raises(ResultError, match="row 3 has 13 boundaries and 2 batch sizes"):
+    with pytest.raises(ResultError, match="row 3: it has 13 boundaries and 2 batch sizes"):
         load_run(write_run(tmp_path, sweep=damaged))
 
 

@@ -120,5 +120,5 @@ def test_the_run_folders_verification_is_read(tmp_path: Path) -> None:
 def test_more_sizes_than_boundaries_are_damage(tmp_path: Path) -> None:
     write_result(tmp_path / "sweep.json", made_sweep())
     write_result(tmp_path / "verify.json", replace(made_verification(), bucket_batch_sizes=[1]))
-    with pytest.raises(ResultError, match=r"verify\.json is damaged: it has 13 boundaries and 1 batch sizes"):
+    with pytest.raises(ResultError, match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes"):
         load_run(tmp_path)

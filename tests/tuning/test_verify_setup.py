@@ -10,7 +10,7 @@ from tuning.made_stepper import LIMIT_BYTES, made_probe
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import RUN_FILE, Run, WorkloadRecord, meta_of, write_result
+from batchtune.results import RUN_FILE, Probe, Run, WorkloadRecord, meta_of, write_result
 from batchtune.tuning.verify_setup import Subject, Wanted, check_lengths, subject_of
 
 LENGTHS = Lengths.of([1.0, 2.0, 30.0])
@@ -21,11 +21,18 @@ PROBE = msgspec.structs.replace(
 )
 
 
+OWN = {"workload": "made.py:Made", "options": {"dim": 64}}
+
+
 def subject(folder: Path, **wanted: object) -> Subject:
-    return subject_of(LENGTHS, PROBE, Wanted(**wanted), folder)  # type: ignore[arg-type]
+    return subject_of(LENGTHS, PROBE, Wanted(**{**OWN, **wanted}), folder)  # type: ignore[arg-type]
 
 
-def test_all_is_as_it_was_probed(tmp_path: Path) -> None:
+def probed(spec: str, **options: object) -> Probe:
+    return msgspec.structs.replace(PROBE, workload=WorkloadRecord(spec=spec, options=options))
+
+
+def test_all_but_own_code_is_as_it_was_probed(tmp_path: Path) -> None:
     found = subject(tmp_path)
     settings = found.settings
     assert (settings.workload, settings.options, settings.device) == ("made.py:Made", {"dim": 64}, "cuda:1")
@@ -39,16 +46,39 @@ def test_all_is_as_it_was_probed(tmp_path: Path) -> None:
 
 
 def test_the_same_said_again_changes_nothing(tmp_path: Path) -> None:
-    again = {"workload": "made.py:Made", "options": {"dim": 64}, "memory_bytes": 5 << 30, "device": "cuda:1"}
-    assert subject(tmp_path, **again) == subject(tmp_path)
+    assert subject(tmp_path, memory_bytes=5 << 30, device="cuda:1") == subject(tmp_path)
 
 
-def test_the_same_workload_keeps_its_options(tmp_path: Path) -> None:
-    assert subject(tmp_path, workload="made.py:Made").settings.options == {"dim": 64}
+def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) -> None:
+    probe = probed("builtin:transformer-lm", size="tiny")
+    found = subject_of(LENGTHS, probe, Wanted(), tmp_path)
+    assert (found.settings.workload, found.settings.options) == ("builtin:transformer-lm", {"size": "tiny"})
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["subprocess:run", "made.py:Made", "builtin:none", "builtin:made.py:Made", " builtin:transformer-lm", ""],
+)
+def test_no_code_is_run_that_only_a_file_names(tmp_path: Path, spec: str) -> None:
+    with pytest.raises(UsageError, match="runs no code that only a file names"):
+        subject_of(LENGTHS, probed(spec), Wanted(), tmp_path)
+
+
+def test_what_to_type_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        subject_of(LENGTHS, probed("subprocess:run", args="`id`", shell=True), Wanted(), tmp_path)
+    assert str(caught.value.hint).endswith("--workload subprocess:run --set 'args=`id`' --set shell=true")
+
+
+def test_no_options_are_passed_to_own_code_that_only_a_file_names(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="passes none to your code") as caught:
+        subject(tmp_path, options=None)
+    assert caught.value.hint == "Name them yourself: --set dim=64"
 
 
 def test_another_workload_does_not_take_them_over_and_is_told(tmp_path: Path) -> None:
-    found = subject(tmp_path, workload="made.py:Other")
+    found = subject(tmp_path, workload="made.py:Other", options=None)
     assert found.settings.options == {}
     assert "made.py:Other, but made.py:Made (dim=64) was probed" in found.notes[0]
 
@@ -69,7 +99,7 @@ def test_with_other_memory_the_limit_is_worked_out_anew_and_told(tmp_path: Path,
 def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
     workload = tmp_path / "mine.py"
     workload.write_text("# now")
-    probe = msgspec.structs.replace(PROBE, workload=WorkloadRecord(spec=f"{workload}:Mine", options={}))
+    probe = probed(f"{workload}:Mine")
     run = Run(
         meta=meta_of(Run),
         lengths=probe.lengths,
@@ -79,12 +109,15 @@ def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
         workload_sha256="0" * 64,
     )
     write_result(tmp_path / RUN_FILE, run)
-    assert "has changed since it was probed" in subject_of(LENGTHS, probe, Wanted(), tmp_path).notes[0]
+    found = subject_of(LENGTHS, probe, Wanted(workload=f"{workload}:Mine"), tmp_path)
+    assert "has changed since it was probed" in found.notes[0]
 
 
 def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not known"):
-        subject_of(LENGTHS, None, Wanted(), tmp_path)
+    speech = Lengths.of([1.0, 2.0, 30.0], unit="s")
+    for lengths in (LENGTHS, speech):
+        with pytest.raises(UsageError, match=r"not known: .* holds no probe\.json"):
+            subject_of(lengths, None, Wanted(), tmp_path)
     found = subject_of(LENGTHS, None, Wanted(workload="made.py:Made", memory_bytes=9), tmp_path)
     assert (found.settings.memory_bytes, found.limit_bytes) == (9, None)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -40,6 +41,20 @@ def gradients_of(workload: Any) -> torch.Tensor:
 class TestConformance:
     def test_is_a_workload(self, name: str) -> None:
         assert isinstance(built(name), Workload)
+
+    def test_no_option_can_name_code_or_a_path(self, name: str) -> None:
+        # `verify` takes a built-in's options from probe.json, which may come from anywhere.
+        config = built(name).config
+        for field in dataclasses.fields(config):
+            if isinstance(getattr(config, field.name), str):
+                for text in ("os:system", "/etc/passwd", "id > X"):
+                    with pytest.raises(WorkloadError, match=field.name):
+                        load_workload(f"builtin:{name}", {field.name: text})
+            else:
+                assert isinstance(getattr(config, field.name), (bool, int, float, type(None)))
+                for wrong in ("os:system", ["a"], {"a": 1}):
+                    with pytest.raises(WorkloadError, match=field.name):
+                        load_workload(f"builtin:{name}", {field.name: wrong})
 
     def test_every_parameter_gets_a_gradient(self, name: str) -> None:
         workload = built(name)

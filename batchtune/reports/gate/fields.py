@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -92,7 +92,7 @@ def nearest(name: str) -> str | None:
 def _leaves(record: type[Record]) -> Iterator[tuple[tuple[str, ...], Kind]]:
     """The numbers and flags of a record and of the records in it, in their order."""
     for field in msgspec.structs.fields(record):
-        kind = _without_none(field.type)
+        kind = _bare(field.type)
         if kind is bool:
             yield (field.name,), "flag"
         elif kind is int:
@@ -104,8 +104,9 @@ def _leaves(record: type[Record]) -> Iterator[tuple[tuple[str, ...], Kind]]:
                 yield (field.name, *path), inner
 
 
-def _without_none(annotation: object) -> object:
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return annotation
-    others = [one for one in get_args(annotation) if one is not type(None)]
-    return others[0] if len(others) == 1 else annotation
+def _bare(annotation: object) -> object:
+    """Return a field's type without None and without its range."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        others = [one for one in get_args(annotation) if one is not type(None)]
+        annotation = others[0] if len(others) == 1 else annotation
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

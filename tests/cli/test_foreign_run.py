@@ -1,0 +1,83 @@
+"""A run folder from a stranger: nothing in it leads out of it, and nothing is read without end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cli.conftest import Run
+
+from batchtune.errors import ResultError
+from batchtune.probe.journal import append_trial, read_trials
+from batchtune.results import Probe, Trial, read_result
+
+SWEEP = ["--max-batch-length", 60, "--num-buckets", 2, "--quiet"]
+TRIAL = Trial(
+    index=0,
+    batch_size=1,
+    length=1.0,
+    target_length=None,
+    outcome="oom",
+    steps=0,
+    step_seconds=None,
+    peak_bytes=None,
+    reserved_bytes=None,
+    alloc_retries=None,
+    error=None,
+    elapsed_seconds=0.0,
+)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A file of the user's own."""
+    path = tmp_path / "own"
+    path.write_text("mine\n")
+    return path
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "sampler.yaml"])
+def test_what_is_written_takes_the_place_of_a_link(batchtune: Run, manifest: Path, outside: Path, name: str) -> None:
+    run = outside.parent / "run"
+    assert batchtune("sweep-buckets", manifest, "--run", run, *SWEEP).returncode == 0
+    (run / name).replace(outside)  # a link to a sound file: nothing else is wrong
+    (run / name).symlink_to(outside)
+    before = outside.read_bytes()
+    ran = batchtune("sweep-buckets", manifest, "--run", run, *SWEEP, "--seed", 5)
+    assert ran.returncode == 0, ran.stderr
+    assert not (run / name).is_symlink()
+    assert outside.read_bytes() == before != (run / name).read_bytes()
+
+
+def test_no_trial_is_added_to_what_a_link_leads_to(tmp_path: Path, outside: Path) -> None:
+    journal = tmp_path / "trials.jsonl"
+    journal.symlink_to(outside)
+    with pytest.raises(ResultError, match="is a link"):
+        read_trials(journal)
+    with pytest.raises(ResultError, match="can't be written"):
+        append_trial(journal, TRIAL)
+    assert outside.read_text() == "mine\n"
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    os.mkfifo(path)
+    with pytest.raises(ResultError, match="no ordinary file"):
+        read_result(path, Probe)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ResultError, match="no ordinary file"):
+        read_result(path, Probe)
+    path.unlink()
+    with path.open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(ResultError, match="larger than 256 MiB"):
+        read_result(path, Probe)
+
+
+def test_what_nests_without_end_is_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    path.write_text('{"meta": {"format": "batchtune/probe", "version": 1, "batchtune": "1"}, "x": ' + "[" * 10**5)
+    with pytest.raises(ResultError, match="is damaged"):
+        read_result(path, Probe)

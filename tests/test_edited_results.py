@@ -1,0 +1,268 @@
+"""Edited and damaged result files of a run: every command that reads them gives a result or one message."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import json
+import random
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from cli.conftest import run_here
+from made_once import MadeOnce
+from memory_laws import LAWS, LawDevice, made_lengths
+from ruamel.yaml import YAML
+
+from batchtune.cli.verifying import candidate_of, verify_with_progress
+from batchtune.errors import BatchtuneError
+from batchtune.exports import FRAMEWORKS
+from batchtune.exports.sampler import read_sampler_yaml
+from batchtune.lengths import Lengths
+from batchtune.results import WorkloadRecord, write_result
+from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.tuning.probing import run_probe
+from batchtune.tuning.verify_setup import Wanted
+from batchtune.tuning.verify_steps import VerifySettings
+from batchtune.tuning.verifying import verify
+
+SETTINGS = ProbeSettings(
+    workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4
+)
+SWEEP = ["--num-buckets", "2,4", "--strategy", "optimal", "--strategy", "speechbrain", "--quiet"]
+FILES = ("probe.json", "sweep.json", "verify.json", "sampler.yaml", "run.json", "trials.jsonl")
+KINDS = ("lengths", "pairs")
+# What no file may do to where it is shown, on a line of its own or as markup.
+EVIL = ("\x1b]0;PWNED\x07", "\n::error::PWNED", "x" * 90 + " ::add-mask::PWNED", "<img src=x onerror=PWNED>", "\u202eA")
+NUMBERS = (0, -1, 1, 2, 0.5, -0.5, 1e-300, 1e300, -1e300, 10**6, 10**15, 10**18, 2**62, 2**63, 2**64, 10**40, 10**400)
+VALUES = (None, True, False, [], [1], [[]], {}, {"a": [None]}, "", "cuda:1", "builtin:conformer-ctc", *EVIL, *NUMBERS)
+# In the default suite, and in all files together.
+FEW, MANY = 3, 250
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="session")
+def recorded(made_once: MadeOnce) -> Path:
+    """Two runs, of lengths and of pairs of them, with their manifests: all files as commands write them."""
+
+    def make(folder: Path) -> None:
+        for kind in KINDS:
+            run, lengths = folder / kind, lengths_of(kind)
+            targets = lengths.targets if lengths.targets is not None else [""] * lengths.count
+            rows = (f"{length},{target}" for length, target in zip(lengths.values, targets, strict=True))
+            (folder / f"{kind}.csv").write_text("duration,tokens\n" + "\n".join(rows) + "\n")
+            device = LawDevice(LAWS["quadratic"], lengths)
+            run_probe(lengths, SETTINGS, run, measurer=device)
+            swept = run_here(
+                "sweep-buckets", *manifest_of(folder, kind), "--run", run, *SWEEP, "--current", "batch_size=4"
+            )
+            assert swept.returncode == 0, swept.stderr
+            write_result(run / "verify.json", verified(lengths, run, device))
+
+    return made_once("edited-results", make)
+
+
+def lengths_of(kind: str) -> Lengths:
+    found = made_lengths("speech", targets=kind == "pairs", count=120)
+    return Lengths.of(found.values, found.targets, unit="s")
+
+
+def manifest_of(folder: Path, kind: str) -> list[object]:
+    return [folder / f"{kind}.csv", *(["--target-key", "tokens"] if kind == "pairs" else [])]
+
+
+def verified(lengths: Lengths, run: Path, device: LawDevice, **options: Any) -> Any:
+    candidate = candidate_of(read_sampler_yaml(run / "sampler.yaml"))
+    workload = WorkloadRecord(spec=SETTINGS.workload, options=SETTINGS.options)
+    return verify(device, lengths, candidate, VerifySettings(steps=20), workload, **options)
+
+
+# What an edit does
+
+
+def edit(draw: random.Random, tree: Any) -> None:
+    """Change one place, at any depth; fields of every kind are as likely, however often they repeat."""
+    container, key = tree, draw.choice(places(tree))
+    while draw.random() < 0.75 and isinstance(container[key], (dict, list)) and container[key]:
+        container = container[key]
+        key = draw.choice(places(container))
+    draw.choice(EDITS)(draw, container, key)
+
+
+def places(container: Any) -> list[Any]:
+    return list(container) if isinstance(container, dict) else list(range(len(container)))
+
+
+def put(draw: random.Random, container: Any, key: Any) -> None:
+    container[key] = copy.deepcopy(draw.choice(VALUES))
+
+
+def scale(draw: random.Random, container: Any, key: Any) -> None:
+    if isinstance(container[key], (int, float)) and not isinstance(container[key], bool):
+        container[key] = type(container[key])(container[key] * draw.choice((-1, 0, 2, 1000, 10**9)))
+    else:
+        put(draw, container, key)
+
+
+def remove(draw: random.Random, container: Any, key: Any) -> None:
+    del container[key]
+
+
+def repeat(draw: random.Random, container: Any, key: Any) -> None:
+    if isinstance(container, list):
+        container.insert(key, copy.deepcopy(container[key]))
+    else:
+        container[f"{key}_"] = container[key]
+
+
+def exchange(draw: random.Random, container: Any, key: Any) -> None:
+    other = draw.choice(places(container))
+    container[key], container[other] = container[other], container[key]
+
+
+def nest(draw: random.Random, container: Any, key: Any) -> None:
+    for _ in range(draw.choice((1, 300))):
+        container[key] = [container[key]]
+
+
+EDITS: tuple[Callable[[random.Random, Any, Any], None], ...] = (put, put, scale, scale, remove, repeat, exchange, nest)
+
+
+def edited(draw: random.Random, path: Path) -> None:
+    """Edit a file as its format has it."""
+    if path.suffix == ".yaml":
+        tree = YAML(typ="safe").load(path)
+        edit(draw, tree)
+        text = json.dumps(tree)
+    elif path.suffix == ".jsonl":
+        trees = [json.loads(line) for line in path.read_text().splitlines()]
+        edit(draw, trees)
+        text = "".join(json.dumps(tree) + "\n" for tree in trees)
+    else:
+        tree = json.loads(path.read_text())
+        edit(draw, tree)
+        text = json.dumps(tree)
+    path.write_text(text)
+
+
+# What is done with an edited run
+
+
+def commands(folder: Path, kind: str, run: Path, file: str | None = None) -> Iterator[list[object]]:
+    """Yield the commands that read a file; None: any."""
+    manifest = manifest_of(folder, kind)
+    if file in (None, "probe.json", "run.json"):
+        yield ["sweep-buckets", *manifest, "--run", run.with_name("swept"), *SWEEP]
+    if file in ("run.json", "trials.jsonl", "sampler.yaml"):
+        return
+    for report_format in ("terminal", "markdown", "html", "json"):
+        yield ["report", run, "--format", report_format]
+    rules = ("batches > 1", "padding_ratio > 8%", "verify.holds == false", "batches worse 2%", "stale > 2%")
+    gate = [word for rule in rules for word in ("--fail-if", rule)]
+    gate += ["--baseline", run, "--junit-xml", run.with_name("gate.xml"), "--github"]
+    yield ["report", run, *gate, "--manifest", *manifest]
+    for name in FRAMEWORKS:
+        yield ["export", run, "--to", name]
+
+
+def hold(folder: Path, kind: str, run: Path, file: str) -> None:
+    """Run every command on the run; anything but a result or one message is raised."""
+    lengths, summary = lengths_of(kind), run.with_name("summary.md")
+    for arguments in commands(folder, kind, run, file):
+        if arguments[0] == "sweep-buckets":
+            shutil.copytree(run, run.with_name("swept"), dirs_exist_ok=True)
+        ran = run_here(*arguments, env={"GITHUB_STEP_SUMMARY": str(summary)})
+        assert ran.returncode in (0, 1, 2, 3), ran
+        assert ran.returncode in (0, 3) or "Error: " in ran.stderr, ran
+        harmless(ran.stdout, own_commands=False)
+        harmless(ran.stderr, own_commands="--github" in arguments)
+        assert "<img" not in ran.stdout or not {"html", "markdown"} & set(map(str, arguments)), ran
+    for written in (summary, run.with_name("gate.xml")):
+        if written.exists():
+            harmless(written.read_text(), own_commands=False)
+            assert "<img" not in written.read_text()
+    with contextlib.suppress(BatchtuneError):
+        verified_again(lengths, run)
+    with contextlib.suppress(BatchtuneError):  # goes on from run.json and trials.jsonl
+        run_probe(lengths, SETTINGS, run, measurer=LawDevice(LAWS["quadratic"], lengths))
+
+
+def verified_again(lengths: Lengths, run: Path) -> None:
+    """Verify as the command does, on the made device."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def run_verify(
+            lengths: Lengths, candidate: Any, settings: Any, workload: Any, folder: Path, **rest: Any
+        ) -> Any:
+            json.dumps(msgspec.to_builtins(workload.setup(rest.pop("limit_bytes"))))
+            del rest["on_progress"], rest["on_note"]
+            record = WorkloadRecord(spec=workload.workload, options=workload.options)
+            return verify(LawDevice(LAWS["quadratic"], lengths), lengths, candidate, settings, record, **rest)
+
+        patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)
+        verify_with_progress(lengths, run, VerifySettings(steps=20), Wanted(), quiet=True)
+
+
+def harmless(text: str, *, own_commands: bool) -> None:
+    """No terminal escape, no change of writing direction; no command to GitHub but batchtune's own."""
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text), text
+    began = re.findall(r"^\s*(?:::|##\[).*", text, re.MULTILINE)
+    assert all(own_commands and re.match(r"::(error|warning) title=batchtune", line) for line in began), began
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Let nothing take GBs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())[1]) * 1024  # type: ignore[index]
+    resource.setrlimit(resource.RLIMIT_DATA, (used + GIB, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def sample(recorded: Path, folder: Path, kind: str, file: str, seeds: range) -> None:
+    for seed in seeds:
+        draw = random.Random(f"{kind} {file} {seed}")
+        run = folder / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(recorded / kind, run)
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            with contextlib.suppress(IndexError):  # nothing is left to edit
+                edited(draw, run / file)
+        try:
+            hold(recorded, kind, run, file)
+        except BaseException:
+            print(f"kind {kind}, file {file}, seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize(("kind", "file"), [*itertools.product(KINDS, FILES)])
+def test_an_edited_file_gives_a_result_or_one_message(recorded: Path, tmp_path: Path, kind: str, file: str) -> None:
+    with little_memory():
+        sample(recorded, tmp_path / "edited", kind, file, range(FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("kind", "file"), [*itertools.product(KINDS, FILES)])
+def test_thousands_of_edits_do(recorded: Path, tmp_path: Path, kind: str, file: str) -> None:
+    with little_memory():
+        sample(recorded, tmp_path / "edited", kind, file, range(FEW, FEW + MANY))
+
+
+def test_what_is_recorded_is_no_edit(recorded: Path, tmp_path: Path) -> None:
+    for kind in KINDS:
+        shutil.copytree(recorded / kind, tmp_path / kind)
+        for arguments in commands(recorded, kind, tmp_path / kind):
+            if arguments[0] != "sweep-buckets":
+                ran = run_here(*arguments, env={"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")})
+                assert ran.returncode in (0, 3), ran.stderr
