@@ -1,6 +1,6 @@
 """Starting a worker so that nothing of it stays when it is over, whatever it did.
 
-On Linux below a keeper process; elsewhere as the head of a group of processes.
+On Linux forked from a process that has imported PyTorch, below a keeper; elsewhere as the head of a group of processes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from batchtune.probe import keeper
 from batchtune.probe.meters import CPU_ENVIRONMENT
 
 MARK = "BATCHTUNE_PROBE_WORKER"
+# Elsewhere, forking a process that has imported PyTorch is not safe (macOS), or can't be done.
+FORKS = sys.platform == "linux"
 
 _CLEARING_SECONDS = 60.0
+# Importing PyTorch from a slow disk takes long; what takes longer is left to the time limit of what is asked next.
+_IMPORTING_SECONDS = 120.0
 _KILLING_SECONDS = 5.0
 
 
 class Guard(Protocol):
-    """Starts a worker, tells when it has ended, and sees to it that nothing of it stays."""
+    """Tells when a worker has ended, and sees to it that nothing of it stays."""
 
     output: int
-
-    def __init__(
-        self, worker: list[str], channel: socket.socket, environment: dict[str, str], pipe: tuple[int, int]
-    ) -> None: ...
 
     def exit_code(self) -> int | None:
         """As `subprocess.Popen.returncode`: negative for a signal; None while the worker runs."""
@@ -56,46 +56,88 @@ def readable(stream: socket.socket, seconds: float) -> bool:
 _numbers = itertools.count(1)
 
 
-def start_worker(channel: socket.socket) -> Guard:
-    """Starts a worker process that serves a socket."""
-    # Every process that the worker starts carries this, too, whatever else it does to hide.
-    mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
-    environment = {**os.environ, **CPU_ENVIRONMENT, "PYTHONUNBUFFERED": "1", MARK: mark}
-    worker = [sys.executable, "-m", "batchtune.probe.worker", str(channel.fileno())]
-    kind: type[Guard] = _Keeper if sys.platform == "linux" else _Group
-    reading, writing = os.pipe()
-    try:
-        return kind(worker, channel, environment, (reading, writing))
-    except BaseException:
-        os.close(reading)
-        raise
-    finally:
-        os.close(writing)
+class Nursery:
+    """Starts the workers of one supervisor: forked from a process that has PyTorch (Linux), or each by itself.
+
+    Close it when no more are wanted. The process starts with the first worker, and again if something has killed it.
+    """
+
+    def __init__(self) -> None:
+        # Every process that a worker starts carries this, too, whatever else it does to hide.
+        self.mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def start_worker(self, channel: socket.socket) -> Guard:
+        """Starts a worker process that serves a socket."""
+        reading, writing = os.pipe()
+        try:
+            if not FORKS:
+                return _Group(channel, self._environment(), (reading, writing))
+            control, theirs = socket.socketpair()
+            with theirs:
+                self._ask([theirs.fileno(), channel.fileno(), writing])
+            started = _Keeper(control, reading, self)
+            started.wait_until_there(_IMPORTING_SECONDS)
+            return started
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+
+    def kill_workers(self) -> None:
+        """Kills every process that carries the mark, but the nursery's own."""
+        _kill_marked(f"{MARK}={self.mark}".encode(), self._process.pid if self._process else 0)
+
+    def close(self) -> None:
+        """Ends the process that workers are forked from."""
+        if self._requests is not None:
+            self._requests.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = self._requests = None
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **CPU_ENVIRONMENT, "PYTHONUNBUFFERED": "1", MARK: self.mark}
+
+    def _ask(self, descriptors: list[int]) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._requests, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "batchtune.probe.nursery", str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=self._environment(),
+                    start_new_session=True,  # Ctrl-C reaches the supervisor alone
+                )
+        assert self._requests is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed: so was the worker, then
+            socket.send_fds(self._requests, [b"worker\n"], descriptors)
 
 
 class _Keeper:
-    """The worker below a keeper process; see `batchtune.probe.keeper`."""
+    """A worker below its keeper process; see `batchtune.probe.keeper`."""
 
-    def __init__(
-        self, worker: list[str], channel: socket.socket, environment: dict[str, str], pipe: tuple[int, int]
-    ) -> None:
-        self.output = pipe[0]
-        self._mark = f"{MARK}={environment[MARK]}".encode()
-        self._control, theirs = socket.socketpair()
+    def __init__(self, control: socket.socket, output: int, nursery: Nursery) -> None:
+        self.output = output
+        self._control = control
+        self._nursery = nursery
         self._said = b""
+        self._pid: int | None = None
         self._exit_code: int | None = None
-        script = [sys.executable, "-I", "-S", keeper.__file__]
-        with theirs:
-            numbers = [str(theirs.fileno()), str(os.getpid()), str(channel.fileno())]
-            self._process = subprocess.Popen(
-                [*script, *numbers, *worker],
-                stdin=subprocess.DEVNULL,
-                stdout=pipe[1],
-                stderr=pipe[1],
-                pass_fds=[theirs.fileno(), channel.fileno()],
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the supervisor alone
-            )
+
+    def wait_until_there(self, seconds: float) -> None:
+        """Waits until the process that has PyTorch is ready, and has forked."""
+        deadline = time.monotonic() + seconds
+        while self._pid is None and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
+            if readable(self._control, left):
+                self._hear()
 
     def exit_code(self) -> int | None:
         """Known when all is cleared up."""
@@ -104,8 +146,9 @@ class _Keeper:
         return self._exit_code
 
     def ask_for_stack(self) -> None:
-        """Through the keeper, which passes the signal on."""
-        self._process.send_signal(keeper.STACK_SIGNAL)
+        """Through the keeper, which passes the signal on; not before it is there."""
+        if self.exit_code() is None and self._pid is not None:
+            os.kill(self._pid, keeper.STACK_SIGNAL)
 
     def end(self) -> None:
         """Has the keeper kill all that it keeps, and waits for it."""
@@ -116,33 +159,31 @@ class _Keeper:
             if readable(self._control, left):
                 self._hear()
         if self._exit_code is None:  # it does not even answer
-            self._process.kill()
-            _kill_marked(self._mark)
+            self._nursery.kill_workers()
         self._control.close()
-        self._process.wait()
 
     def _hear(self) -> None:
-        """The keeper's only word is the worker's exit code, when all is cleared up."""
+        """The keeper's only words are who it is, and the worker's exit code, when all is cleared up."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._control.recv(64)
         self._said += data
-        if self._said.endswith(b"\n"):
-            self._exit_code = int(self._said)
+        words = self._said.split(b"\n")[:-1]
+        self._pid = int(words[0]) if words else None
+        if len(words) > 1:
+            self._exit_code = int(words[1])
         elif not data:  # killed itself, and the worker with it: what the worker started is left
             self._exit_code = -signal.SIGKILL
-            _kill_marked(self._mark)
+            self._nursery.kill_workers()
 
 
 class _Group:
     """The worker as the head of a group of processes, which dies as one: all that can be done outside Linux."""
 
-    def __init__(
-        self, worker: list[str], channel: socket.socket, environment: dict[str, str], pipe: tuple[int, int]
-    ) -> None:
+    def __init__(self, channel: socket.socket, environment: dict[str, str], pipe: tuple[int, int]) -> None:
         self.output = pipe[0]
         self._process = subprocess.Popen(
-            worker,
+            [sys.executable, "-m", "batchtune.probe.worker", str(channel.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=pipe[1],
             stderr=pipe[1],
@@ -166,11 +207,11 @@ class _Group:
         self._process.wait()
 
 
-def _kill_marked(mark: bytes) -> None:
-    """Kills every process that carries this in its environment, until none is left."""
+def _kill_marked(mark: bytes, spared: int) -> None:
+    """Kills every process that carries this in its environment, until none but the spared one is left."""
     deadline = time.monotonic() + _KILLING_SECONDS
     while time.monotonic() < deadline:
-        marked = [pid for pid in _processes() if mark in _environment(pid)]
+        marked = [pid for pid in _processes() if pid != spared and mark in _environment(pid)]
         if not marked:
             return
         for pid in marked:

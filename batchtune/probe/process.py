@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from batchtune.probe import protocol
-from batchtune.probe.guards import readable, start_worker
+from batchtune.probe.guards import Nursery, readable
 from batchtune.probe.killings import oom_kills
 from batchtune.probe.protocol import Reply, Request
 from batchtune.workloads.tracebacks import user_stack
@@ -57,13 +57,17 @@ class WorkerHung(Exception):
 
 
 class WorkerProcess:
-    """One worker process, its channel, and the end of what it prints."""
+    """One worker process, its channel, and the end of what it prints.
 
-    def __init__(self) -> None:
+    Args:
+        nursery: Starts it.
+    """
+
+    def __init__(self, nursery: Nursery) -> None:
         self._oom_kills = oom_kills()
         self._channel, theirs = socket.socketpair()
         with theirs:
-            self._guard = start_worker(theirs)
+            self._guard = nursery.start_worker(theirs)
         self._buffer = b""
         self._output: deque[bytes] = deque()
         self._reader = threading.Thread(target=self._drain, daemon=True)

@@ -11,6 +11,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from batchtune.errors import ProbeError, WorkloadError
+from batchtune.probe.guards import Nursery
 from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.process import WorkerDied, WorkerHung, WorkerProcess
 from batchtune.probe.protocol import (
@@ -67,6 +68,7 @@ class Supervisor:
         self._trial_timeout_seconds = trial_timeout_seconds
         self._setup_timeout_seconds = setup_timeout_seconds
         self._number = first_worker - 1
+        self._nursery = Nursery()
         self._worker: WorkerProcess | None = None
         self._unused = False
         self._lock: DeviceLock | None = None
@@ -81,6 +83,7 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._drop()
+        self._nursery.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -296,7 +299,7 @@ class Supervisor:
         """A new worker in the place of the one that is there."""
         self._drop()
         self._number += 1
-        self._worker = WorkerProcess()
+        self._worker = WorkerProcess(self._nursery)
 
     def _drop(self) -> None:
         if self._worker is not None:

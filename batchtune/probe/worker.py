@@ -1,7 +1,8 @@
 """The worker process: builds the workload once and runs the trials it is told.
 
-Started as `python -m batchtune.probe.worker FD`. It speaks over the socket FD alone: what the workload prints goes
-to the standard streams and disturbs nothing. Its keeper (`batchtune.probe.keeper`) sees to it that it ends.
+Forked by the nursery, or where that can't be, started as `python -m batchtune.probe.worker FD`. It speaks over its
+socket alone: what the workload prints goes to the standard streams and disturbs nothing. Its keeper
+(`batchtune.probe.keeper`) sees to it that it ends.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
+    """Serves the socket that the command line names."""
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(channel: socket.socket) -> None:
     """Serves requests until the supervisor closes the socket."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     # Where it hangs, if it does. Not to the stream itself: the workload may close or replace that.

@@ -60,12 +60,12 @@ def test_what_the_workload_started_ends_with_its_worker(
     monkeypatch.chdir(tmp_path)
     with supervise("StartsDaemons", timeout_seconds=1.0 if outcome == "timeout" else 60.0) as supervisor:
         supervisor.start()
-        assert len(ours()) == 3  # keeper, worker, and the daemon of the setup
+        assert len(ours()) == 4  # nursery, keeper, worker, and the daemon of the setup
         assert supervisor.measure(shape, 0)[0].outcome == outcome
         if outcome == "ok":
-            assert len(ours()) > 4
+            assert len(ours()) > 5
         else:
-            assert not ours()
+            assert len(ours()) == 1
 
 
 def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     wait_for(tmp_path / "hanging")
-    assert len(processes_of(supervisor.pid)) == 4  # keeper, worker, and two daemons
+    assert len(processes_of(supervisor.pid)) == 5  # nursery, keeper, worker, and two daemons
     supervisor.kill()
     supervisor.wait()
     assert gone(supervisor.pid)
@@ -87,7 +87,7 @@ def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path
 def test_nothing_stays_when_the_keeper_itself_is_killed() -> None:
     with supervise("KillsItsKeeper") as supervisor:
         trial, _ = supervisor.measure(ONE, 0)
-        assert not ours()
+        assert len(ours()) == 1  # the nursery
     assert trial.outcome == "crash"
 
 
@@ -96,7 +96,7 @@ def test_where_there_is_no_keeper_the_workers_group_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As outside Linux."""
-    monkeypatch.setattr(guards, "_Keeper", guards._Group)
+    monkeypatch.setattr(guards, "FORKS", False)
     monkeypatch.chdir(tmp_path)
     with supervise("ForksAndHangs", timeout_seconds=2.0) as supervisor:
         supervisor.start()
