@@ -43,7 +43,7 @@ ByteChange = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
 Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
-Seed = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 # Of a step: at most 30,000 years.
 StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -35,7 +35,7 @@ def test_a_size_is_read_with_its_unit(text: str, size_bytes: int) -> None:
     ["", "GiB", "0", "0.5", "-1GiB", "2 XB", "2iB", "1e3", "nan", "1\u212a", "9" * 400, "9" * 308 + "TiB"],
 )
 def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(repr(text))):
+    with pytest.raises(UsageError, match=re.escape(repr(text)[:70])):
         parse_size(text)
 
 

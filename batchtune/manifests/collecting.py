@@ -20,6 +20,8 @@ from batchtune.units import counted
 
 SHOWN = 5
 _LONGEST_SHOWN = 100
+# A key may be the path of a file of targets, which has to be whole to be found.
+_LONGEST_KEY = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class Collector:
             if len(self._shown) < SHOWN:
                 shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
                 said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
-                self._shown.append(f"{rows.place(index)}: {shortened(key)} is {said}")
+                self._shown.append(f"{rows.place(index)}: {shortened(key, _LONGEST_KEY)} is {said}")
 
     def _filter(self, kept: npt.NDArray[np.bool_], lengths: FloatArray) -> None:
         shortest, longest = self._options.min_length, self._options.max_length

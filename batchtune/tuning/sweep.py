@@ -118,8 +118,8 @@ class SweepSettings:
             _check_num_buckets(number)
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
-        if self.seed < 0:
-            raise UsageError(f"--seed must be at least 0, got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed must be at least 0 and below 2^63, got {shortened(self.seed)}")
         if self.multiple_of is not None and not 0 < self.multiple_of <= 1e15:
             raise UsageError(f"--multiple-of must be above 0 and at most 1e15, got {self.multiple_of:g}")
         for name, number in (("--world-size", self.ranks.world_size), ("--accumulate", self.ranks.accumulate)):

@@ -45,5 +45,15 @@ def load_speechbrain() -> tuple[Any, Any]:
         finally:
             if stand_in:
                 del sys.modules["torchaudio"]
+            _unwrap_loaders()
             for name in [name for name in sys.modules if name.partition(".")[0] == "speechbrain"]:
                 del sys.modules[name]
+
+
+def _unwrap_loaders() -> None:
+    """Takes back what SpeechBrain changes in torch's loaders: done twice, they call themselves for ever."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    if "__old_init__" in vars(_BaseDataLoaderIter):
+        _BaseDataLoaderIter.__init__ = _BaseDataLoaderIter.__old_init__
+        del _BaseDataLoaderIter.__old_init__

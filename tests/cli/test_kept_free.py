@@ -28,7 +28,7 @@ def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Pat
     assert device["limit_bytes"] == 512 * MIB - 20 * MIB - GRADIENT_BYTES
     assert (device["reserve_bytes"], device["ddp_bytes"]) == (20 * MIB, GRADIENT_BYTES)
     for note in (
-        "; the limit is 492 MiB.\n",
+        "; the limit is 492 MiB.",
         "DDP's gradient buckets: one copy of the gradients, 16.2 KiB, is kept free.\n",
         "--reserve: 20 MiB are kept free.\n",
     ):

@@ -132,6 +132,6 @@ def test_a_manifests_format_is_not_taken_for_a_reports(batchtune: Run, manifest:
     configure(tmp_path, '[tool.batchtune]\nformat = "table"\nmax-batch-length = 60\n')
     assert batchtune("sweep-buckets", manifest).returncode == 0
     ran = batchtune("report")
-    assert ran.returncode == 0 and ran.stdout.startswith("batchtune report")
+    assert ran.returncode == 0 and ran.stdout.startswith("Set ")
     configure(tmp_path, '[tool.batchtune]\nformat = "table"\n[tool.batchtune.report]\nformat = "markdown"\n')
     assert batchtune("report").stdout.startswith("# batchtune report")

