@@ -19,8 +19,7 @@ from collections.abc import Sequence
 
 from batchtune.probe import keeper
 
-# The first optimizer that is built imports PyTorch's compiler: as long again.
-_NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads", "torch._dynamo")
+_NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads")
 
 
 def main() -> None:
@@ -59,9 +58,14 @@ def ends_of(supervisor: int) -> list[int]:
 
 def _import_ahead() -> None:
     """Imports what workers need. What fails here fails in the worker again, and is told there."""
-    for module in _NEEDED:
-        with contextlib.suppress(BaseException):
+    with contextlib.suppress(BaseException):
+        for module in _NEEDED:
             importlib.import_module(module)
+        version = sys.modules["torch"].version
+        if version.cuda is None and version.hip is None:
+            # The first optimizer that is built imports PyTorch's compiler, which takes as long again. What that asks of
+            # a GPU may be more than a fork allows.
+            importlib.import_module("torch._dynamo")
 
 
 def _fork() -> int:
@@ -79,11 +83,21 @@ def _keep(descriptors: Sequence[int], ends: Sequence[int]) -> None:
     def work() -> None:
         from batchtune.probe.worker import serve
 
+        if _used_a_gpu():
+            os.set_inheritable(channel, True)
+            os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()  # else each worker would draw the same; Python's own generator sees to itself
         serve(socket.socket(fileno=channel))
 
     keeper.keep(socket.socket(fileno=control), ends, channel, work)
+
+
+def _used_a_gpu() -> bool:
+    """Whether an import has used CUDA before the fork, so that this process can't (`torch.cuda`, "bad fork")."""
+    torch = sys.modules.get("torch")
+    in_bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
+    return bool(in_bad_fork and in_bad_fork())
 
 
 if __name__ == "__main__":
