@@ -1,0 +1,43 @@
+"""Workers come from a process that has PyTorch already, each as sound as if it were the first."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from worker_processes import names_of, ours, supervise
+
+from batchtune.shapes import BatchShape
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+
+ONE = BatchShape(1, 3.0)
+
+# As if an import had used CUDA before the fork, after which a forked process can't.
+SPOILT = """
+import os, torch
+importer = os.getpid()
+torch._C._cuda_isInBadFork = lambda: os.getpid() != importer
+"""
+
+
+def test_a_worker_that_can_not_use_cuda_after_the_fork_starts_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SPOILT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    with supervise("Good") as supervisor:
+        supervisor.start()
+        assert sum("batchtune.probe.worker" in name for name in names_of(os.getpid())) == 1
+        assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+
+
+def test_a_killed_nursery_is_started_again() -> None:
+    with supervise("Good") as supervisor:
+        supervisor.start()
+        for pid in ours():
+            os.kill(pid, signal.SIGKILL)
+        supervisor.start()
+        assert supervisor.measure(ONE, 0)[0].outcome == "ok"
+    assert not ours()
