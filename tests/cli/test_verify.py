@@ -106,7 +106,7 @@ def test_batches_that_are_too_large_end_with_3_and_a_proposal_that_passes(batcht
 def test_a_failing_verification_ends_with_3_though_its_reader_has_gone(run: Path, tmp_path: Path) -> None:
     first, *rest = sampler(run)["bucket_batch_sizes"]
     edited(run, bucket_batch_sizes=[2 * first, *rest])
-    verify = shlex.join(command("verify", "lengths.csv", "--steps", 14, *ANY_TIME))
+    verify = shlex.join(command("verify", "lengths.csv", *OWN, "--steps", 14, *ANY_TIME))
     piped = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{verify} 2>&1 | true"], cwd=tmp_path, capture_output=True, check=False
     )
