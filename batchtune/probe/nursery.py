@@ -61,11 +61,6 @@ def _import_ahead() -> None:
     with contextlib.suppress(BaseException):
         for module in _NEEDED:
             importlib.import_module(module)
-        version = sys.modules["torch"].version
-        if version.cuda is None and version.hip is None:
-            # The first optimizer that is built imports PyTorch's compiler, which takes as long again. What that asks of
-            # a GPU may be more than a fork allows.
-            importlib.import_module("torch._dynamo")
 
 
 def _fork() -> int:

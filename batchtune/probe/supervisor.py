@@ -94,7 +94,7 @@ class Supervisor:
         return self._number
 
     def start(self) -> Device:
-        """Builds the workload in a new worker; once more where that dies.
+        """Builds the workload in a new worker of a fresh process, as training starts; once more where that dies.
 
         Returns:
             The device and the limit that is enforced on it. On the CPU another probe that uses it, too, is among the
@@ -105,6 +105,12 @@ class Supervisor:
             DeviceBusy: Another probe uses the GPU, and did not end in time.
             ProbeError: The device can't be used, or the workload alone needs more than the limit.
         """
+        self._drop()
+        self._nursery.close()
+        return self._start_next()
+
+    def _start_next(self) -> Device:
+        """Does as `start` in a worker that may share what the last one was forked from."""
         try:
             device = self._start_once()
         except WorkerDied as died:
@@ -243,7 +249,7 @@ class Supervisor:
             The worker's answer (None where it died or hung), the outcome, and the error's message.
         """
         if self._worker is None or (fresh and not self._unused):
-            self.start()
+            self._start_next()
         assert self._worker is not None
         self._unused = False
         try:
