@@ -23,13 +23,13 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
             yield config, "set the safe sizes there"
         elif verification.proposal is not None:
             yield _command(results, "tune MANIFEST --workload W --force", flag="--run "), "probe anew"
-        yield _command(results, "verify", " MANIFEST"), "run these batches again"
+        yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches again"
     else:
         yield config, "the config, for BucketBatchSampler"
         if results.probe is None:
             yield _command(results, "probe-oom MANIFEST --workload W", flag="--run "), "measure what fits"
         elif verification is None:
-            yield _command(results, "verify", " MANIFEST"), "run these batches for real"
+            yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches for real"
         yield _command(results, "export", " --to FRAMEWORK"), "the same for SpeechBrain, NeMo, ..."
     yield _command(results, "report", " --full"), "all tables (-o report.html: charts)"
 
@@ -38,3 +38,11 @@ def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "
     """The command for this run; its folder is named where it is not the usual one."""
     named = "" if results.folder == DEFAULT_FOLDER else f" {flag}{shlex.quote(str(results.folder))}"
     return f"batchtune {command}{named}{rest}"
+
+
+def _own_workload(results: RunResults) -> str:
+    """The flags that name the user's own training step: `verify` runs none that only a file names."""
+    workload = results.probe.workload if results.probe else None
+    if workload is None or workload.spec.startswith("builtin:"):
+        return ""
+    return f" --workload {shlex.quote(workload.spec)}{' --set ...' if workload.options else ''}"
