@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Column as RichColumn
@@ -30,8 +30,8 @@ _BULLETS = 7
 # A table of few, narrow columns and more rows than this is set in several blocks side by side.
 _FOLD_ROWS = 6
 _FOLD_BLOCKS = 2
-# Of the brief report: the first warning is shown whole, the others while they fill no more than so many lines.
-_WARNING_LINES = 6
+# Of the brief report, on a screen of 80 columns; its first warning is shown in any case.
+_BRIEF_LINES = 20
 # Of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 
@@ -72,49 +72,53 @@ def render_verification(results: RunResults, console: Console, *, full: bool) ->
 
 def _render_brief(page: Page, console: Console) -> None:
     """What fits on a screen: a headline, a table, a few sentences, the warnings that matter most, what to do next."""
+    before: list[RenderableType] = []
     if page.verdicts is not None:
-        console.print(_verdicts(page.verdicts, console))
-        console.print()
-    console.print(_text(page.summary[0], console, "bold"))
-    console.print()
+        before += [_verdicts(page.verdicts, console), ""]
+    before += [_text(page.summary[0], console, "bold"), ""]
     for table in page.tables:
-        _print_table(table, console)
-        console.print()
+        before += [*_with_words(table, console), ""]
     if page.summary[1:]:
-        console.print(_bullets(page.summary[1:], "-", console))
-    if page.warnings:
-        console.print(_bullets(_first_warnings(page.warnings, console.width), "!", console, style="yellow"))
-    if page.summary[1:] or page.warnings:
-        console.print()
-    _print_steps(page.next_steps, console)
+        before.append(_bullets(page.summary[1:], "-", console))
+    after: list[RenderableType] = [""] if page.summary[1:] or page.warnings else []
+    after += _steps(page.next_steps, console)
+    room = _BRIEF_LINES - sum(_height(part, console) for part in (*before, *after))
+    console.print(Group(*before, *_first_warnings(page.warnings, room, console), *after), crop=False)
 
 
-def _first_warnings(warnings: Sequence[str], width: int) -> list[str]:
-    """The first ones, as many as fill a few lines, and how many more there are."""
-    shown = list(warnings[:1])
-    for warning in warnings[1:]:
-        if sum(map(len, (*shown, warning))) > _WARNING_LINES * width:
-            break
-        shown.append(warning)
-    if len(shown) < len(warnings):
-        left = len(warnings) - len(shown)
-        shown.append(
-            f"{left} more {'warning' if left == 1 else 'warnings'}: --full shows {'it' if left == 1 else 'them'}."
-        )
+def _height(part: RenderableType, console: Console) -> int:
+    return len(console.render_lines(part, pad=False))
+
+
+def _first_warnings(warnings: Sequence[str], room: int, console: Console) -> list[RenderableType]:
+    """The first one, the next ones while there is room for them, and how many more there are."""
+    bullets = [_bullets([warning], "!", console, style="yellow") for warning in warnings]
+    count = len(warnings)
+    while count > 1 and sum(_height(bullet, console) for bullet in bullets[:count]) + (count < len(warnings)) > room:
+        count -= 1
+    shown: list[RenderableType] = [*bullets[:count]]
+    if left := len(warnings) - count:
+        more = f"{left} more {'warning' if left == 1 else 'warnings'}: --full shows {'it' if left == 1 else 'them'}."
+        shown.append(_bullets([more], "!", console, style="yellow"))
     return shown
 
 
-def _print_steps(steps: Sequence[tuple[str, str]], console: Console) -> None:
-    """Prints commands that can be copied, so that none is broken, and beside or below each what it is for."""
-    gap, width = 2, max(len(command) for command, _ in steps)
-    beside = width + gap + max(len(purpose) for _, purpose in steps) <= console.width
+def _steps(steps: Sequence[tuple[str, str]], console: Console) -> list[RenderableType]:
+    """Commands that can be copied, so that none is broken, and beside each what it is for, or below a long one."""
+    gap, width, rest = 2, 0, 0
+    for command, purpose in sorted(steps, key=lambda step: len(step[0])):
+        if len(command) + gap + max(rest, len(purpose)) <= console.width:
+            width, rest = len(command), max(rest, len(purpose))
+    lines: list[RenderableType] = []
     for command, purpose in steps:
-        line = _text(f"{command:{width + gap}}" if beside else command, console, "bold")
-        if beside:
-            line += _text(purpose, console, "dim")
-        console.print(line, no_wrap=True, overflow="ignore", crop=False)
-        if not beside:
-            console.print(Padding(_text(purpose, console, "dim"), (0, 0, 0, gap)))
+        what_for = _text(purpose, console, "dim")
+        if len(command) <= width:
+            lines.append(_text(f"{command:{width + gap}}", console, "bold") + what_for)
+        else:
+            whole = _text(command, console, "bold")
+            whole.no_wrap, whole.overflow = True, "ignore"
+            lines += [whole, Padding(what_for, (0, 0, 0, gap))]
+    return lines
 
 
 def _render_page(page: Page, console: Console) -> None:
@@ -132,7 +136,8 @@ def _render_page(page: Page, console: Console) -> None:
     console.print(_facts(page.facts, console))
     for table in page.tables:
         console.print()
-        _print_table(table, console)
+        for part in _with_words(table, console):
+            console.print(part, crop=False)
     if more:
         console.print()
         console.print(_text("More", console, "bold"))
@@ -168,18 +173,16 @@ def _bullets(sentences: Sequence[str], bullet: str, console: Console, style: str
     return grid
 
 
-def _print_table(table: Table, console: Console) -> None:
-    """Prints a table as airy as the width allows, with its title above and its notes below.
+def _with_words(table: Table, console: Console) -> list[RenderableType]:
+    """A table as airy as the width allows, with its title above and its notes below.
 
     Where it is too wide even with its words below each other, columns are left out, and a note names them; those that
     tell rows apart never are: beyond that, lines are wider than the terminal.
     """
     rich_table, left_out = _fitted(table, console)
-    if table.title:
-        console.print(_text(table.title, console, "bold"))
-    console.print(rich_table, crop=False)
-    for note in [*([f"Left out, as too wide: {', '.join(left_out)}."] if left_out else []), *table.notes]:
-        console.print(_text(note, console, "dim"))
+    title = [_text(table.title, console, "bold")] if table.title else []
+    notes = [*([f"Left out, as too wide: {', '.join(left_out)}."] if left_out else []), *table.notes]
+    return [*title, rich_table, *(_text(note, console, "dim") for note in notes)]
 
 
 def _fitted(table: Table, console: Console) -> tuple[RichTable, list[str]]:
