@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler
 from batchtune.errors import ManifestError, ResultError, UsageError
-from batchtune.exports.sampler import Evidence, SamplerConfig, render_sampler_yaml
+from batchtune.exports.sampler import SamplerConfig, SamplerEvidence, render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
 from batchtune.manifests.ordered import load_ordered_lengths
@@ -354,7 +354,7 @@ def config_of(lengths: Lengths) -> SamplerConfig:
         batch_ordering="random",
         drop_last=False,
         seed=11,
-        evidence=Evidence(
+        evidence=SamplerEvidence(
             fingerprint=lengths.fingerprint, device=None, batches=30, padding_ratio=0.1, estimated_epoch_seconds=None
         ),
     )

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.cost import Frontier
-from batchtune.exports.base import Chosen, Export, Tuned
-from batchtune.exports.lhotse import any_row, in_seconds, least_buffer
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
-from batchtune.exports.speechbrain import broken, flow_list, number
+from batchtune.exports.base import Export, Tuned
+from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer
+from batchtune.exports.text import (
+    LengthLimits,
+    about_data,
+    about_row,
+    broken,
+    commented,
+    flow_list,
+    number,
+    padded_remark,
+)
 from batchtune.proofs import unproven_sizes
 from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow
 from batchtune.units import counted, format_number, format_seconds
@@ -25,7 +33,7 @@ _INDENT = "    "
 
 
 def render(tuned: Tuned) -> str:
-    """A YAML fragment of `model.train_ds`, with alternatives in comments.
+    """Return a YAML fragment of `model.train_ds`, with alternatives in comments.
 
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py`, NeMo 3.0.0: an example belongs to the
     first bin that is not below its duration (`bisect_left`); what is longer than the last bin is dropped
@@ -35,11 +43,11 @@ def render(tuned: Tuned) -> str:
         ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
     sweep = tuned.sweep
-    chosen = any_row(sweep, "NeMo")
-    bins = in_seconds(chosen.row.boundaries, sweep.lengths.unit, "NeMo")
+    row = covering_row(sweep)
+    bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
     limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
     longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
-    sizes = _fillable(chosen.row, sweep)
+    sizes = _fillable(row, sweep)
     settings = [
         "use_lhotse: true",
         "batch_size: null",
@@ -56,10 +64,10 @@ def render(tuned: Tuned) -> str:
     ]
     return "".join(
         [
-            commented(_remarks(sweep, chosen, limits)),
+            commented(_remarks(sweep, row, limits)),
             "model:\n  train_ds:\n",
             *(broken(f"{_INDENT}{line}") for line in settings),
-            *_duration_alternative(tuned, chosen.row, bins),
+            *_duration_alternative(tuned, row, bins),
             *_two_dimensional_alternative(sweep),
         ]
     )
@@ -72,8 +80,8 @@ def _fillable(row: Row, sweep: Sweep) -> list[int]:
     return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
 
 
-def _remarks(sweep: Sweep, chosen: Chosen, limits: LengthLimits) -> Iterable[str]:
-    yield f"NeMo, model.train_ds: {about_row(chosen.row, sweep)}"
+def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
+    yield f"NeMo, model.train_ds: {about_row(row, sweep)}"
     yield about_data(sweep)
     yield from limits.left_out
     if limits:
@@ -94,7 +102,7 @@ def _remarks(sweep: Sweep, chosen: Chosen, limits: LengthLimits) -> Iterable[str
     )
     yield (
         f"NeMo repeats the data without end unless force_finite is true. Until they end, every batch is full with "
-        f"bucket_buffer_size at least {least_buffer(chosen.row.batch_sizes):,}"
+        f"bucket_buffer_size at least {least_buffer(row.batch_sizes):,}"
     )
     yield from padded_remark(sweep, "NeMo")
 
@@ -222,10 +230,13 @@ def _duration_alternative(tuned: Tuned, row: Row, bins: Sequence[float]) -> Iter
 
 
 def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
-    rows = [row for row in sweep.two_dimensional if _is_sound(row)]
-    if not rows:
+    if not sweep.two_dimensional:
         return
-    row = min(rows, key=lambda row: (_cost(row, rows), len(row.buckets)))
+    timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
+    row = min(
+        sweep.two_dimensional,
+        key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
+    )
     durations = in_seconds([length for length, _ in row.buckets], sweep.lengths.unit, "NeMo")
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
@@ -250,21 +261,6 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
         yield from (f"{_INDENT}# {part}\n" for part in broken(line).splitlines())
 
 
-def _is_sound(row: TwoDimensionalRow) -> bool:
-    lengths = [value for pair in row.buckets for value in pair]
-    return (
-        0 < len(row.buckets) == len(row.batch_sizes)
-        and all(math.isfinite(value) and value >= 0 for value in lengths)
-        and row.buckets == sorted(set(row.buckets))
-        and min(row.batch_sizes) >= 1
-    )
-
-
-def _cost(row: TwoDimensionalRow, rows: list[TwoDimensionalRow]) -> float:
-    timed = all(other.estimated_epoch_seconds is not None for other in rows)
-    return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
-
-
 def _proof(row: TwoDimensionalRow) -> str:
     if row.unproven == 0:
         return "Every batch size was run, or is no larger than one that was"
@@ -286,4 +282,4 @@ def _gain(row: TwoDimensionalRow) -> str:
     return gain
 
 
-EXPORT = Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render)
+EXPORTS = (Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from batchtune.batching.lhotse import lhotse_boundaries
 from batchtune.batching.table import BucketTable
+from batchtune.configs.recipes import Block, block_at
+from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.tuning.current.records import Current, CurrentTable
-from batchtune.tuning.current.values import MOST_BUCKETS, Settings
+from batchtune.tuning.current.base import MOST_BUCKETS, Current, CurrentTable, Settings, SettingsKind
 from batchtune.units import counted, format_length
 
 # What changes lengths or drops examples in ways that lengths alone don't tell.
-UNSEEN = (
+_UNSEEN = (
     "perturb_speed",
     "truncate_duration",
     "cut_into_windows_duration",
@@ -27,20 +28,9 @@ UNSEEN = (
     "max_tps",
 )
 # Settings of loaders whose batches lengths alone don't decide.
-REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
-BUCKET_KEYS = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
-KEYS = (
-    "use_lhotse",
-    "batch_size",
-    *BUCKET_KEYS,
-    "quadratic_duration",
-    "num_buckets",
-    "min_duration",
-    "max_duration",
-    "drop_last",
-    *UNSEEN,
-    *REFUSED,
-)
+_REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
+_BUCKETING = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
+_TRAIN_SETS = (("model", "train_ds"), ("train_ds",), ("data", "train_ds"))
 # LhotseDataLoadingConfig's.
 _DEFAULT_BUCKETS = 30
 _DEFAULT_CUTS = 10_000
@@ -48,36 +38,99 @@ _DEFAULT_CUTS = 10_000
 _LARGEST_MEAN = 100_000
 
 
-def read(settings: Settings) -> Current:
-    """Checks the settings of `train_ds`.
+class NemoSettings(SettingsKind):
+    """The settings of `train_ds`.
 
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py` of NVIDIA/NeMo (2025).
-
-    Raises:
-        BatchtuneError: One is wrong or missing, or they ask for batches that no table over lengths can express.
     """
-    for name in REFUSED:
-        if settings.values.get(name) not in (None, False):
-            raise settings.wrong(
-                name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
-            )
-    lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in BUCKET_KEYS))
-    found: dict[str, object] = {"use_lhotse": lhotse}
-    for name in ("batch_size", "num_buckets"):
-        if settings.has(name):
-            found[name] = settings.count(name, MOST_BUCKETS if name == "num_buckets" else 2**31)
-    found |= _durations(settings)
-    if lhotse:
-        found |= _bucketing(settings)
-    elif "batch_size" not in found:
-        raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
-    return Current(
-        kind="nemo",
-        settings=found,
-        source=settings.source,
-        key_path=settings.key_path,
-        notes=(*settings.notes, *_read_notes(settings)),
+
+    name = "nemo"
+    keys = (
+        "use_lhotse",
+        "batch_size",
+        *_BUCKETING,
+        "quadratic_duration",
+        "num_buckets",
+        "min_duration",
+        "max_duration",
+        "drop_last",
+        *_UNSEEN,
+        *_REFUSED,
     )
+    signs = ("use_lhotse", *_BUCKETING)
+
+    def claims(self, names: Collection[str], path: Sequence[str] = ()) -> bool:
+        """Claim a `train_ds` with nothing but a batch_size, too: it may have filters."""
+        data_set = "batch_size" in names and bool(path) and path[-1].endswith("_ds")
+        return data_set or super().claims(names, path)
+
+    def find(self, references: References) -> Block | None:
+        """Find the data set of the training."""
+        blocks = (block_at(references.root, keys) for keys in _TRAIN_SETS)
+        return next((block for block in blocks if block is not None), None)
+
+    def read(self, settings: Settings) -> dict[str, object]:
+        """Check the settings; those of loaders that make no buckets are refused."""
+        for name in _REFUSED:
+            if settings.values.get(name) not in (None, False):
+                raise settings.wrong(
+                    name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
+                )
+        lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
+        found: dict[str, object] = {"use_lhotse": lhotse}
+        for name, most in (("batch_size", 2**31), ("num_buckets", MOST_BUCKETS)):
+            if settings.has(name):
+                found[name] = settings.count(name, most)
+        found |= _durations(settings)
+        if lhotse:
+            found |= _bucketing(settings)
+        elif "batch_size" not in found:
+            raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
+        return found
+
+    def notes(self, settings: Settings) -> Sequence[str]:
+        """Name what lengths alone don't tell, and what is assumed."""
+        notes = []
+        unseen = [name for name in _UNSEEN if _is_set(settings, name)]
+        if unseen:
+            verb = "changes" if len(unseen) == 1 else "change"
+            notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
+        if settings.from_file and not settings.has("use_lhotse") and settings.has("use_bucketing"):
+            notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
+        if settings.flag("drop_last", False):
+            notes.append("drop_last leaves out batches that are not full; they are counted here")
+        return notes
+
+    def table(self, current: Current, lengths: Lengths) -> CurrentTable:
+        """Return the buckets that NeMo makes of these lengths, as far as a table can express them.
+
+        An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop what is
+        longer than the last (`BucketingFilter`); bins without have one bucket more, without end. A batch under
+        `batch_duration` closes when one example more, of the longest so far, would exceed it (Lhotse's
+        `TimeConstraint`): its size is taken to be the mean size of its bucket's.
+        """
+        if lengths.unit not in ("s", None):
+            raise ResultError(
+                f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
+                "Convert the lengths with --length-scale and --unit s.",
+            )
+        settings = current.settings
+        kept, left_out = _kept(current, lengths)
+        boundaries, notes = _boundaries(settings, kept)
+        sizes, approximate = _batch_sizes(settings, kept, boundaries)
+        notes = [*current.notes, *notes, *approximate]
+        if lengths.unit is None:
+            notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
+        return CurrentTable(
+            table=BucketTable(boundaries, sizes),
+            lengths=kept,
+            sizing="frontier",
+            max_batch_length=settings.get("batch_duration"),
+            describe=_described(settings, boundaries.size),
+            exact=not notes,
+            notes=tuple(notes),
+            left_out=left_out,
+        )
 
 
 def _durations(settings: Settings) -> dict[str, float]:
@@ -93,7 +146,7 @@ def _durations(settings: Settings) -> dict[str, float]:
 
 
 def _bucketing(settings: Settings) -> dict[str, object]:
-    found: dict[str, object] = {"use_bucketing": settings.flag("use_bucketing", settings.source == "--current")}
+    found: dict[str, object] = {"use_bucketing": settings.flag("use_bucketing", not settings.from_file)}
     for name in ("batch_duration", "quadratic_duration"):
         if settings.has(name):
             found[name] = settings.length(name)
@@ -138,60 +191,12 @@ def _sizes(settings: Settings, found: Mapping[str, object]) -> list[int]:
     return sizes
 
 
-def _read_notes(settings: Settings) -> list[str]:
-    notes = []
-    unseen = [name for name in UNSEEN if _is_set(settings, name)]
-    if unseen:
-        verb = "changes" if len(unseen) == 1 else "change"
-        notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
-    if settings.source != "--current" and not settings.has("use_lhotse") and settings.has("use_bucketing"):
-        notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
-    if settings.flag("drop_last", False):
-        notes.append("drop_last leaves out batches that are not full; they are counted here")
-    return notes
-
-
 def _is_set(settings: Settings, name: str) -> bool:
     value = settings.values.get(name)
     if value is None or value is False:
         return False
     bound = {"min_tps": -1, "max_tps": math.inf}.get(name)
     return bound is None or value != bound
-
-
-def table(current: Current, lengths: Lengths) -> CurrentTable:
-    """The buckets that NeMo makes of these lengths, as far as a table can express them.
-
-    An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop what is
-    longer than the last (`BucketingFilter`); bins without have one bucket more, without end. A batch under
-    `batch_duration` closes when one example more, of the longest so far, would exceed it (Lhotse's `TimeConstraint`):
-    its size is taken to be the mean size of its bucket's.
-
-    Raises:
-        ResultError: The lengths are not in seconds, or none is left.
-    """
-    if lengths.unit not in ("s", None):
-        raise ResultError(
-            f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
-            "Convert the lengths with --length-scale and --unit s.",
-        )
-    settings = current.settings
-    kept, left_out = _kept(current, lengths)
-    boundaries, notes = _boundaries(settings, kept)
-    sizes, approximate = _batch_sizes(settings, kept, boundaries)
-    notes = [*current.notes, *notes, *approximate]
-    if lengths.unit is None:
-        notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
-    return CurrentTable(
-        table=BucketTable(boundaries, sizes),
-        lengths=kept,
-        sizing="frontier",
-        max_batch_length=settings.get("batch_duration"),
-        describe=_described(settings, boundaries.size),
-        exact=not notes,
-        notes=tuple(notes),
-        left_out=left_out,
-    )
 
 
 def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
