@@ -272,8 +272,12 @@ def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str,
 
 LOADERS = pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 1, "prefetch_factor": 20}],
-    ids=["0 workers", "2 workers", "2 persistent workers", "1 worker far ahead"],
+    [
+        pytest.param({}, id="0 workers"),
+        pytest.param({"num_workers": 2}, id="2 workers"),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="1 worker far ahead", marks=pytest.mark.slow),
+    ],
 )
 
 
