@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from batchtune.errors import ResultError
 from batchtune.results import Probe, Row, Sweep
@@ -39,20 +38,6 @@ class Patched:
     notes: tuple[str, ...]
 
 
-class Patch(Protocol):
-    """Puts the recommended numbers into a user's own file and leaves all else as it is."""
-
-    def __call__(self, text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
-        """Return the file with the numbers in it; raise ResultError where they can't be put there.
-
-        Args:
-            text: The file, line ends as they are.
-            tuned: The run.
-            key_path: Where the settings are, keys with dots between; None to look for them.
-            name: What to call the file in messages.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
     """The recommendation as a config for one framework.
@@ -63,14 +48,15 @@ class Export:
         file: What to call the file.
         render: A tuned run -> the config or snippet, ready to write; raises ResultError if the framework can express
             no row. Comments in it name what the framework can't express.
-        patch: Patches a user's file (`--patch`); None where batchtune can't.
+        patch: A user's own file as text, a tuned run, key_path, name -> the file with the recommended numbers, all
+            else as it was (`--patch`); None where batchtune can't.
     """
 
     name: str
     title: str
     file: str
     render: Callable[[Tuned], str]
-    patch: Patch | None = None
+    patch: Callable[..., Patched] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

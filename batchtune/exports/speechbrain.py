@@ -27,6 +27,7 @@ from batchtune.units import counted, format_number
 
 _DERIVES = "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary"
 _NO_PLAIN_ROW = "num_buckets makes SpeechBrain choose the boundaries, which only rows of the strategy speechbrain have"
+_OWN_CAP = "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
 
 
 def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
@@ -167,21 +168,15 @@ def render(tuned: Tuned) -> str:
         about_data(sweep),
         *chosen.remarks,
         length_function(sweep.lengths.unit),
-        *_unsaid(sweep, chosen.row),
+        *([_OWN_CAP] if needed_cap(sweep, chosen.row) is None else []),
+        "An example longer than the last boundary is not dropped: it becomes a batch of one",
+        *padded_remark(sweep, "SpeechBrain"),
         "It takes the place of the block of the same name; newer recipes call it dynamic_batch_sampler_train. train.py "
         "must pass all of it on: DynamicBatchSampler(train_data, **dynamic_hparams, length_func=...)",
     ]
     block = _block(sweep, chosen.row, f"bucket_boundaries: {flow_list(chosen.row.boundaries)}")
     comments = commented(remarks) + leaving_out(sweep)
     return "".join([comments, "dynamic_batching: True\n", *block, "\n", *_plain_alternative(sweep)])
-
-
-def _unsaid(sweep: Sweep, row: Row) -> Iterable[str]:
-    """What SpeechBrain can't be told."""
-    if needed_cap(sweep, row) is None:
-        yield "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
-    yield "An example longer than the last boundary is not dropped: it becomes a batch of one"
-    yield from padded_remark(sweep, "SpeechBrain")
 
 
 def _plain_alternative(sweep: Sweep) -> Iterable[str]:
@@ -207,10 +202,10 @@ def _plain_alternative(sweep: Sweep) -> Iterable[str]:
     )
 
 
-def _patch(text: str, tuned: Tuned, **options: Any) -> Patched:
+def _patch(*file: Any, **options: Any) -> Patched:
     from batchtune.exports.patch import patch_speechbrain
 
-    return patch_speechbrain(text, tuned, **options)
+    return patch_speechbrain(*file, **options)
 
 
 EXPORTS = (

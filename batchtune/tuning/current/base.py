@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from batchtune.batching.table import BucketTable
@@ -79,7 +80,7 @@ class CurrentTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Plain values by name, with checked access: each wrong value gives one message that says where it stands.
+    """Plain values by name, with checked access: a wrong value raises a BatchtuneError that says where it stands.
 
     Attributes:
         values: Numbers, words, lists of numbers; None for a key without a value.
@@ -110,85 +111,66 @@ class Settings:
         kind = ResultError if self.from_file else UsageError
         return kind(f"{where}: {path} {problem}" if path else f"{where}: {problem}", hint)
 
-    def number(self, name: str) -> float:
-        """Return any number, infinity included.
+    def given(self, check: Callable[[str], object], *names: str) -> dict[str, object]:
+        """Return those of these settings that have a value, each checked by one of the methods below."""
+        return {name: check(name) for name in names if self.has(name)}
 
-        Raises:
-            BatchtuneError: It is none, or nan.
-        """
+    def number(self, name: str) -> float:
+        """Return any number, infinity included."""
         value = self.values[name]
         if not _is_number(value) or math.isnan(value):
             raise self.wrong(name, f"must be a number, got {_shown(value)}")
         return float(value)
 
     def length(self, name: str) -> float:
-        """Return a length: a positive number.
-
-        Raises:
-            BatchtuneError: It is none, or beyond what any unit needs.
-        """
+        """Return a length: a positive number, within what any unit needs."""
         return self._length(name, self.values[name])
 
     def lengths(self, name: str) -> list[float]:
-        """Return a list of lengths in strictly ascending order.
-
-        Raises:
-            BatchtuneError: It is no such list; the message names the entry, counted from 1.
-        """
-        found = [self._length(name, entry, f"entry {index} ") for index, entry in self._entries(name)]
-        for index in range(1, len(found)):
-            before, after = found[index - 1], found[index]
+        """Return a list of lengths in strictly ascending order; a message names the entry, counted from 1."""
+        found = [self._length(name, value, entry) for entry, value in self._entries(name)]
+        for number, (before, after) in enumerate(pairwise(found), 2):
             if after == before:
-                raise self.wrong(name, f"repeats {after:g} as entry {index + 1}", "Give each boundary once.")
+                raise self.wrong(name, f"repeats {after:g} as entry {number}", "Give each boundary once.")
             if after < before:
-                raise self.wrong(
-                    name,
-                    f"does not ascend: entry {index + 1} is {after:g}, after {before:g}",
-                    "Write boundaries in ascending order.",
-                )
+                problem = f"does not ascend: entry {number} is {after:g}, after {before:g}"
+                raise self.wrong(name, problem, "Write boundaries in ascending order.")
         return found
 
     def count(self, name: str, most: int = _LARGEST_BATCH_SIZE) -> int:
-        """Return a whole number from 1 to `most`.
-
-        Raises:
-            BatchtuneError: It is none.
-        """
+        """Return a whole number from 1 to `most`."""
         return self._count(name, self.values[name], most)
 
     def counts(self, name: str) -> list[int]:
-        """Return a list of whole numbers from 1.
+        """Return a list of whole numbers from 1; a message names the entry, counted from 1."""
+        return [self._count(name, value, _LARGEST_BATCH_SIZE, entry) for entry, value in self._entries(name)]
 
-        Raises:
-            BatchtuneError: It is no such list; the message names the entry, counted from 1.
-        """
-        return [
-            self._count(name, entry, _LARGEST_BATCH_SIZE, f"entry {index} ") for index, entry in self._entries(name)
-        ]
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """Return one of the known words."""
+        value = self.values[name]
+        if not isinstance(value, str) or value not in known:
+            raise self.wrong(name, f"must be one of {', '.join(known)}")
+        return value
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Return true or false; `default` if it is not set.
-
-        Raises:
-            BatchtuneError: It is something else.
-        """
+    def flag(self, name: str, default: bool = True) -> bool:
+        """Return true or false; `default` if it is not set."""
         value = self.values[name] if self.has(name) else default
         if not isinstance(value, bool):
             raise self.wrong(name, f"must be true or false, got {_shown(value)}")
         return value
 
-    def _entries(self, name: str) -> Collection[tuple[int, Any]]:
+    def _entries(self, name: str) -> list[tuple[str, Any]]:
         value = self.values[name]
         # `--current bucket_boundaries=10` is a list of one.
         if _is_number(value) and not self.from_file:
-            return [(1, value)]
+            return [("entry 1 ", value)]
         if not isinstance(value, list):
             raise self.wrong(name, f"must be a list of numbers, got {_shown(value)}")
         if not value:
             raise self.wrong(name, "is an empty list")
         if len(value) > MOST_BUCKETS:
             raise self.wrong(name, f"has {len(value):,} entries; {MOST_BUCKETS:,} is the most")
-        return list(enumerate(value, 1))
+        return [(f"entry {number} ", entry) for number, entry in enumerate(value, 1)]
 
     def _length(self, name: str, value: Any, entry: str = "") -> float:
         if not _is_number(value):
@@ -211,7 +193,7 @@ class SettingsKind(ABC):
     """One kind of settings: where a file has them, how they are checked, and the table that they make.
 
     Attributes:
-        name: What `sweep.json` calls it.
+        name: Its name in `sweep.json`.
         keys: All settings that it may have.
         signs: Any of these says that settings are of this kind.
         inherited: Those that also count from the file's top.
@@ -223,12 +205,7 @@ class SettingsKind(ABC):
     inherited: ClassVar[tuple[str, ...]] = ()
 
     def claims(self, names: Collection[str], path: Sequence[str] = ()) -> bool:
-        """Return whether settings with these names are of this kind.
-
-        Args:
-            names: Their names.
-            path: The keys that lead to them in a file.
-        """
+        """Return whether settings with these names, at this path of keys in a file, are of this kind."""
         return not set(self.signs).isdisjoint(names)
 
     @abstractmethod

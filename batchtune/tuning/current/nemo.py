@@ -77,16 +77,15 @@ class NemoSettings(SettingsKind):
                     name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
                 )
         lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
-        found: dict[str, object] = {"use_lhotse": lhotse}
-        for name, most in (("batch_size", 2**31), ("num_buckets", MOST_BUCKETS)):
-            if settings.has(name):
-                found[name] = settings.count(name, most)
-        found |= _durations(settings)
-        if lhotse:
-            found |= _bucketing(settings)
-        elif "batch_size" not in found:
+        if not lhotse and not settings.has("batch_size"):
             raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
-        return found
+        return {
+            "use_lhotse": lhotse,
+            **settings.given(settings.count, "batch_size"),
+            **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
+            **_durations(settings),
+            **(_bucketing(settings) if lhotse else {}),
+        }
 
     def notes(self, settings: Settings) -> Sequence[str]:
         """Name what lengths alone don't tell, and what is assumed."""
@@ -146,49 +145,39 @@ def _durations(settings: Settings) -> dict[str, float]:
 
 
 def _bucketing(settings: Settings) -> dict[str, object]:
-    found: dict[str, object] = {"use_bucketing": settings.flag("use_bucketing", not settings.from_file)}
-    for name in ("batch_duration", "quadratic_duration"):
-        if settings.has(name):
-            found[name] = settings.length(name)
-    if settings.has("bucket_duration_bins"):
-        found["bucket_duration_bins"] = _bins(settings)
-    if settings.has("bucket_batch_size"):
-        found["bucket_batch_size"] = _sizes(settings, found)
-    elif "batch_duration" not in found and not settings.has("batch_size"):
-        raise settings.wrong(
-            None, "needs batch_size, batch_duration, or bucket_batch_size with bucket_duration_bins", "Give one."
-        )
-    if not found["use_bucketing"] and ("batch_duration" in found or "bucket_batch_size" in found):
-        name = "bucket_batch_size" if "bucket_batch_size" in found else "batch_duration"
-        raise settings.wrong(
-            name,
-            "is used without use_bucketing: its batches are no bucket table",
-            "Set use_bucketing: true if that is what you train with.",
-        )
-    return found
-
-
-def _bins(settings: Settings) -> list[float]:
-    bins = settings.values["bucket_duration_bins"]
+    values, used = settings.values, settings.flag("use_bucketing", not settings.from_file)
+    bins, sizes = values.get("bucket_duration_bins"), "bucket_batch_size"
     if isinstance(bins, list) and any(isinstance(entry, list) for entry in bins):
         raise settings.wrong(
             "bucket_duration_bins",
             "is of two dimensions, (duration, tokens) pairs, which can't be compared with tables over lengths alone",
             "Give one-dimensional bins, or leave --current out.",
         )
-    return settings.lengths("bucket_duration_bins")
-
-
-def _sizes(settings: Settings, found: Mapping[str, object]) -> list[int]:
-    bins = found.get("bucket_duration_bins")
-    if not isinstance(bins, list):
-        raise settings.wrong("bucket_batch_size", "needs bucket_duration_bins beside it", "Give one bin for each size.")
-    sizes = settings.counts("bucket_batch_size")
-    if len(sizes) != len(bins):
+    found = {
+        "use_bucketing": used,
+        **settings.given(settings.length, "batch_duration", "quadratic_duration"),
+        **settings.given(settings.lengths, "bucket_duration_bins"),
+    }
+    if settings.has(sizes):
+        if "bucket_duration_bins" not in found:
+            raise settings.wrong(sizes, "needs bucket_duration_bins beside it", "Give one bin for each size.")
+        edges, counts = settings.lengths("bucket_duration_bins"), settings.counts(sizes)
+        if len(counts) != len(edges):
+            problem = f"has {len(counts):,} entries for {len(edges):,} bins"
+            raise settings.wrong(sizes, problem, "Give one size for each bin.")
+        found[sizes] = counts
+    elif not settings.has("batch_duration") and not settings.has("batch_size"):
         raise settings.wrong(
-            "bucket_batch_size", f"has {len(sizes):,} entries for {len(bins):,} bins", "Give one size for each bin."
+            None, "needs batch_size, batch_duration, or bucket_batch_size with bucket_duration_bins", "Give one."
         )
-    return sizes
+    for name in (sizes, "batch_duration"):
+        if name in found and not used:
+            raise settings.wrong(
+                name,
+                "is used without use_bucketing: its batches are no bucket table",
+                "Set use_bucketing: true if that is what you train with.",
+            )
+    return found
 
 
 def _is_set(settings: Settings, name: str) -> bool:
@@ -230,29 +219,24 @@ def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
 
 def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray, list[str]]:
     """The buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
-    longest = kept.longest
-    bins = settings.get("bucket_duration_bins")
     buckets = settings.get("num_buckets", _DEFAULT_BUCKETS)
-    notes: list[str] = []
+    edges, notes = np.empty(0), []
     if not settings.get("use_bucketing"):
-        edges = np.empty(0)
-    elif bins is not None:
-        edges = np.array(bins)
+        pass
+    elif "bucket_duration_bins" in settings:
+        edges = np.array(settings["bucket_duration_bins"])
     elif "max_duration" in settings:
         # NeMo's own guess, `determine_bucket_duration_bins`.
         edges = np.linspace(settings.get("min_duration", 0.0), settings["max_duration"], buckets + 1)[1:-1]
     else:
-        edges = (
-            lhotse_boundaries(kept.values, min(buckets, kept.count)) if min(buckets, kept.count) > 1 else np.empty(0)
-        )
+        if (buckets := min(buckets, kept.count)) > 1:
+            edges = lhotse_boundaries(kept.values, buckets)
         notes.append(
             f"the bins are those of equal total length over all examples; Lhotse estimates them from the first "
             f"{_DEFAULT_CUTS:,} or so that it reads"
         )
     edges = np.unique(edges[edges > 0])
-    if edges.size == 0 or edges[-1] < longest:
-        edges = np.append(edges, longest)
-    return edges, notes
+    return (edges if edges.size and edges[-1] >= kept.longest else np.append(edges, kept.longest)), notes
 
 
 def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> tuple[IntArray, list[str]]:

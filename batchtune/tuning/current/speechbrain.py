@@ -59,23 +59,17 @@ class SpeechBrainSettings(SettingsKind):
             raise settings.wrong(None, "needs num_buckets or bucket_boundaries", _GIVE.format("them"))
         if limit is None:
             raise settings.wrong(None, "needs max_batch_length", _GIVE.format("it"))
-        found: dict[str, object] = {"max_batch_length": settings.length(limit)}
-        if settings.has("num_buckets"):
-            found["num_buckets"] = settings.count("num_buckets", MOST_BUCKETS)
-        if boundaries:
-            found["bucket_boundaries"] = settings.lengths("bucket_boundaries")
-        if settings.has("max_batch_ex"):
-            found["max_batch_ex"] = settings.count("max_batch_ex")
-        if settings.has("feats_hop_size"):
-            found["feats_hop_size"] = settings.length("feats_hop_size")
-        for name, today in (("shuffle", "shuffle"), ("shuffle_ex", "shuffle"), ("drop_last", "drop_last")):
-            if settings.has(name):
-                found[today] = settings.flag(name, True)
-        if settings.has("batch_ordering"):
-            found["batch_ordering"] = settings.values["batch_ordering"]
-            if found["batch_ordering"] not in _ORDERINGS:
-                raise settings.wrong("batch_ordering", f"must be one of {', '.join(_ORDERINGS)}")
-        return found
+        shuffle = next(filter(settings.has, ("shuffle_ex", "shuffle")), None)
+        return {
+            "max_batch_length": settings.length(limit),
+            **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
+            **({"bucket_boundaries": settings.lengths("bucket_boundaries")} if boundaries else {}),
+            **settings.given(settings.count, "max_batch_ex"),
+            **settings.given(settings.length, "feats_hop_size"),
+            **({} if shuffle is None else {"shuffle": settings.flag(shuffle)}),
+            **settings.given(settings.flag, "drop_last"),
+            **settings.given(lambda name: settings.choice(name, _ORDERINGS), "batch_ordering"),
+        }
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the buckets that SpeechBrain makes of these lengths, exactly."""

@@ -60,14 +60,12 @@ class OwnTable(SettingsKind):
                 "bucket_boundaries",
                 "Give one batch size for each boundary.",
             )
-        found: dict[str, object] = {"bucket_boundaries": boundaries, "bucket_batch_sizes": sizes}
-        if settings.has("max_batch_length"):
-            found["max_batch_length"] = settings.length("max_batch_length")
-        if settings.has("unit"):
-            found["unit"] = settings.values["unit"]
-            if found["unit"] not in UNITS:
-                raise settings.wrong("unit", f"must be one of {', '.join(UNITS)}")
-        return found
+        return {
+            "bucket_boundaries": boundaries,
+            "bucket_batch_sizes": sizes,
+            **settings.given(settings.length, "max_batch_length"),
+            **settings.given(lambda name: settings.choice(name, UNITS), "unit"),
+        }
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
