@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch.distributed  # noqa: TID253  # this module is torch's: the package 
 from torch.utils.data import Sampler  # noqa: TID253  # as above
 
 from batchtune.batching import epochs, given
+from batchtune.batching.delivery import Pass, loader_of
 from batchtune.batching.epochs import ORDERINGS, Dealing, Drawing, Grouped, Layout, Ordering
 from batchtune.batching.given import Numbers
 from batchtune.exports.sampler import SamplerConfig, read_sampler_yaml
@@ -56,15 +56,11 @@ class BucketBatchSampler(Sampler[list[int]]):
     accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the loader from
     `get_train_dataloader` as it is.
 
-    **Epochs.** An iteration begins with its first batch; from then on the next one is the next epoch, whether or not
-    it runs to its end. `set_epoch(e)` sets the next one.
-
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch, with any number of workers:
     the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
     workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
-    A loader prepared by accelerate takes one batch more than it hands on: prepare a StatefulDataLoader, or give the
-    number of batches trained on, `state_dict(batches=...)`. It also counts epochs itself, from 0: after `load_state`
-    call `loader.set_epoch(epoch)`.
+    A loader prepared by accelerate fetches one batch ahead: prepare a StatefulDataLoader, or give the number of batches
+    trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state` call its `set_epoch`.
 
     Args:
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
@@ -122,7 +118,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._layout: Layout | None = None
         self._next = (_whole("epoch", epoch), 0)
         self._running: tuple[int, int] | None = None
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
 
     @classmethod
     def from_config(
@@ -187,7 +183,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def rank(self) -> int:
-        """This process, from 0 on."""
+        """This process, from 0."""
         return self._place()[0]
 
     @property
@@ -216,11 +212,10 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> _SetsEpoch:
-        """Where Lightning and accelerate look for `set_epoch`."""
+        """Where Lightning, accelerate and (as `batch_sampler`) transformers' Trainer look for `set_epoch`."""
         return _SetsEpoch(self)
 
     batch_sampler = sampler
-    """Where transformers' Trainer looks for `set_epoch`."""
 
     def __len__(self) -> int:
         """Number of batches that this rank has in an epoch."""
@@ -228,13 +223,13 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._running = self._pass = None
-        return self._batches(_loader_of(sys._getframe(1)))
+        return self._batches(loader_of(sys._getframe(1)))
 
     def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
         # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
         epoch, first = self._next
         self._next, self._running = (epoch + 1, 0), (epoch, first)
-        now = self._pass = _Pass(epoch, first, loader, first)
+        now = self._pass = Pass(epoch, first, loader, first)
         batches = epochs.assemble(
             self._grouped,
             self._laid_out(),
@@ -248,7 +243,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._running = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there."""
+        """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
+
+        Unless this is called, an iteration that has given its first batch is followed by the next epoch.
+        """
         wanted = _whole("epoch", epoch)
         if wanted != self._next[0] or self._running is not None:
             self._next = (wanted, 0)
@@ -294,18 +292,15 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise ValueError(f"no state of a BucketBatchSampler: {type(state_dict).__name__} instead of a dict")
         if missing := {"epoch", "position", "seed", "world_size", "digest"} - state_dict.keys():
             raise ValueError(f"no state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
-        differs = [
-            f"has {name} {state_dict[name]}, this sampler {ours}"
-            for name, ours in (("seed", self.seed), ("world_size", self.world_size))
-            if state_dict[name] != ours
-        ]
-        if state_dict["digest"] != self._digest:
-            differs.append("is of a sampler with other lengths, boundaries, batch sizes or options")
-        if differs:
-            raise ValueError(
-                f"the state {differs[0]}: its batches are others. Make the sampler as it was, or begin the epoch anew "
-                "with set_epoch."
-            )
+        for name, ours in (("seed", self.seed), ("world_size", self.world_size), ("digest", self._digest)):
+            if state_dict[name] != ours:
+                differs = f"has {name} {state_dict[name]}, this sampler {ours}"
+                if name == "digest":
+                    differs = "is of a sampler with other lengths, boundaries, batch sizes or options"
+                raise ValueError(
+                    f"the state {differs}: its batches are others. Make the sampler as it was, or begin the epoch anew "
+                    "with set_epoch."
+                )
         epoch, position = _whole("epoch", state_dict["epoch"]), _whole("position", state_dict["position"])
         if position > len(self):
             raise ValueError(f"the state is at batch {position}, but an epoch has {len(self)}")
@@ -317,8 +312,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def _cursor(self) -> tuple[int, int]:
-        delivered = None if self._pass is None else self._pass.delivered
-        if delivered is not None:
+        if self._pass is not None and (delivered := self._pass.delivered) is not None:
             return self._after(delivered)
         return self._next if self._running is None else self._running
 
@@ -360,44 +354,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         return digest.hexdigest()
 
 
-@dataclass(slots=True)
-class _Pass:
-    """One iteration over the sampler.
-
-    Attributes:
-        epoch: The epoch that it runs.
-        first: How many of its batches it skips, because an earlier pass delivered them.
-        loader: The attributes of the plain DataLoader's iterator that takes the batches; None for any other taker.
-        handed_out: How many batches of the epoch were handed out, skipped ones included.
-    """
-
-    epoch: int
-    first: int
-    loader: Mapping[str, Any] | None
-    handed_out: int
-
-    @property
-    def delivered(self) -> int | None:
-        """How many batches of this pass the loader has delivered; None where that can't be told."""
-        count = None if self.loader is None else self.loader.get("_num_yielded")
-        return count if isinstance(count, int) else None
-
-    @property
-    def runs_ahead_unseen(self) -> bool:
-        """Whether a loader with workers takes the batches, and does not tell how many it has delivered."""
-        return self.loader is not None and self.delivered is None and self.loader.get("_num_workers", 1) != 0
-
-
-def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
-    """The attributes of the plain DataLoader's iterator that runs in a frame; None where none does.
-
-    Those of a class derived from it, as torchdata's, save the sampler's state with each batch themselves. The
-    attributes outlive the iterator: `_num_yielded` counts what it has delivered until it was given up.
-    """
-    caller = frame.f_locals.get("self")
-    return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
-
-
 @dataclass(frozen=True, slots=True)
 class _SetsEpoch:
     """Hands `set_epoch` on: frameworks look for it one sampler further in than where it is."""
@@ -431,12 +387,11 @@ def _check_choices(ordering: str, overlong: str, rank: int | None, world_size: i
         raise ValueError(f"overlong must be error or single, got {overlong!r}")
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if rank is None or world_size is None:
-        return
-    if _whole("world_size", world_size) > _MOST_RANKS:
-        raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
-    if not _whole("rank", rank) < world_size:
-        raise ValueError(f"rank must be at least 0 and below world_size, got rank {rank} of {world_size}")
+    if rank is not None and world_size is not None:
+        if _whole("world_size", world_size) > _MOST_RANKS:
+            raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
+        if not _whole("rank", rank) < world_size:
+            raise ValueError(f"rank must be at least 0 and below world_size, got rank {rank} of {world_size}")
 
 
 def _whole(name: str, value: int) -> int:

@@ -22,7 +22,7 @@ from batchtune.exports.text import (
     padded_remark,
 )
 from batchtune.proofs import unproven_sizes
-from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow
+from batchtune.results import Probe, Row, Sweep
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
@@ -157,7 +157,14 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
         ResultError: The lengths can't be turned into seconds.
     """
     model = probe.models.peak_bytes
-    if model is None or _knows_targets(model) or not model.linear > 0 or model.quadratic < 0:
+    if (
+        model is None
+        or model.target_linear
+        or model.target_quadratic
+        or model.cross
+        or not model.linear > 0
+        or model.quadratic < 0
+    ):
         return None
     if not probe.is_proven or not probe.frontier:
         return None
@@ -184,10 +191,6 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
 def _counted(seconds: float, quadratic_duration: float | None) -> float:
     """What an example of this length counts: x(L)."""
     return seconds if quadratic_duration is None else seconds + seconds**2 / quadratic_duration
-
-
-def _knows_targets(model: CostModel) -> bool:
-    return any((model.target_linear, model.target_quadratic, model.cross))
 
 
 def _rounded_down(value: float) -> float:
@@ -237,6 +240,13 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
         sweep.two_dimensional,
         key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
     )
+    seconds, others, instead = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds, ""
+    if seconds is not None and others is not None:
+        instead = f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
+    sizes = unproven_sizes(row)
+    proof = "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
+    if row.unproven == 0:
+        proof = "Every batch size was run, or is no larger than one that was"
     durations = in_seconds([length for length, _ in row.buckets], sweep.lengths.unit, "NeMo")
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
@@ -245,7 +255,10 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
     yield commented(
         [
             f"Or with bins over duration and tokens, the same token counts that the sweep had as target lengths: "
-            f"{_gain(row)}. {_proof(row)}. The tokenizer must run before sampling (pretokenize: true)"
+            f"{counted(len(row.buckets), 'bin')}, {format_number(row.batches)} batches an epoch, where the best table "
+            "over durations alone with as many bins needs "
+            f"{format_number(row.one_dimensional_batches)}{instead}. {proof}. The tokenizer must run before sampling "
+            "(pretokenize: true)"
         ],
         indent=_INDENT,
     )
@@ -259,27 +272,6 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
     ]
     for line in lines:
         yield from (f"{_INDENT}# {part}\n" for part in broken(line).splitlines())
-
-
-def _proof(row: TwoDimensionalRow) -> str:
-    if row.unproven == 0:
-        return "Every batch size was run, or is no larger than one that was"
-    sizes = unproven_sizes(row)
-    return "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
-
-
-def _gain(row: TwoDimensionalRow) -> str:
-    """`13 bins, 600 batches an epoch instead of 634, 10 min instead of 11 min`."""
-    gain = (
-        f"{counted(len(row.buckets), 'bin')}, {format_number(row.batches)} batches an epoch, where the best table over "
-        f"durations alone with as many bins needs {format_number(row.one_dimensional_batches)}"
-    )
-    if row.estimated_epoch_seconds is not None and row.one_dimensional_epoch_seconds is not None:
-        gain += (
-            f" ({format_seconds(row.estimated_epoch_seconds)} instead of "
-            f"{format_seconds(row.one_dimensional_epoch_seconds)})"
-        )
-    return gain
 
 
 EXPORTS = (Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),)
