@@ -307,7 +307,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._next, self._running, self._pass = (epoch, position), None, None
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the view of a running loader, which can't be copied to another process."""
+        """Leave out the view of a running loader, which can't be copied to another process."""
         return {**self.__dict__, "_pass": None}
 
     @property
@@ -317,7 +317,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._next if self._running is None else self._running
 
     def _after(self, batches: int) -> tuple[int, int]:
-        """Epoch and position after so many batches of the last pass. Raises ValueError where they were not had."""
+        """Return epoch and position after so many batches of the last pass; raise ValueError if it gave fewer."""
         now = self._pass
         handed_out = 0 if now is None else now.handed_out - now.first
         if batches > handed_out:
@@ -361,14 +361,14 @@ class _SetsEpoch:
     owner: BucketBatchSampler
 
     def set_epoch(self, epoch: int) -> None:
-        """As the sampler's."""
+        """Make this epoch the sampler's next."""
         self.owner.set_epoch(epoch)
 
 
 def _of_manifest(
     manifest: str | Path, reading: dict[str, Any], config: SamplerConfig, path: str
 ) -> tuple[FloatArray, FloatArray | None]:
-    """Lengths and targets of a manifest, in its order and in the unit of the config."""
+    """Read lengths and targets of a manifest, in its order and in the unit of the config."""
     if (scale := reading.get("length_scale")) is not None and not isinstance(scale, Fraction):
         reading["length_scale"] = parse_scale(str(scale))
     found = load_ordered_lengths(manifest, ReadOptions(**reading))

@@ -1,4 +1,4 @@
-"""How many batches of a pass over a sampler a DataLoader has delivered, whose workers fetch ahead."""
+"""Counts the batches that a DataLoader, whose workers fetch ahead, has delivered in a pass over a sampler."""
 
 from __future__ import annotations
 

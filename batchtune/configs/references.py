@@ -89,7 +89,7 @@ class References:
         return value
 
     def _referred(self, node: Node, text: str, depth: int) -> Any:
-        """`<key>`, `<key[inner]>`, or arithmetic with them, as hyperpyyaml 1.2 reads them."""
+        """Read `<key>`, `<key[inner]>`, or arithmetic with them, as hyperpyyaml 1.2 reads them."""
         whole = REFERENCE.fullmatch(text.strip())
         if whole is not None:
             return self.plain(*self._referenced(node, whole[1]), depth + 1)
@@ -114,7 +114,7 @@ class References:
         return self._find(node, (self.root,), reference_path(reference), f"<{reference}>")
 
     def _interpolated(self, node: Node, text: str, chain: tuple[Node, ...], depth: int) -> Any:
-        """`${a.b}` from the top, `${.b}` beside the key, `${..b}` one level up: OmegaConf 2.3's."""
+        """Read `${a.b}` from the top, `${.b}` beside the key, `${..b}` one level up: OmegaConf 2.3's."""
         shown = text[:60]
         match = _INTERPOLATION.fullmatch(text.strip())
         if match is None:
@@ -132,7 +132,7 @@ class References:
     def _find(
         self, node: Node, start: tuple[Node, ...], keys: tuple[str, ...] | list[str], shown: str
     ) -> tuple[Node, tuple[Node, ...]]:
-        """The node at these keys, and the mappings from the document's top to the one that holds it."""
+        """Return the node at these keys, and the mappings from the document's top to the one that holds it."""
         chain, target = start[:-1], start[-1]
         for key in keys:
             chain = (*chain, target)
@@ -147,7 +147,7 @@ class References:
 
 
 def _evaluated(formula: str) -> float | int | None:
-    """The result of + - * / // % ** on numbers; None where it is anything else or has no finite result."""
+    """Return the result of + - * / // % ** on numbers; None where it is anything else or has no finite result."""
 
     def value(node: ast.expr) -> float | int:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):

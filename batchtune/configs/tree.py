@@ -256,7 +256,7 @@ class _Builder:
             self._merge(node.value.pop("<<"), node.value)
 
     def _merge(self, given: Node, into: dict[str, Node]) -> None:
-        """Adds what `<<` names; a mapping's own keys go before, then the first named."""
+        """Add what `<<` names; a mapping's own keys go before, then the first named."""
         for source in given.value if isinstance(given.value, list) else [given]:
             if not isinstance(source.value, dict):
                 raise self._wrong(given, "merges (<<) something that is no mapping")

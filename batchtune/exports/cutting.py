@@ -1,4 +1,4 @@
-"""What the exports to toolkits share that know no bucket table: they sort the examples by length and cut the list."""
+"""Shared by the exports to toolkits that know no bucket table: they sort the examples by length and cut the list."""
 
 from __future__ import annotations
 

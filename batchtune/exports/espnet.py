@@ -54,7 +54,7 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
 
 
 def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
-    """(K, L, r): bounds of lengths that follow each other: the first is at least K, the second at most L.
+    """Yield (K, L, r), bounds of lengths that follow each other: the first is at least K, the second at most L.
 
     The second is among the r shortest examples.
     """
@@ -123,7 +123,7 @@ _COUNTS = {
 
 
 def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
-    """Why batch_bins is below max_batch_length, and how it could be larger."""
+    """Explain why batch_bins is below max_batch_length, and how it could be larger."""
     limit, cap = format_length(sweep.max_batch_length, sweep.lengths.unit), sweep.settings.get("max_batch_size")
     yield (
         f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}"
@@ -147,7 +147,7 @@ def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
 
 
 def _leaving_out(sweep: Sweep, scale: float) -> Iterator[str]:
-    """How to leave out what was left out at tuning: ESPnet's trainer can't, its recipes can.
+    """Say how to leave out what was left out at tuning: ESPnet's trainer can't, its recipes can.
 
     Source: stage 4 of egs2/TEMPLATE/asr1/asr.sh, which keeps min_wav_duration < duration < max_wav_duration.
     """

@@ -1,4 +1,4 @@
-"""fairseq: `--max-tokens` and what has to be said beside it."""
+"""fairseq: `--max-tokens` and the flags that go with it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _stops(sweep: Sweep, max_tokens: int, scale: float) -> Iterator[str]:
 
 
 def _leaving_out(sweep: Sweep, limits: LengthLimits, longest: int) -> Iterator[str]:
-    """How to leave out what was left out at tuning.
+    """Say how to leave out what was left out at tuning.
 
     Source: fairseq 0.12.2. `FileAudioDataset` leaves out what is shorter than min_sample_size, and crops what is longer
     than max_sample_size; `FairseqTask.filter_indices_by_size` leaves training examples beyond max_source_positions

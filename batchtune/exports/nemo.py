@@ -74,7 +74,7 @@ def render(tuned: Tuned) -> str:
 
 
 def _fillable(row: Row, sweep: Sweep) -> list[int]:
-    """Batch sizes no larger than what a bucket holds: NeMo, which repeats the data, would fill larger ones, not run."""
+    """Return sizes that a bucket can fill: NeMo, which repeats the data, would fill larger ones, which were not run."""
     if row is not sweep.recommended_row or len(sweep.buckets) != len(row.batch_sizes):
         return row.batch_sizes
     return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
@@ -122,12 +122,12 @@ class DurationLimit:
     quadratic_duration: float | None
 
     def fitting(self, seconds: float) -> int:
-        """How many examples of this length a batch gets."""
+        """Return how many examples of this length a batch gets."""
         return min(self.batch_size, max(1, int(self.batch_duration / _counted(seconds, self.quadratic_duration))))
 
 
 def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit | None:
-    """The limit with which every batch is proven.
+    """Return the limit with which every batch is proven.
 
     Lhotse's `TimeConstraint` ends a batch with the example after which one more as long as the longest would exceed
     D: B examples are followed by another only while (B + 1)·x(s) ≤ D, s the longest of them, with x(L) = L + L²/Q. The
@@ -189,7 +189,7 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
 
 
 def _counted(seconds: float, quadratic_duration: float | None) -> float:
-    """What an example of this length counts: x(L)."""
+    """Return what an example of this length counts: x(L)."""
     return seconds if quadratic_duration is None else seconds + seconds**2 / quadratic_duration
 
 

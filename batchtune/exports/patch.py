@@ -64,7 +64,7 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
 
 
 def _path(root: Node, name: str, key_path: str | None) -> Keys:
-    """Where the block with the sampler's settings is."""
+    """Find the block with the sampler's settings."""
     if key_path is None:
         found = training_block(root, name, "--key-path ")
         if found is None:
@@ -117,7 +117,7 @@ class _Patch:
         ]
 
     def plan(self) -> None:
-        """Finds the edits.
+        """Find the edits.
 
         Raises:
             ResultError: A value can't be changed without changing something else.
@@ -147,14 +147,14 @@ class _Patch:
         self._comment(limit, chosen, plain)
 
     def applied(self) -> str:
-        """The new text."""
+        """Return the new text."""
         text = self.text
         for start, end, replacement in sorted(self.edits, key=lambda edit: edit[:2], reverse=True):
             text = text[:start] + replacement + text[end:]
         return text
 
     def check(self, result: str) -> None:
-        """Makes sure that the new text says what it has to, and all else is what it was."""
+        """Make sure that the new text says what it has to, and all else is what it was."""
         try:
             after = parse_yaml(result, self.name)
         except ResultError as error:
@@ -201,7 +201,7 @@ class _Patch:
             )
 
     def _refuse_other_uses(self) -> None:
-        """A block or a value that something else uses, too, can't be changed for one of them."""
+        """Refuse to change a block or a value that something else uses, too."""
         inside = {path for path in self.changed if path[:-1] == self.path}
         for where, node, targets in self.uses:
             shares = any(target and self.path[: len(target)] == target for target in targets)
@@ -218,7 +218,7 @@ class _Patch:
                 )
 
     def _cap(self, current: Node | None, row: Row) -> int | None:
-        """The `max_batch_ex` to write; None to leave it as it is."""
+        """Return the `max_batch_ex` to write; None to leave it as it is."""
         needed = needed_cap(self.tuned.sweep, row)
         if current is None:
             return needed
@@ -237,7 +237,7 @@ class _Patch:
         return needed or max(row.batch_sizes)
 
     def _read(self, node: Node) -> Any:
-        """The value that a node stands for; `...` where only the training can tell."""
+        """Return the value that a node stands for; `...` if only the training can tell."""
         try:
             return References(self.root, self.name).plain(node.target or node, (self.root,))
         except ResultError:
@@ -257,7 +257,7 @@ class _Patch:
                 self._insert(limit, key, written)
 
     def _set(self, pair: tuple[Node, Node], key: str, written: str) -> None:
-        """Changes a value at its source where that is used for nothing else, in place otherwise."""
+        """Change a value at its source if nothing else uses that, in place otherwise."""
         if self._read(pair[1]) == self.wanted[key]:
             return
         path = (*self.path, key)
@@ -270,7 +270,7 @@ class _Patch:
         self.changed.add(path)
 
     def _source(self, path: Keys, node: Node) -> tuple[Keys, tuple[Node, Node]] | None:
-        """Where a reference leads, if to a plain value that nothing else uses."""
+        """Return where a reference leads, if to a plain value that nothing else uses."""
         whole = REFERENCE.fullmatch(node.text.strip()) if node.is_scalar and node.tag == "!ref" else None
         if whole is None or "." in whole[1]:
             return None
@@ -288,7 +288,7 @@ class _Patch:
         return (target, pair) if simple and not used else None
 
     def _in_place(self, pair: tuple[Node, Node], written: str) -> None:
-        """Puts a value in the place of another."""
+        """Put a value in the place of another."""
         key, value = pair
         own = value.target is None
         if (own and isinstance(value.value, dict)) or value.style in ("|", ">"):
@@ -303,7 +303,7 @@ class _Patch:
             self.edits.append((value.start, value.end, f"{anchor}{written}"))
 
     def _replace_lines(self, pair: tuple[Node, Node], written: str) -> None:
-        """Puts a list on its key's line, where it stood one entry a line beneath."""
+        """Put a list that stood one entry a line on its key's line."""
         key, value = pair
         colon = self._after_colon(key)
         if value.tag is not None or value.anchor is not None:
@@ -317,7 +317,7 @@ class _Patch:
         self.edits.append((max(before, colon), last, ""))
 
     def _insert(self, limit: str, key: str, written: str) -> None:
-        """Adds a setting: after the limit where the block has that itself, else before its first setting."""
+        """Add a setting: after the limit if the block has that itself, else before its first setting."""
         own = self.block.pair(limit)
         self.changed.add((*self.path, key))
         if own is None:
@@ -334,7 +334,7 @@ class _Patch:
             self.edits.append((end, end, f"{self._line_break()}{' ' * own[0].column}{key}: {written}"))
 
     def _comment(self, limit: str, chosen: Chosen, plain: bool) -> None:
-        """Says above the settings what the numbers alone don't."""
+        """Add comments above the settings on what the numbers alone don't say."""
         sweep = self.tuned.sweep
         sentences = []
         if sweep.lengths.unit not in ("s", None) and self.block.get("feats_hop_size") is None:
@@ -378,7 +378,7 @@ class _Patch:
 
 
 def _references(node: Node) -> list[Keys]:
-    """The paths that a `!ref` or `!copy` names."""
+    """Return the paths that a `!ref` or `!copy` names."""
     referring = node.is_scalar and node.tag in ("!ref", "!copy")
     return [reference_path(match) for match in REFERENCE.findall(node.text)] if referring else []
 

@@ -218,7 +218,7 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
 
 
 def _check(config: SamplerConfig) -> None:
-    """Checks what the types can't say; raises ValueError with the field's name."""
+    """Check what the types can't say; raises ValueError with the field's name."""
     boundaries, sizes = config.bucket_boundaries, config.bucket_batch_sizes
     BucketTable(np.array(boundaries), np.array(sizes))
     for name, found, table in (

@@ -180,7 +180,7 @@ def render(tuned: Tuned) -> str:
 
 
 def _plain_alternative(sweep: Sweep) -> Iterable[str]:
-    """The form with `num_buckets` and the names of old recipes, as comments."""
+    """Write the form with `num_buckets` and the names of old recipes, as comments."""
     try:
         row = plain_row(sweep).row
     except ResultError:

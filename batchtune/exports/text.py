@@ -1,4 +1,4 @@
-"""What the exports write with: numbers, lists and comments, none of which a hostile result file gets out of."""
+"""Numbers, lists and comments for exports: no text of a hostile result file gets out of its comment."""
 
 from __future__ import annotations
 

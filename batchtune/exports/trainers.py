@@ -100,7 +100,7 @@ class BucketTrainer(Trainer):
 
 
 def _how_read(sweep: Sweep) -> Iterator[str]:
-    """What `from_config` must be given to read the manifest as the sweep did; nothing if it finds out itself."""
+    """Say what `from_config` must be given to read the manifest as the sweep did; nothing if it finds out itself."""
     reading = sweep.lengths.reading or ReadingRecord()
     values = ((name, getattr(reading, name)) for name in reading.__struct_fields__)
     given = [f"{name}={literal(value)}" for name, value in values if isinstance(value, str)]
@@ -109,7 +109,7 @@ def _how_read(sweep: Sweep) -> Iterator[str]:
 
 
 def _render(tuned: Tuned, *, title: str, remarks: tuple[str, ...], imports: str, code: str) -> str:
-    """Comments, then the code; remarks with a condition only where examples were left out at tuning."""
+    """Write comments, then the code; remarks with a condition only where examples were left out at tuning."""
     sweep = tuned.sweep
     chosen = choose_row(sweep, title)
     limits = LengthLimits.of(sweep)

@@ -243,7 +243,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, cut where it is long: entries that are aliases of lists would never end."""
+    """Quote a value in a message, cut if it is long: entries that are aliases of lists would never end."""
     if value is None:
         return "nothing"
     shown = reprlib.Repr()

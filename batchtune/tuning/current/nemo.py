@@ -133,7 +133,7 @@ class NemoSettings(SettingsKind):
 
 
 def _durations(settings: Settings) -> dict[str, float]:
-    """The filter on durations; bounds that bound nothing are left out."""
+    """Check the filter on durations; bounds that bound nothing are left out."""
     found: dict[str, float] = {}
     if settings.has("min_duration") and settings.number("min_duration") > 0:
         found["min_duration"] = settings.length("min_duration")
@@ -189,7 +189,7 @@ def _is_set(settings: Settings, name: str) -> bool:
 
 
 def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
-    """The examples that NeMo keeps, and how many it leaves out for which reason."""
+    """Return the examples that NeMo keeps, and how many it leaves out for which reason."""
     settings = current.settings
     shortest, longest = settings.get("min_duration", 0.0), settings.get("max_duration", math.inf)
     ascending = lengths.values[::-1]
@@ -218,7 +218,7 @@ def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
 
 
 def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray, list[str]]:
-    """The buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
+    """Return the buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
     buckets = settings.get("num_buckets", _DEFAULT_BUCKETS)
     edges, notes = np.empty(0), []
     if not settings.get("use_bucketing"):
@@ -256,7 +256,7 @@ def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatAr
 def _mean_sizes(
     kept: Lengths, boundaries: FloatArray, limit: float, most: int | None, quadratic: float | None
 ) -> IntArray:
-    """The mean size, rounded, of the batches that Lhotse draws from each bucket.
+    """Return the mean size, rounded, of the batches that Lhotse draws from each bucket.
 
     A batch closes with its n-th example once (n + 1) × the longest so far is above the limit. The longest only grows,
     and the bound on it only falls, so a batch holds more than n examples just where n of them are at most

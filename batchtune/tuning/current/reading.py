@@ -70,7 +70,7 @@ def current_table(current: Current, lengths: Lengths) -> CurrentTable:
 
 
 def _file(text: str) -> tuple[Path, str | None] | None:
-    """The file and the key path that a text names; None where no such file exists."""
+    """Return the file and the key path that a text names; None where no such file exists."""
     if _is_file(text):
         return Path(text), None
     end = len(text)
@@ -92,7 +92,7 @@ def _is_file(text: str) -> bool:
 
 
 def _of_file(root: Node, name: str, key_path: str | None) -> Current:
-    """The settings of the training in a file, at `key_path` or found."""
+    """Read the settings of the training from a file, at `key_path` or found."""
     if not isinstance(root.value, dict):
         raise ResultError(f"{name} holds no settings by name", _KNOWN)
     references = References(root, name)
@@ -118,7 +118,7 @@ def _of_file(root: Node, name: str, key_path: str | None) -> Current:
 
 
 def _read(kind: SettingsKind, block: Block, references: References) -> Current:
-    """Reads the known keys of a block; all others may be made by code and are left alone."""
+    """Read the known keys of a block; all others may be made by code and are left alone."""
     tag, name = block.node.tag, references.name
     if tag is not None and tag.startswith("!include"):
         where = f"{name}, line {block.node.line}"
@@ -169,7 +169,7 @@ def _pairs(text: str) -> Current:
 
 
 def _value(name: str, text: str) -> Any:
-    """A number, a list of numbers (written with colons), true, false, or the word itself."""
+    """Read a number, a list of numbers (written with colons), true, false, or the word itself."""
     if not text:
         raise UsageError(f"{OPTION}: {name} has no value", _HOW)
     if text.lower() in ("true", "false"):
@@ -186,7 +186,7 @@ def _number(text: str) -> float | int | str:
 
 
 def _unknown(values: dict[str, Any], known: tuple[str, ...]) -> UsageError:
-    """The error for names that are not known, or that alone say nothing."""
+    """Return the error for names that are not known, or that alone say nothing."""
     unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
     greedy = next((name for name in unknown if name in _GREEDY), None)
     if greedy is not None:

@@ -97,7 +97,7 @@ class SpeechBrainSettings(SettingsKind):
 
 
 def _notes(current: Current, hop: float | None) -> Sequence[str]:
-    """What to know of the table; `hop` is that of the frames that the settings count and the lengths do not."""
+    """Return notes on the table; `hop` is that of frames, if the settings count them and the lengths do not."""
     notes = []
     if hop is not None:
         notes.append(
