@@ -12,6 +12,9 @@ from collections.abc import Sequence
 QUOTED_CHARACTERS = 80
 # What stands in a message without a space and is longer, such as a path, is cut in its middle.
 _LONG_WORD = re.compile(r"\S{401,}")
+# A long word may be broken anywhere.
+_WORDS_BEGIN = re.compile(r"(?<!\S)::|\S{40,}")
+_LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
 
 
 def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
@@ -32,6 +35,25 @@ def listed(values: Sequence[object], most: int = 20) -> str:
 def bounded(text: str) -> str:
     """Return a message without endless words: of each that is longer than 400 characters the begin and the end."""
     return _LONG_WORD.sub(lambda match: f"{match[0][:200]}…{match[0][-100:]}", text)
+
+
+def printable(text: str) -> str:
+    """Return text of a stranger's file for a terminal: what could steer it becomes a question mark."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def without_commands(text: str, *, wrapped: bool = True) -> str:
+    """Return text in which GitHub Actions finds no command where a log shows it.
+
+    It takes `::name::` where that begins a line, and `##[name]` anywhere
+    (https://github.com/actions/runner, `ActionCommand.cs`).
+
+    Args:
+        text: Any text.
+        wrapped: Whether its lines may still be broken, between words or in a long one.
+    """
+    parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(lambda match: match[0].replace("::", ": :"), text)
+    return parted.replace("##[", "## [")
 
 
 class BatchtuneError(Exception):

@@ -7,10 +7,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch.distributed  # noqa: TID253  # this module is torch's: the package 
 from torch.utils.data import Sampler  # noqa: TID253  # as above
 
 from batchtune.batching import epochs, given
+from batchtune.batching.delivery import Pass, loader_of
 from batchtune.batching.epochs import ORDERINGS, Dealing, Drawing, Grouped, Layout, Ordering
 from batchtune.batching.given import Numbers
 from batchtune.exports.sampler import SamplerConfig, read_sampler_yaml
@@ -28,7 +28,8 @@ from batchtune.manifests.ordered import load_ordered_lengths
 
 _AT_ONCE = 1 << 18
 _MOST_RANKS = 1_000_000
-_READING = {field.name for field in fields(ReadOptions)}
+_OF_CONFIG = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
+_READING = {option.name for option in fields(ReadOptions)}
 
 
 class BucketBatchSampler(Sampler[list[int]]):
@@ -38,60 +39,48 @@ class BucketBatchSampler(Sampler[list[int]]):
     bucket, at most that bucket's batch size. Each epoch shuffles anew, from seed and epoch alone, so all ranks and all
     runs agree on the batches.
 
-    Example:
-        Tuned by `batchtune tune train.csv --workload train.py:MyStep`, then::
+    Example::
 
-            from torch.utils.data import DataLoader
-            from batchtune import BucketBatchSampler
-
-            sampler = BucketBatchSampler.from_config("batchtune-run/sampler.yaml", "train.csv")
-            loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad, num_workers=4)
-            for epoch in range(epochs):
-                sampler.set_epoch(epoch)  # may be left out: each pass over the loader is the next epoch
-                for batch in loader:
-                    ...
-
-        `dataset[i]` has to be the example in row i of the manifest. Instead of a manifest, `lengths` may be their
-        lengths as an array, or the data set itself, with `length_of=lambda example: ...`.
+        sampler = BucketBatchSampler.from_config("batchtune-run/sampler.yaml", "train.csv")  # row i is dataset[i]
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad, num_workers=4)
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)  # may be left out: each pass over the loader is the next epoch
+            for batch in loader:
+                ...
 
     **Ranks.** `rank` and `world_size` come from `torch.distributed` when the sampler is first used, unless they are
-    given. Every rank has the same number of batches, and every example is in exactly one batch of one rank: where the
-    batches can't be dealt evenly, the largest are split in two until they can. (Only where even batches of one can't,
-    as with fewer examples than ranks, some are repeated: see `repeated_examples`.) So nothing else may deal the batches
-    once more: Lightning's Trainer needs `use_distributed_sampler=False`. Of accelerate's `prepare`, leave the loader
-    out on several processes, or say `rank=0, world_size=1` here; with transformers' Trainer, return the loader
-    from `get_train_dataloader` as it is.
+    given. Every rank has the same number of batches, and every example is in exactly one batch of one rank: if the
+    batches can't be dealt evenly, the largest are split in two until they can. (Only if even batches of one can't, as
+    with fewer examples than ranks, some are repeated: see `repeated_examples`.) Nothing else may deal the batches once
+    more: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the loader out of
+    accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the loader from
+    `get_train_dataloader` as it is.
 
-    **Epochs.** An iteration begins with its first batch; from then on the next one is the next epoch, whether or not
-    it is run to its end. `set_epoch(e)` says what the next one is.
-
-    **Resuming.** `state_dict` and `load_state_dict` go on in mid-epoch, batch for batch, with any number of workers:
+    **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch, with any number of workers:
     the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
     workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
-    A loader prepared by accelerate takes one batch more than it hands on: prepare a StatefulDataLoader, or say how
-    many batches were trained on with `state_dict(batches=...)`. It also counts epochs itself, from 0: after
-    `load_state` tell it with `loader.set_epoch(epoch)`.
+    A loader prepared by accelerate fetches one batch ahead: prepare a StatefulDataLoader, or give the number of batches
+    trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state` call its `set_epoch`.
 
     Args:
         lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
             Lengths of fewer bits than float64 are compared with the boundaries rounded alike.
         bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
         bucket_batch_sizes: One for each boundary, at least 1.
-        shuffle: Whether examples and batches are shuffled. Without, examples keep their order within their buckets,
-            and batches come as a streaming sampler has them together: full ones when their last example is read, then
-            what the buckets hold at the end, bucket by bucket.
-        batch_ordering: `ascending` or `descending` sorts an epoch's batches by their longest length; `random` leaves
-            them as said above.
-        drop_last: Whether batches that are not full, and those at the end that are not enough for all ranks, are
-            left out. An epoch may then hold none at all; see `dropped_examples`.
+        shuffle: Whether to shuffle examples and batches. If not, examples keep their order within their buckets, and
+            batches come as a streaming sampler fills them: full ones when their last example is read, then the rest
+            bucket by bucket.
+        batch_ordering: `ascending` or `descending` sorts an epoch's batches by their longest length.
+        drop_last: Whether to leave out batches that are not full, and those at the end that are not enough for all
+            ranks. An epoch may then hold none at all; see `dropped_examples`.
         seed: At least 0.
         epoch: The first, at least 0.
         rank: This process, from 0 on; with `world_size`.
         world_size: Number of processes.
         same_bucket: Whether at each step the batches of all ranks are of one bucket, so that none waits for another.
-            What a bucket has beyond full batches for all ranks is then dealt evenly in smaller ones; where it is
-            fewer examples than ranks, others of the bucket are repeated.
-        overlong: What becomes of examples beyond the last boundary: an `error`, or batches of a `single` example.
+            The rest of a bucket after full batches for all ranks is dealt evenly in smaller ones; if it is fewer
+            examples than ranks, others of the bucket are repeated.
+        overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
 
     Raises:
         ValueError: An argument breaks its rule; the message says which entry and what to do.
@@ -129,7 +118,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._layout: Layout | None = None
         self._next = (_whole("epoch", epoch), 0)
         self._running: tuple[int, int] | None = None
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
 
     @classmethod
     def from_config(
@@ -141,7 +130,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> BucketBatchSampler:
-        """The sampler that a `sampler.yaml` describes.
+        """Make the sampler that a `sampler.yaml` describes.
 
         Args:
             path: Of the `sampler.yaml`.
@@ -169,14 +158,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
         elif length_of is not None:
             lengths = np.fromiter((length_of(lengths[index]) for index in range(len(lengths))), np.float64)
-        options = {
-            "bucket_boundaries": config.bucket_boundaries,
-            "bucket_batch_sizes": config.bucket_batch_sizes,
-            "shuffle": config.shuffle,
-            "batch_ordering": config.batch_ordering,
-            "drop_last": config.drop_last,
-            "seed": config.seed,
-        }
+        options = {name: getattr(config, name) for name in _OF_CONFIG}
         evidence = config.evidence
         try:
             made = cls(lengths, **{**options, **overrides})
@@ -201,7 +183,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def rank(self) -> int:
-        """This process, from 0 on."""
+        """This process, from 0."""
         return self._place()[0]
 
     @property
@@ -230,13 +212,10 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> _SetsEpoch:
-        """Where Lightning and accelerate look for `set_epoch`."""
+        """Where Lightning, accelerate and (as `batch_sampler`) transformers' Trainer look for `set_epoch`."""
         return _SetsEpoch(self)
 
-    @property
-    def batch_sampler(self) -> _SetsEpoch:
-        """Where transformers' Trainer looks for `set_epoch`."""
-        return _SetsEpoch(self)
+    batch_sampler = sampler
 
     def __len__(self) -> int:
         """Number of batches that this rank has in an epoch."""
@@ -244,13 +223,13 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._running = self._pass = None
-        return self._batches(_loader_of(sys._getframe(1)))
+        return self._batches(loader_of(sys._getframe(1)))
 
     def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
         # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
         epoch, first = self._next
         self._next, self._running = (epoch + 1, 0), (epoch, first)
-        now = self._pass = _Pass(epoch, first, loader)
+        now = self._pass = Pass(epoch, first, loader, first)
         batches = epochs.assemble(
             self._grouped,
             self._laid_out(),
@@ -264,9 +243,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._running = None
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch.
+        """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
 
-        Where it is the epoch that `load_state_dict` resumes, it goes on from there.
+        Unless this is called, an iteration that has given its first batch is followed by the next epoch.
         """
         wanted = _whole("epoch", epoch)
         if wanted != self._next[0] or self._running is not None:
@@ -274,11 +253,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._running = self._pass = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on after the batches that were handed out; the same on every rank.
+        """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
 
         Args:
-            batches: How many batches of the last pass were trained on, where what is between the sampler and the
-                training takes more of them than it hands on; None for all that a plain DataLoader has delivered.
+            batches: How many batches of the last pass were trained on, if something between the sampler and the
+                training fetches ahead; None for all that a plain DataLoader has delivered.
 
         Raises:
             ValueError: So many were not handed out.
@@ -304,7 +283,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iteration goes on where the state was taken.
+        """Let the next iteration go on where the state was taken.
 
         Raises:
             ValueError: The state is of another sampler: other lengths, another table, seed or number of ranks.
@@ -313,35 +292,32 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise ValueError(f"no state of a BucketBatchSampler: {type(state_dict).__name__} instead of a dict")
         if missing := {"epoch", "position", "seed", "world_size", "digest"} - state_dict.keys():
             raise ValueError(f"no state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
-        for name, ours in (("seed", self.seed), ("world_size", self.world_size)):
+        for name, ours in (("seed", self.seed), ("world_size", self.world_size), ("digest", self._digest)):
             if state_dict[name] != ours:
+                differs = f"has {name} {state_dict[name]}, this sampler {ours}"
+                if name == "digest":
+                    differs = "is of a sampler with other lengths, boundaries, batch sizes or options"
                 raise ValueError(
-                    f"the state has {name} {state_dict[name]}, this sampler {ours}: its batches are others. Make the "
-                    "sampler as it was, or begin the epoch anew with set_epoch."
+                    f"the state {differs}: its batches are others. Make the sampler as it was, or begin the epoch anew "
+                    "with set_epoch."
                 )
-        if state_dict["digest"] != self._digest:
-            raise ValueError(
-                "the state is of a sampler with other lengths, boundaries, batch sizes or options: its batches are "
-                "others. Make the sampler as it was, or begin the epoch anew with set_epoch."
-            )
         epoch, position = _whole("epoch", state_dict["epoch"]), _whole("position", state_dict["position"])
         if position > len(self):
             raise ValueError(f"the state is at batch {position}, but an epoch has {len(self)}")
         self._next, self._running, self._pass = (epoch, position), None, None
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the view of a running loader, which can't be copied to another process."""
+        """Leave out the view of a running loader, which can't be copied to another process."""
         return {**self.__dict__, "_pass": None}
 
     @property
     def _cursor(self) -> tuple[int, int]:
-        delivered = None if self._pass is None else self._pass.delivered
-        if delivered is not None:
+        if self._pass is not None and (delivered := self._pass.delivered) is not None:
             return self._after(delivered)
         return self._next if self._running is None else self._running
 
     def _after(self, batches: int) -> tuple[int, int]:
-        """Epoch and position after so many batches of the last pass. Raises ValueError where they were not had."""
+        """Return epoch and position after so many batches of the last pass; raise ValueError if it gave fewer."""
         now = self._pass
         handed_out = 0 if now is None else now.handed_out - now.first
         if batches > handed_out:
@@ -378,47 +354,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         return digest.hexdigest()
 
 
-@dataclass(slots=True)
-class _Pass:
-    """One iteration over the sampler.
-
-    Attributes:
-        epoch: That it is of.
-        first: How many of its batches were left out at the beginning, as they were had before.
-        loader: The attributes of the plain DataLoader's iterator that takes the batches; None for any other taker.
-        handed_out: How many batches of the epoch were, with those left out.
-    """
-
-    epoch: int
-    first: int
-    loader: Mapping[str, Any] | None
-    handed_out: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.handed_out = self.first
-
-    @property
-    def delivered(self) -> int | None:
-        """How many batches of this pass the loader has delivered; None where that can't be told."""
-        count = None if self.loader is None else self.loader.get("_num_yielded")
-        return count if isinstance(count, int) else None
-
-    @property
-    def runs_ahead_unseen(self) -> bool:
-        """Whether a loader with workers takes the batches, and does not tell how many it has delivered."""
-        return self.loader is not None and self.delivered is None and self.loader.get("_num_workers", 1) != 0
-
-
-def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
-    """The attributes of the plain DataLoader's iterator that runs in a frame; None where none does.
-
-    Those of a class derived from it, as torchdata's, save the sampler's state with each batch themselves. The
-    attributes outlive the iterator: `_num_yielded` counts what it has delivered until it was given up.
-    """
-    caller = frame.f_locals.get("self")
-    return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
-
-
 @dataclass(frozen=True, slots=True)
 class _SetsEpoch:
     """Hands `set_epoch` on: frameworks look for it one sampler further in than where it is."""
@@ -426,14 +361,14 @@ class _SetsEpoch:
     owner: BucketBatchSampler
 
     def set_epoch(self, epoch: int) -> None:
-        """As the sampler's."""
+        """Make this epoch the sampler's next."""
         self.owner.set_epoch(epoch)
 
 
 def _of_manifest(
     manifest: str | Path, reading: dict[str, Any], config: SamplerConfig, path: str
 ) -> tuple[FloatArray, FloatArray | None]:
-    """Lengths and targets of a manifest, in its order and in the unit of the config."""
+    """Read lengths and targets of a manifest, in its order and in the unit of the config."""
     if (scale := reading.get("length_scale")) is not None and not isinstance(scale, Fraction):
         reading["length_scale"] = parse_scale(str(scale))
     found = load_ordered_lengths(manifest, ReadOptions(**reading))
@@ -452,12 +387,11 @@ def _check_choices(ordering: str, overlong: str, rank: int | None, world_size: i
         raise ValueError(f"overlong must be error or single, got {overlong!r}")
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if rank is None or world_size is None:
-        return
-    if _whole("world_size", world_size) > _MOST_RANKS:
-        raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
-    if not _whole("rank", rank) < world_size:
-        raise ValueError(f"rank must be at least 0 and below world_size, got rank {rank} of {world_size}")
+    if rank is not None and world_size is not None:
+        if _whole("world_size", world_size) > _MOST_RANKS:
+            raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
+        if not _whole("rank", rank) < world_size:
+            raise ValueError(f"rank must be at least 0 and below world_size, got rank {rank} of {world_size}")
 
 
 def _whole(name: str, value: int) -> int:

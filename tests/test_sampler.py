@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler
 from batchtune.errors import ManifestError, ResultError, UsageError
-from batchtune.exports.sampler import Evidence, SamplerConfig, render_sampler_yaml
+from batchtune.exports.sampler import SamplerConfig, SamplerEvidence, render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
 from batchtune.manifests.ordered import load_ordered_lengths
@@ -272,8 +272,12 @@ def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str,
 
 LOADERS = pytest.mark.parametrize(
     "options",
-    [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 1, "prefetch_factor": 20}],
-    ids=["0 workers", "2 workers", "2 persistent workers", "1 worker far ahead"],
+    [
+        pytest.param({}, id="0 workers"),
+        pytest.param({"num_workers": 2}, id="2 workers"),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1, "prefetch_factor": 20}, id="1 worker far ahead", marks=pytest.mark.slow),
+    ],
 )
 
 
@@ -354,7 +358,7 @@ def config_of(lengths: Lengths) -> SamplerConfig:
         batch_ordering="random",
         drop_last=False,
         seed=11,
-        evidence=Evidence(
+        evidence=SamplerEvidence(
             fingerprint=lengths.fingerprint, device=None, batches=30, padding_ratio=0.1, estimated_epoch_seconds=None
         ),
     )

@@ -56,8 +56,12 @@ def stateful(**options: Any) -> Any:
 WORKERS = [
     pytest.param({"num_workers": 0}, id="0 workers"),
     pytest.param({"num_workers": 2}, id="2 workers"),
-    pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers"),
-    pytest.param({"num_workers": 2, "snapshot_every_n_steps": 4}, id="2 workers, a snapshot every 4 steps"),
+    pytest.param({"num_workers": 2, "persistent_workers": True}, id="2 persistent workers", marks=pytest.mark.slow),
+    pytest.param(
+        {"num_workers": 2, "snapshot_every_n_steps": 4},
+        id="2 workers, a snapshot every 4 steps",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

@@ -33,7 +33,7 @@ def note(text: str) -> None:
 
 def harmless(text: str) -> str:
     """Return text that can do nothing to a terminal or a log: names of files and columns may come from anywhere."""
-    from batchtune.plain_yaml import without_commands
+    from batchtune.errors import without_commands
 
     return visible(without_commands(text, wrapped=False))
 

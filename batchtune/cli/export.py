@@ -21,8 +21,6 @@ batchtune export my-run --to lightning -o batches.py
 batchtune export --to speechbrain --patch train.yaml
 """
 
-_PATCHES = "speechbrain"
-
 
 def frameworks() -> Sequence[str]:
     """What `--to` takes."""
@@ -104,11 +102,13 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
         near = difflib.get_close_matches(to.lower(), FRAMEWORKS, n=1)
         hint = f"Did you mean {near[0]!r}? {known}" if near else known
         raise UsageError(f"{shortened(to)} is no framework that batchtune exports to", hint)
-    if patch is not None and to != _PATCHES:
-        raise UsageError(f"--patch goes with --to {_PATCHES}, not with --to {to}", "Write a new file with -o FILE.")
+    framework = export_of(to)
+    if patch is not None and framework.patch is None:
+        patching = " or ".join(name for name in FRAMEWORKS if export_of(name).patch is not None)
+        raise UsageError(f"--patch goes with --to {patching}, not with --to {to}", "Write a new file with -o FILE.")
     if key_path is not None and patch is None:
         raise UsageError("--key-path says where in the file of --patch the settings are", "Add --patch FILE.")
-    return export_of(to)
+    return framework
 
 
 def _read(run: Path) -> Tuned:
@@ -156,10 +156,10 @@ def _patch(
 ) -> None:
     """Writes the user's file with the recommendation in it, and shows the difference on stderr."""
     from batchtune.cli import console
-    from batchtune.exports.patch import patch_speechbrain
 
+    assert framework.patch is not None  # _framework has looked
     before = _text_of(path)
-    patched = patch_speechbrain(before, tuned, key_path=key_path, name=str(path))
+    patched = framework.patch(before, tuned, key_path=key_path, name=str(path))
     after = patched.text
     console.notes([_difference(before, after, str(path)) or f"{path} says so already.", *patched.notes], quiet=quiet)
     to_stdout = output is not None and str(output) == "-"

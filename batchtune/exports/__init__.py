@@ -1,35 +1,34 @@
-"""A recommendation → one framework's config, one module per framework.
+"""A recommendation → one framework's config.
 
-To add one: a module with an `Export`, and its name in `_MODULES`.
+To add one: an `Export` in `EXPORTS` of a module, and a line in `_MODULES`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import cast
 
 from batchtune.errors import UsageError, shortened
 from batchtune.exports.base import Export, Tuned
 
 __all__ = ["FRAMEWORKS", "Export", "Tuned", "export_of"]
 
-# Name of --to → the module that holds its `EXPORT`, imported when it is asked for.
-_MODULES: dict[str, str] = {
+# Name of --to → the module that has it in its `EXPORTS`, imported when it is asked for.
+_MODULES = {
     "speechbrain": "speechbrain",
     "nemo": "nemo",
     "lhotse": "lhotse",
     "espnet": "espnet",
     "fairseq": "fairseq",
-    "transformers": "transformers",
-    "accelerate": "accelerate",
-    "lightning": "lightning",
-    "pytorch": "pytorch",
+    "transformers": "trainers",
+    "accelerate": "trainers",
+    "lightning": "trainers",
+    "pytorch": "trainers",
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 
 
 def export_of(name: str) -> Export:
-    """The export for a framework.
+    """Return the export for a framework.
 
     Raises:
         UsageError: There is none of that name.
@@ -37,4 +36,5 @@ def export_of(name: str) -> Export:
     if name not in _MODULES:
         known = f"Known ones: {', '.join(FRAMEWORKS)}."
         raise UsageError(f"{shortened(name)} is no framework that batchtune exports to", known)
-    return cast(Export, import_module(f"batchtune.exports.{_MODULES[name]}").EXPORT)
+    exports: tuple[Export, ...] = import_module(f"batchtune.exports.{_MODULES[name]}").EXPORTS
+    return next(export for export in exports if export.name == name)

@@ -1,4 +1,4 @@
-"""What an export is given, what it gives, and which row a framework can express."""
+"""The input and the output of an export, and the row that a framework can express."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batchtune.errors import ResultError
 from batchtune.results import Probe, Row, Sweep
-from batchtune.units import format_number, format_seconds
+from batchtune.units import counted, format_number, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Tuned:
 
     Attributes:
         sweep: Its sweep.
-        probe: Its probe, or None where there is none.
+        probe: Its probe; None without one.
         config: The path of its `sampler.yaml`, as a snippet should name it.
     """
 
@@ -25,22 +25,38 @@ class Tuned:
     config: str = "batchtune-run/sampler.yaml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
-    """One framework's words for a recommendation.
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """A patched file.
 
     Attributes:
-        name: What `--to` takes.
+        text: The new text; the same where the file holds these numbers already.
+        notes: Full sentences that the user should read.
+    """
+
+    text: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The recommendation as a config for one framework.
+
+    Attributes:
+        name: The value of `--to`.
         title: The framework's own name.
         file: What to call the file.
-        render: A tuned run -> the config or snippet, ready to write; raises ResultError where there is nothing to
-            write. What the framework can't express is said in comments in it.
+        render: A tuned run -> the config or snippet, ready to write; raises ResultError if the framework can express
+            no row. Comments in it name what the framework can't express.
+        patch: A user's own file as text, a tuned run, key_path, name -> the file with the recommended numbers, all
+            else as it was (`--patch`); None where batchtune can't.
     """
 
     name: str
     title: str
     file: str
     render: Callable[[Tuned], str]
+    patch: Callable[..., Patched] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +73,26 @@ class Chosen:
     remarks: tuple[str, ...] = ()
 
 
-def choose_row(sweep: Sweep, framework: str, expresses: Callable[[Row], bool], why: str) -> Chosen:
-    """The recommended row where the framework can express it; else the best that it can.
+def recommended_row(sweep: Sweep) -> Row:
+    """Return the row that the sweep recommends.
 
-    The best is one whose batch sizes are all proven, where there is one; then that with the lowest estimated time
+    Raises:
+        ResultError: It recommends nothing.
+    """
+    if sweep.recommended_row is None:
+        raise ResultError(
+            f"The sweep recommends no bucket table: {sweep.reason}",
+            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+        )
+    return sweep.recommended_row
+
+
+def choose_row(
+    sweep: Sweep, framework: str, expresses: Callable[[Row], bool] = lambda row: True, why: str = ""
+) -> Chosen:
+    """Choose the recommended row if the framework can express it; else the best that it can.
+
+    The best is one whose batch sizes are all proven, if there is one; then that with the lowest estimated time
     (number of batches, where a time is unknown), then the fewest buckets.
 
     Args:
@@ -72,17 +104,7 @@ def choose_row(sweep: Sweep, framework: str, expresses: Callable[[Row], bool], w
     Raises:
         ResultError: The sweep recommends nothing, or holds no row that the framework can express.
     """
-    if sweep.recommended is not None and not 0 <= sweep.recommended < len(sweep.rows):
-        raise ResultError(
-            f"The sweep recommends row {sweep.recommended} of {len(sweep.rows)}",
-            "Make it anew with `batchtune sweep-buckets`.",
-        )
-    recommended = sweep.recommended_row
-    if recommended is None:
-        raise ResultError(
-            f"The sweep recommends no bucket table: {sweep.reason}",
-            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
-        )
+    recommended = recommended_row(sweep)
     if expresses(recommended):
         return Chosen(row=recommended)
     rows = [row for row in sweep.rows if expresses(row)]
@@ -91,25 +113,25 @@ def choose_row(sweep: Sweep, framework: str, expresses: Callable[[Row], bool], w
             f"The sweep holds no row that {framework} can express: {why}",
             "Sweep again with all strategies, without --strategy.",
         )
-    row = min(rows, key=lambda row: (bool(row.unproven), _cost(row, sweep), len(row.boundaries)))
-    more = _cost(row, sweep) / _cost(recommended, sweep) - 1 if _cost(recommended, sweep) else 0.0
+    timed = all(row.estimated_epoch_seconds is not None for row in sweep.rows)
+
+    def cost(row: Row) -> float:
+        return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
+
+    row = min(rows, key=lambda row: (bool(row.unproven), cost(row), len(row.boundaries)))
+    more = cost(row) / cost(recommended) - 1 if cost(recommended) else 0.0
     remark = (
-        f"batchtune recommends {_name(recommended)} ({_costs(recommended)}), which {framework} can't express: {why}; "
-        f"this is {_name(row)} ({_costs(row)}), {abs(more):.1%} {'more' if more >= 0 else 'less'}"
+        f"batchtune recommends {_name(recommended)}, which {framework} can't express: {why}; "
+        f"this is {_name(row)}, {abs(more):.1%} {'more' if more >= 0 else 'less'}"
     )
     return Chosen(row=row, remarks=(remark,))
 
 
-def _cost(row: Row, sweep: Sweep) -> float:
-    timed = all(other.estimated_epoch_seconds is not None for other in sweep.rows)
-    return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
-
-
 def _name(row: Row) -> str:
+    """`optimal with 13 buckets sized by the frontier (634 batches, 10 min an epoch)`."""
     sized = " sized by the frontier" if row.sizing == "frontier" else ""
-    return f"{row.strategy} with {len(row.boundaries)} bucket{'' if len(row.boundaries) == 1 else 's'}{sized}"
-
-
-def _costs(row: Row) -> str:
-    seconds = row.estimated_epoch_seconds
-    return f"{format_number(row.batches)} batches" + (f", {format_seconds(seconds)} an epoch" if seconds else "")
+    time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
+    return (
+        f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}{sized} ({format_number(row.batches)} "
+        f"batches{time})"
+    )

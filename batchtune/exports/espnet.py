@@ -7,33 +7,19 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import pairwise
 
-from batchtune.exports.base import Export, Tuned, choose_row
-from batchtune.exports.snippets import (
-    AUDIO_UNITS,
-    SAMPLE_RATE,
-    LengthLimits,
-    about_batches,
-    about_data,
-    about_row,
-    at_least,
-    beyond_measured,
-    checked,
-    commented,
-    counting_remark,
-    padded_remark,
-)
-from batchtune.exports.speechbrain import cap_of, number
+from batchtune.exports.base import Export, Tuned
+from batchtune.exports.cutting import AUDIO_UNITS, SAMPLE_RATE, about_batches, at_least, counting_remark, what_runs
+from batchtune.exports.text import LengthLimits, commented, number
 from batchtune.results import Sweep
 from batchtune.units import counted, format_length
 
 _NAME = "ESPnet"
-_WHY = "ESPnet knows no bucket table, only a limit for a batch"
 # A hint that costs a thousandth of the examples is worth a line only where it saves more than so much.
 _WORTH_TELLING = 1.05
 
 
 def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> int:
-    """The largest `batch_bins` with which no batch can exceed max_batch_length.
+    """Return the largest `batch_bins` with which no batch can exceed max_batch_length.
 
     `NumElementsBatchSampler` and `LengthBatchSampler` (espnet2/samplers/, ESPnet 202511) sort by length, ascending, and
     end a batch with the example that makes its padded length *exceed* `batch_bins`: n examples up to length L with
@@ -54,7 +40,7 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
     Returns:
         In ESPnet's unit; at least 1, the least that ESPnet takes.
     """
-    limit, cap = sweep.max_batch_length, cap_of(sweep) or math.inf
+    limit, cap = sweep.max_batch_length, sweep.settings.get("max_batch_size") or math.inf
     if len(sweep.quantiles) < 2:
         most = math.floor(round((limit - min(sweep.lengths.max, up_to)) * scale, 3))
         return max(1, most if cap == math.inf else min(most, at_least(cap * sweep.lengths.min, scale) - 1))
@@ -68,7 +54,7 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
 
 
 def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
-    """(K, L, r): bounds of lengths that follow each other: the first is at least K, the second at most L.
+    """Yield (K, L, r), bounds of lengths that follow each other: the first is at least K, the second at most L.
 
     The second is among the r shortest examples.
     """
@@ -90,25 +76,19 @@ def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
 
 
 def render(tuned: Tuned) -> str:
-    """The config fragment.
+    """Return the config fragment.
 
     Raises:
-        ResultError: The sweep recommends nothing, or is damaged.
+        ResultError: The sweep recommends nothing.
     """
-    sweep = checked(tuned.sweep)
-    chosen = choose_row(sweep, _NAME, lambda row: row.sizing == "length", _WHY)
+    sweep = tuned.sweep
     unit = sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
     bins = batch_bins(sweep, scale=scale)
     active, other = ("numel", "length") if unit in AUDIO_UNITS else ("length", "numel")
     head = [
         f"{_NAME}: for the training config, or as the flags --batch_type and --batch_bins",
-        about_data(sweep),
-        f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
-        *chosen.remarks,
-        *beyond_measured(tuned),
-        *padded_remark(sweep, _NAME),
-        *_what_runs(sweep, bins, scale),
+        *what_runs(tuned, _NAME, lambda length: bins // (length * scale) + 1),
         *_limits(sweep, bins, scale),
         *_leaving_out(sweep, scale),
         counting_remark(unit, "batch_bins"),
@@ -120,10 +100,10 @@ def render(tuned: Tuned) -> str:
             commented(head),
             f"batch_type: {active}\nbatch_bins: {bins}\n",
             "\n",
-            commented(_alternative(active, other)),
+            commented([_COUNTS[active]]),
             f"# batch_type: {other}\n# batch_bins: {bins}\n",
             "#\n",
-            commented(_FOLDED),
+            commented([_FOLDED]),
             f"# batch_type: folded\n# batch_size: {max(1, int(sweep.max_batch_length / sweep.lengths.max))}\n",
             f"# fold_length: [{at_least(sweep.lengths.max, scale)}, 1000000]\n",
         ]
@@ -132,22 +112,19 @@ def render(tuned: Tuned) -> str:
 
 _FOLDED = (
     "Or a fixed batch size of similar lengths, the largest for which the longest examples fit; one fold_length for "
-    "each shape file, in their order",
+    "each shape file, in their order"
 )
-
-
-def _what_runs(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
-    about = about_batches(sweep, lambda length: bins // (length * scale) + 1)
-    yield (
-        "ESPnet does not run it: it sorts the examples by length and cuts the list into batches"
-        + (f", about {about} an epoch" if about else "")
-    )
-    yield "The same examples are together in every epoch; only the order of the batches is shuffled"
+_COUNTS = {
+    "numel": "numel counts length × dimension of every shape file: also tokens × vocabulary of the text, which makes "
+    "batches smaller. length counts lengths alone, of audio and text",
+    "length": "length counts lengths alone, of every shape file. numel counts length × dimension: multiply batch_bins "
+    "by the features' (80 for 80 mel bands)",
+}
 
 
 def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
-    """Why batch_bins is below max_batch_length, and how it could be larger."""
-    limit, cap = format_length(sweep.max_batch_length, sweep.lengths.unit), cap_of(sweep)
+    """Explain why batch_bins is below max_batch_length, and how it could be larger."""
+    limit, cap = format_length(sweep.max_batch_length, sweep.lengths.unit), sweep.settings.get("max_batch_size")
     yield (
         f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}"
         + (f", or holds more than {counted(cap, 'example')} (--max-batch-size)" if cap else "")
@@ -170,7 +147,7 @@ def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
 
 
 def _leaving_out(sweep: Sweep, scale: float) -> Iterator[str]:
-    """How to leave out what was left out at tuning: ESPnet's trainer can't, its recipes can.
+    """Say how to leave out what was left out at tuning: ESPnet's trainer can't, its recipes can.
 
     Source: stage 4 of egs2/TEMPLATE/asr1/asr.sh, which keeps min_wav_duration < duration < max_wav_duration.
     """
@@ -195,17 +172,4 @@ def _leaving_out(sweep: Sweep, scale: float) -> Iterator[str]:
     )
 
 
-def _alternative(active: str, other: str) -> Iterator[str]:
-    if active == "numel":
-        yield (
-            "numel counts length × dimension of every shape file: also tokens × vocabulary of the text, which makes "
-            f"batches smaller. {other} counts lengths alone, of audio and text"
-        )
-    else:
-        yield (
-            "length counts lengths alone, of every shape file. numel counts length × dimension: multiply batch_bins by "
-            "the features' (80 for 80 mel bands)"
-        )
-
-
-EXPORT = Export(name="espnet", title="ESPnet", file="batchtune_espnet.yaml", render=render)
+EXPORTS = (Export(name="espnet", title=_NAME, file="batchtune_espnet.yaml", render=render),)

@@ -1,57 +1,43 @@
-"""fairseq: `--max-tokens` and what has to be said beside it."""
+"""fairseq: `--max-tokens` and the flags that go with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.exports.base import Export, Tuned, choose_row
-from batchtune.exports.snippets import (
-    AUDIO_UNITS,
-    LengthLimits,
-    about_batches,
-    about_data,
-    about_row,
-    at_least,
-    at_most,
-    beyond_measured,
-    checked,
-    commented,
-    counting_remark,
-    padded_remark,
-)
+from batchtune.exports.base import Export, Tuned
+from batchtune.exports.cutting import AUDIO_UNITS, at_least, at_most, counting_remark, what_runs
+from batchtune.exports.text import LengthLimits, commented
 from batchtune.results import Sweep
 from batchtune.units import format_length
 
 _NAME = "fairseq"
-_WHY = "fairseq knows no bucket table, only a limit for a batch"
+_FILE = "batchtune_fairseq.txt"
 
 
 def render(tuned: Tuned) -> str:
-    """The flags, on one line below the comments, and the same for Hydra as a comment.
+    """Return the flags, on one line below the comments, and the same for Hydra as a comment.
 
     Reproduced from fairseq 0.12.2: `batch_by_size_vec` (data/data_utils_fast.pyx) adds examples, sorted by length, to
     a batch while examples × longest ≤ max_tokens and stops where an example exceeds it by itself;
     required_batch_size_multiple (8 unless given) would cut more batches.
 
     Raises:
-        ResultError: The sweep recommends nothing, or is damaged.
+        ResultError: The sweep recommends nothing.
     """
-    sweep = checked(tuned.sweep)
-    chosen = choose_row(sweep, _NAME, lambda row: row.sizing == "length", _WHY)
+    sweep = tuned.sweep
     unit = sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
     max_tokens = max(1, at_most(sweep.max_batch_length, scale))
-    batch_size = _batch_size(sweep)
-    name, longest = _longest(sweep, scale)
+    allowed = max(1, int(sweep.max_batch_length / sweep.lengths.min))
+    batch_size = min(allowed, sweep.settings.get("max_batch_size") or allowed)
+    longest = at_least(sweep.lengths.max, scale)
+    # One more for the end of the sentence, which fairseq counts and a manifest of tokens may not.
+    longest += unit not in AUDIO_UNITS and unit != "frames"
+    name = "max-sample-size" if unit in AUDIO_UNITS else "max-source-positions"
     limits = LengthLimits.of(sweep)
     head = [
-        f'{_NAME}: flags, as in fairseq-train DATA $(grep -v "^#" {EXPORT.file}) and your other flags',
-        about_data(sweep),
-        f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}",
-        *chosen.remarks,
-        *beyond_measured(tuned),
-        *padded_remark(sweep, _NAME),
-        *_what_runs(sweep, max_tokens, scale),
+        f'{_NAME}: flags, as in fairseq-train DATA $(grep -v "^#" {_FILE}) and your other flags',
+        *what_runs(tuned, _NAME, lambda length: min(batch_size, max_tokens // (length * scale))),
         *_stops(sweep, max_tokens, scale),
         counting_remark(unit, "max-tokens"),
         "A lower batch-size of your own can stay: batches only get smaller. --max-batch-size sweeps with it",
@@ -75,32 +61,6 @@ def render(tuned: Tuned) -> str:
     )
 
 
-def _batch_size(sweep: Sweep) -> int:
-    """The most examples of a batch: what was asked for, else what the shortest example allows."""
-    allowed = max(1, int(sweep.max_batch_length / sweep.lengths.min))
-    asked = sweep.settings.get("max_batch_size")
-    return min(allowed, asked) if isinstance(asked, int) and asked > 0 else allowed
-
-
-def _longest(sweep: Sweep, scale: float) -> tuple[str, int]:
-    """The flag that must not be below the longest example, and its value."""
-    longest = at_least(sweep.lengths.max, scale)
-    if sweep.lengths.unit in AUDIO_UNITS:
-        return "max-sample-size", longest
-    # One more for the end of the sentence, which fairseq counts and a manifest of tokens may not.
-    return "max-source-positions", longest if sweep.lengths.unit == "frames" else longest + 1
-
-
-def _what_runs(sweep: Sweep, max_tokens: int, scale: float) -> Iterator[str]:
-    most = _batch_size(sweep)
-    about = about_batches(sweep, lambda length: min(most, max_tokens // (length * scale)))
-    yield (
-        "fairseq does not run it: it sorts the examples by length and cuts the list into batches"
-        + (f", about {about} an epoch" if about else "")
-    )
-    yield "The same examples are together in every epoch; only the order of the batches is shuffled"
-
-
 def _stops(sweep: Sweep, max_tokens: int, scale: float) -> Iterator[str]:
     longest = format_length(sweep.lengths.max, sweep.lengths.unit)
     if at_least(sweep.lengths.max, scale) > max_tokens:
@@ -118,7 +78,7 @@ def _stops(sweep: Sweep, max_tokens: int, scale: float) -> Iterator[str]:
 
 
 def _leaving_out(sweep: Sweep, limits: LengthLimits, longest: int) -> Iterator[str]:
-    """How to leave out what was left out at tuning.
+    """Say how to leave out what was left out at tuning.
 
     Source: fairseq 0.12.2. `FileAudioDataset` leaves out what is shorter than min_sample_size, and crops what is longer
     than max_sample_size; `FairseqTask.filter_indices_by_size` leaves training examples beyond max_source_positions
@@ -151,4 +111,4 @@ def _hydra(data: dict[str, str], task: dict[str, str]) -> Iterator[str]:
             yield f"  {flag.replace('-', '_')}: {value or 'true'}"
 
 
-EXPORT = Export(name="fairseq", title="fairseq", file="batchtune_fairseq.txt", render=render)
+EXPORTS = (Export(name="fairseq", title=_NAME, file=_FILE, render=render),)

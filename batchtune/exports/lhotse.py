@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from batchtune.errors import ResultError
-from batchtune.exports.base import Chosen, Export, Tuned, choose_row
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, one_line, padded_remark
-from batchtune.exports.speechbrain import broken, checked, flow_list, is_sound
+from batchtune.exports.base import Export, Tuned, recommended_row
+from batchtune.exports.text import (
+    LengthLimits,
+    about_data,
+    about_row,
+    broken,
+    commented,
+    flow_list,
+    one_line,
+    padded_remark,
+)
 from batchtune.results import Row, Sweep
 from batchtune.units import format_number
 
@@ -53,24 +61,24 @@ if __name__ == "__main__":  # python THIS_FILE cuts.jsonl.gz: counts the batches
 '''
 
 
-def any_row(sweep: Sweep, framework: str) -> Chosen:
-    """The recommended row, for a framework with a batch size for each bucket.
+def covering_row(sweep: Sweep) -> Row:
+    """Return the recommended row, for a framework with a batch size for each bucket.
 
     Raises:
-        ResultError: Nothing is recommended, or the row is damaged or does not cover the longest example.
+        ResultError: Nothing is recommended, or the row does not cover the longest example.
     """
-    chosen = choose_row(checked(sweep), framework, is_sound, "it is damaged")
-    if chosen.row.boundaries[-1] < sweep.lengths.max:
+    row = recommended_row(sweep)
+    if row.boundaries[-1] < sweep.lengths.max:
         raise ResultError(
-            f"The sweep's recommended row ends at {format_number(chosen.row.boundaries[-1])}, before the longest "
+            f"The sweep's recommended row ends at {format_number(row.boundaries[-1])}, before the longest "
             f"example of {format_number(sweep.lengths.max)}",
             "Make it anew with `batchtune sweep-buckets`.",
         )
-    return chosen
+    return row
 
 
 def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> list[float]:
-    """Lengths in seconds; without a unit they are taken to be.
+    """Return lengths in seconds; without a unit they are taken to be.
 
     Raises:
         ResultError: The unit is neither seconds nor milliseconds.
@@ -90,7 +98,7 @@ def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> lis
 
 
 def least_buffer(batch_sizes: Sequence[int]) -> int:
-    """The fewest examples that Lhotse must hold for its batches to be full until the data end.
+    """Return the fewest examples that Lhotse must hold for its batches to be full until the data end.
 
     It takes a batch that is not full when no bucket holds a full one. With Σ (B_b - 1) + 1 examples held, one does. It
     reads on after each batch, so it holds as many until the data end; then each bucket has at most one batch that is
@@ -101,14 +109,8 @@ def least_buffer(batch_sizes: Sequence[int]) -> int:
     return sum(size - 1 for size in batch_sizes) + 1
 
 
-def seed_of(sweep: Sweep) -> int:
-    """The sweep's seed; 0 where it has none that is a whole number."""
-    seed = sweep.settings.get("seed")
-    return seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
-
-
 def render(tuned: Tuned) -> str:
-    """Python code that makes a `DynamicBucketingSampler` with a fixed batch size for each bucket.
+    """Return Python code that makes a `DynamicBucketingSampler` with a fixed batch size for each bucket.
 
     The bins that cuts are sorted into and those that decide batch sizes are the same list, or else a batch would mix
     buckets, which `FixedBucketBatchSizeConstraint` refuses. Both compare inclusively (`bisect_left`), as we do.
@@ -120,10 +122,10 @@ def render(tuned: Tuned) -> str:
     """
     sweep = tuned.sweep
     unit = sweep.lengths.unit
-    chosen = any_row(sweep, "Lhotse")
+    row = covering_row(sweep)
     measure = _MEASURES.get(unit or "")
-    boundaries = chosen.row.boundaries if measure else in_seconds(chosen.row.boundaries, unit, "Lhotse")
-    sizes = chosen.row.batch_sizes
+    boundaries = row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse")
+    sizes = row.batch_sizes
     limits = LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0])
     condition = limits.condition(f"cut.{measure or 'duration'}")
     code = _CODE.replace("@CUTS@", "cuts.filter(is_kept)" if limits else "cuts")
@@ -132,12 +134,12 @@ def render(tuned: Tuned) -> str:
     code = code.replace("@CLASS@", "BatchSizes" if measure else "FixedBucketBatchSizeConstraint")
     return "".join(
         [
-            commented(_remarks(sweep, chosen.row, limits)),
+            commented(_remarks(sweep, row, limits)),
             _IMPORTS,
             broken(f"BOUNDARIES = {flow_list(boundaries)}"),
             broken(f"BATCH_SIZES = {flow_list(sizes)}"),
             f"BUFFER_SIZE = {max(_BUFFER, least_buffer(sizes))}\n",
-            code.replace("@SEED@", str(seed_of(sweep))),
+            code.replace("@SEED@", str(sweep.settings.get("seed", 0))),
         ]
     )
 
@@ -166,4 +168,4 @@ def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
         yield "The tables over length and target length in the sweep can't be expressed; NeMo's sampler can"
 
 
-EXPORT = Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render)
+EXPORTS = (Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render),)

@@ -9,12 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.cost import Frontier
-from batchtune.exports.base import Chosen, Export, Tuned
-from batchtune.exports.lhotse import any_row, in_seconds, least_buffer
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
-from batchtune.exports.speechbrain import broken, flow_list, number
+from batchtune.exports.base import Export, Tuned
+from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer
+from batchtune.exports.text import (
+    LengthLimits,
+    about_data,
+    about_row,
+    broken,
+    commented,
+    flow_list,
+    number,
+    padded_remark,
+)
 from batchtune.proofs import unproven_sizes
-from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow
+from batchtune.results import Probe, Row, Sweep
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
@@ -25,7 +33,7 @@ _INDENT = "    "
 
 
 def render(tuned: Tuned) -> str:
-    """A YAML fragment of `model.train_ds`, with alternatives in comments.
+    """Return a YAML fragment of `model.train_ds`, with alternatives in comments.
 
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py`, NeMo 3.0.0: an example belongs to the
     first bin that is not below its duration (`bisect_left`); what is longer than the last bin is dropped
@@ -35,11 +43,11 @@ def render(tuned: Tuned) -> str:
         ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
     sweep = tuned.sweep
-    chosen = any_row(sweep, "NeMo")
-    bins = in_seconds(chosen.row.boundaries, sweep.lengths.unit, "NeMo")
+    row = covering_row(sweep)
+    bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
     limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
     longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
-    sizes = _fillable(chosen.row, sweep)
+    sizes = _fillable(row, sweep)
     settings = [
         "use_lhotse: true",
         "batch_size: null",
@@ -56,24 +64,24 @@ def render(tuned: Tuned) -> str:
     ]
     return "".join(
         [
-            commented(_remarks(sweep, chosen, limits)),
+            commented(_remarks(sweep, row, limits)),
             "model:\n  train_ds:\n",
             *(broken(f"{_INDENT}{line}") for line in settings),
-            *_duration_alternative(tuned, chosen.row, bins),
+            *_duration_alternative(tuned, row, bins),
             *_two_dimensional_alternative(sweep),
         ]
     )
 
 
 def _fillable(row: Row, sweep: Sweep) -> list[int]:
-    """Batch sizes no larger than what a bucket holds: NeMo, which repeats the data, would fill larger ones, not run."""
+    """Return sizes that a bucket can fill: NeMo, which repeats the data, would fill larger ones, which were not run."""
     if row is not sweep.recommended_row or len(sweep.buckets) != len(row.batch_sizes):
         return row.batch_sizes
     return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
 
 
-def _remarks(sweep: Sweep, chosen: Chosen, limits: LengthLimits) -> Iterable[str]:
-    yield f"NeMo, model.train_ds: {about_row(chosen.row, sweep)}"
+def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
+    yield f"NeMo, model.train_ds: {about_row(row, sweep)}"
     yield about_data(sweep)
     yield from limits.left_out
     if limits:
@@ -94,7 +102,7 @@ def _remarks(sweep: Sweep, chosen: Chosen, limits: LengthLimits) -> Iterable[str
     )
     yield (
         f"NeMo repeats the data without end unless force_finite is true. Until they end, every batch is full with "
-        f"bucket_buffer_size at least {least_buffer(chosen.row.batch_sizes):,}"
+        f"bucket_buffer_size at least {least_buffer(row.batch_sizes):,}"
     )
     yield from padded_remark(sweep, "NeMo")
 
@@ -114,12 +122,12 @@ class DurationLimit:
     quadratic_duration: float | None
 
     def fitting(self, seconds: float) -> int:
-        """How many examples of this length a batch gets."""
+        """Return how many examples of this length a batch gets."""
         return min(self.batch_size, max(1, int(self.batch_duration / _counted(seconds, self.quadratic_duration))))
 
 
 def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit | None:
-    """The limit with which every batch is proven.
+    """Return the limit with which every batch is proven.
 
     Lhotse's `TimeConstraint` ends a batch with the example after which one more as long as the longest would exceed
     D: B examples are followed by another only while (B + 1)·x(s) ≤ D, s the longest of them, with x(L) = L + L²/Q. The
@@ -149,7 +157,14 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
         ResultError: The lengths can't be turned into seconds.
     """
     model = probe.models.peak_bytes
-    if model is None or _knows_targets(model) or not model.linear > 0 or model.quadratic < 0:
+    if (
+        model is None
+        or model.target_linear
+        or model.target_quadratic
+        or model.cross
+        or not model.linear > 0
+        or model.quadratic < 0
+    ):
         return None
     if not probe.is_proven or not probe.frontier:
         return None
@@ -174,12 +189,8 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
 
 
 def _counted(seconds: float, quadratic_duration: float | None) -> float:
-    """What an example of this length counts: x(L)."""
+    """Return what an example of this length counts: x(L)."""
     return seconds if quadratic_duration is None else seconds + seconds**2 / quadratic_duration
-
-
-def _knows_targets(model: CostModel) -> bool:
-    return any((model.target_linear, model.target_quadratic, model.cross))
 
 
 def _rounded_down(value: float) -> float:
@@ -222,10 +233,20 @@ def _duration_alternative(tuned: Tuned, row: Row, bins: Sequence[float]) -> Iter
 
 
 def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
-    rows = [row for row in sweep.two_dimensional if _is_sound(row)]
-    if not rows:
+    if not sweep.two_dimensional:
         return
-    row = min(rows, key=lambda row: (_cost(row, rows), len(row.buckets)))
+    timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
+    row = min(
+        sweep.two_dimensional,
+        key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
+    )
+    seconds, others, instead = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds, ""
+    if seconds is not None and others is not None:
+        instead = f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
+    sizes = unproven_sizes(row)
+    proof = "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
+    if row.unproven == 0:
+        proof = "Every batch size was run, or is no larger than one that was"
     durations = in_seconds([length for length, _ in row.buckets], sweep.lengths.unit, "NeMo")
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
@@ -234,7 +255,10 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
     yield commented(
         [
             f"Or with bins over duration and tokens, the same token counts that the sweep had as target lengths: "
-            f"{_gain(row)}. {_proof(row)}. The tokenizer must run before sampling (pretokenize: true)"
+            f"{counted(len(row.buckets), 'bin')}, {format_number(row.batches)} batches an epoch, where the best table "
+            "over durations alone with as many bins needs "
+            f"{format_number(row.one_dimensional_batches)}{instead}. {proof}. The tokenizer must run before sampling "
+            "(pretokenize: true)"
         ],
         indent=_INDENT,
     )
@@ -250,40 +274,4 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
         yield from (f"{_INDENT}# {part}\n" for part in broken(line).splitlines())
 
 
-def _is_sound(row: TwoDimensionalRow) -> bool:
-    lengths = [value for pair in row.buckets for value in pair]
-    return (
-        0 < len(row.buckets) == len(row.batch_sizes)
-        and all(math.isfinite(value) and value >= 0 for value in lengths)
-        and row.buckets == sorted(set(row.buckets))
-        and min(row.batch_sizes) >= 1
-    )
-
-
-def _cost(row: TwoDimensionalRow, rows: list[TwoDimensionalRow]) -> float:
-    timed = all(other.estimated_epoch_seconds is not None for other in rows)
-    return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
-
-
-def _proof(row: TwoDimensionalRow) -> str:
-    if row.unproven == 0:
-        return "Every batch size was run, or is no larger than one that was"
-    sizes = unproven_sizes(row)
-    return "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
-
-
-def _gain(row: TwoDimensionalRow) -> str:
-    """`13 bins, 600 batches an epoch instead of 634, 10 min instead of 11 min`."""
-    gain = (
-        f"{counted(len(row.buckets), 'bin')}, {format_number(row.batches)} batches an epoch, where the best table over "
-        f"durations alone with as many bins needs {format_number(row.one_dimensional_batches)}"
-    )
-    if row.estimated_epoch_seconds is not None and row.one_dimensional_epoch_seconds is not None:
-        gain += (
-            f" ({format_seconds(row.estimated_epoch_seconds)} instead of "
-            f"{format_seconds(row.one_dimensional_epoch_seconds)})"
-        )
-    return gain
-
-
-EXPORT = Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render)
+EXPORTS = (Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),)

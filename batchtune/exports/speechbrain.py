@@ -2,134 +2,114 @@
 
 from __future__ import annotations
 
-import math
-import textwrap
+import shlex
 from collections.abc import Iterable, Sequence
-from decimal import Decimal
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
-from batchtune.errors import ResultError, shortened
-from batchtune.exports.base import Chosen, Export, Tuned, choose_row
-from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
+from batchtune.errors import ResultError
+from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_row
+from batchtune.exports.text import (
+    LengthLimits,
+    about_data,
+    about_row,
+    broken,
+    commented,
+    flow_list,
+    number,
+    padded_remark,
+)
 from batchtune.results import Row, Sweep
+from batchtune.units import counted, format_number
 
-DERIVES = "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary"
-NO_PLAIN_ROW = "num_buckets makes SpeechBrain choose the boundaries, which only rows of the strategy speechbrain have"
-
-_WIDTH = 100
-_AGAIN = "Make it anew with `batchtune sweep-buckets`."
-
-
-def number(value: float) -> str:
-    """A number that YAML 1.1 and 1.2 read as such, and that hyperpyyaml, which writes numbers anew, keeps exactly.
-
-    That is why there is no exponent: ruamel.yaml's round trip drops a digit of numbers that have one.
-    """
-    if value == int(value):
-        return str(int(value))
-    return format(Decimal(repr(float(value))), "f")
-
-
-def flow_list(values: Sequence[float]) -> str:
-    """`[3.995, 5.825, 15.0]`: all of them with a point where one needs it."""
-    texts = [number(value) for value in values]
-    if any("." in text for text in texts):
-        texts = [text if "." in text else f"{text}.0" for text in texts]
-    return f"[{', '.join(texts)}]"
-
-
-def broken(line: str, width: int = _WIDTH) -> str:
-    """A list's line, broken between its entries and indented beneath where it is too long; with a line break."""
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
-
-
-def is_sound(row: Row) -> bool:
-    """Whether a row's table can be one: `sweep.json` may have been edited."""
-    boundaries, sizes = row.boundaries, row.batch_sizes
-    return (
-        0 < len(boundaries) == len(sizes)
-        and all(math.isfinite(boundary) and boundary > 0 for boundary in boundaries)
-        and all(low < high for low, high in pairwise(boundaries))
-        and min(sizes) >= 1
-    )
-
-
-def checked(sweep: Sweep) -> Sweep:
-    """The sweep itself.
-
-    Raises:
-        ResultError: What it recommends can't be a table, or its max_batch_length no length.
-    """
-    if not (math.isfinite(sweep.max_batch_length) and sweep.max_batch_length > 0):
-        raise ResultError("The sweep is damaged: max_batch_length must be positive and finite", _AGAIN)
-    if sweep.recommended is not None and not 0 <= sweep.recommended < len(sweep.rows):
-        raise ResultError(f"The sweep recommends row {sweep.recommended} of {len(sweep.rows)}", _AGAIN)
-    if sweep.recommended_row is not None and not is_sound(sweep.recommended_row):
-        raise ResultError("The sweep's recommended row is damaged: its boundaries or batch sizes make no table", _AGAIN)
-    return sweep
-
-
-def cap_of(sweep: Sweep) -> int | None:
-    """The most examples that the sweep allowed in a batch; None without such a limit.
-
-    Raises:
-        ResultError: It is no whole number of at least 1.
-    """
-    cap = sweep.settings.get("max_batch_size")
-    if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < 1):
-        raise ResultError(f"The sweep's max_batch_size is no whole number of at least 1: {shortened(cap)}", _AGAIN)
-    return cap
+_DERIVES = "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary"
+_NO_PLAIN_ROW = "num_buckets makes SpeechBrain choose the boundaries, which only rows of the strategy speechbrain have"
+_OWN_CAP = "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
 
 
 def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
-    """SpeechBrain's batch sizes: min(cap, max(1, int(max_batch_length / boundary)))."""
+    """Return SpeechBrain's batch sizes: min(cap, max(1, int(max_batch_length / boundary)))."""
     sizes: list[int] = batch_sizes_for(np.asarray(boundaries), sweep.max_batch_length, cap).tolist()
     return sizes
 
 
 def table_row(sweep: Sweep) -> Chosen:
-    """The best row that `bucket_boundaries` and `max_batch_length` express.
+    """Choose the best row that `bucket_boundaries` and `max_batch_length` express.
 
     Raises:
-        ResultError: Nothing is recommended, there is no such row, or the sweep is damaged.
+        ResultError: Nothing is recommended, or there is no such row.
     """
-    cap = cap_of(checked(sweep))
+    cap = sweep.settings.get("max_batch_size")
 
     def expresses(row: Row) -> bool:
-        return is_sound(row) and row.batch_sizes == derived_sizes(sweep, row.boundaries, cap)
+        return row.batch_sizes == derived_sizes(sweep, row.boundaries, cap)
 
-    return choose_row(sweep, "SpeechBrain", expresses, DERIVES)
+    return choose_row(sweep, "SpeechBrain", expresses, _DERIVES)
 
 
 def plain_row(sweep: Sweep) -> Chosen:
-    """The best row that `num_buckets` and `max_batch_length` express.
+    """Choose the best row that `num_buckets` and `max_batch_length` express.
 
     Raises:
-        ResultError: Nothing is recommended, there is no such row, or the sweep is damaged.
+        ResultError: Nothing is recommended, or there is no such row.
     """
-    cap = cap_of(checked(sweep))
+    cap = sweep.settings.get("max_batch_size")
 
     def expresses(row: Row) -> bool:
-        if row.strategy != "speechbrain" or not is_sound(row) or row.num_buckets != len(row.boundaries):
+        if row.strategy != "speechbrain" or row.num_buckets != len(row.boundaries):
             return False
         own = speechbrain_boundaries(row.num_buckets, sweep.max_batch_length).tolist()
         return own == row.boundaries and row.batch_sizes == derived_sizes(sweep, own, cap)
 
-    return choose_row(sweep, "SpeechBrain with num_buckets", expresses, NO_PLAIN_ROW)
+    return choose_row(sweep, "SpeechBrain with num_buckets", expresses, _NO_PLAIN_ROW)
 
 
 def needed_cap(sweep: Sweep, row: Row) -> int | None:
-    """The `max_batch_ex` that a row needs for its batch sizes; None where it needs none."""
-    return None if derived_sizes(sweep, row.boundaries, None) == row.batch_sizes else cap_of(sweep)
+    """Return the `max_batch_ex` that a row needs for its batch sizes; None if it needs none."""
+    needs = derived_sizes(sweep, row.boundaries, None) != row.batch_sizes
+    return sweep.settings.get("max_batch_size") if needs else None
+
+
+def kept_cap(cap: int, row: Row, sweep: Sweep, run: str) -> tuple[int, list[str]]:
+    """Keep a user's `max_batch_ex`, or lower it to what the table was swept with.
+
+    Args:
+        cap: The user's, at least 1.
+        row: The table that is written; its batch sizes are SpeechBrain's.
+        sweep: It is of this sweep.
+        run: The run folder, for the command that sweeps with the cap.
+
+    Returns:
+        The limit to write, and what it changes, as full sentences.
+    """
+    sizes, needed = derived_sizes(sweep, row.boundaries, cap), needed_cap(sweep, row)
+    if sizes == row.batch_sizes:
+        return cap, []
+    if needed is not None and cap > needed:
+        lowered = f"max_batch_ex is lowered from {cap} to {needed}: the table was swept with --max-batch-size {needed}."
+        return needed, [lowered]
+    cut = sum(size < full for size, full in zip(sizes, row.batch_sizes, strict=True))
+    cost = ""
+    if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
+        capped, full = (
+            sum(-(-use.examples // size) for use, size in zip(sweep.buckets, batch_sizes, strict=True))
+            for batch_sizes in (sizes, row.batch_sizes)
+        )
+        cost = f": {format_number(capped)} batches an epoch instead of {format_number(full)}"
+    command = f"batchtune sweep-buckets MANIFEST --max-batch-size {cap} --run {shlex.quote(run)}"
+    note = (
+        f"max_batch_ex: {cap} is kept. It cuts {cut} of {counted(len(sizes), 'batch size')}, the largest from "
+        f"{max(row.batch_sizes):,}{cost}. `{command}` finds the best table under it; for the "
+        "larger batches take it out. Then patch again."
+    )
+    return cap, [note]
 
 
 def length_function(unit: str | None) -> str:
-    """What the recipe's length function must return, a sentence without a full stop."""
+    """Say what the recipe's length function must return, in a sentence without a full stop."""
     if unit == "s":
         return "Lengths are seconds, as recipes' length_func returns them"
     if unit is None:
@@ -142,7 +122,7 @@ def length_function(unit: str | None) -> str:
 
 
 def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
-    """How train.py leaves out what was left out at tuning, as comments; empty where nothing was.
+    """Say how train.py leaves out what was left out at tuning, as comments; empty where nothing was.
 
     Source: `speechbrain.dataio.dataset.DynamicItemDataset.filtered_sorted`, SpeechBrain 1.1, whose limits are
     inclusive; recipes pass `avoid_if_longer_than` to it where `sorting` is ascending or descending.
@@ -173,7 +153,7 @@ def _block(sweep: Sweep, row: Row, own: str) -> Iterable[str]:
 
 
 def render(tuned: Tuned) -> str:
-    """The block that recipes call `dynamic_batch_sampler`, ready to paste.
+    """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
 
     The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1;
     what older recipes call them is what their YAML files, up to 2023, have.
@@ -188,7 +168,9 @@ def render(tuned: Tuned) -> str:
         about_data(sweep),
         *chosen.remarks,
         length_function(sweep.lengths.unit),
-        *_unsaid(sweep, chosen.row),
+        *([_OWN_CAP] if needed_cap(sweep, chosen.row) is None else []),
+        "An example longer than the last boundary is not dropped: it becomes a batch of one",
+        *padded_remark(sweep, "SpeechBrain"),
         "It takes the place of the block of the same name; newer recipes call it dynamic_batch_sampler_train. train.py "
         "must pass all of it on: DynamicBatchSampler(train_data, **dynamic_hparams, length_func=...)",
     ]
@@ -197,16 +179,8 @@ def render(tuned: Tuned) -> str:
     return "".join([comments, "dynamic_batching: True\n", *block, "\n", *_plain_alternative(sweep)])
 
 
-def _unsaid(sweep: Sweep, row: Row) -> Iterable[str]:
-    """What SpeechBrain can't be told."""
-    if needed_cap(sweep, row) is None:
-        yield "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
-    yield "An example longer than the last boundary is not dropped: it becomes a batch of one"
-    yield from padded_remark(sweep, "SpeechBrain")
-
-
 def _plain_alternative(sweep: Sweep) -> Iterable[str]:
-    """The form with `num_buckets` and the names of old recipes, as comments."""
+    """Write the form with `num_buckets` and the names of old recipes, as comments."""
     try:
         row = plain_row(sweep).row
     except ResultError:
@@ -228,4 +202,12 @@ def _plain_alternative(sweep: Sweep) -> Iterable[str]:
     )
 
 
-EXPORT = Export(name="speechbrain", title="SpeechBrain", file="dynamic_batch_sampler.yaml", render=render)
+def _patch(*file: Any, **options: Any) -> Patched:
+    from batchtune.exports.patch import patch_speechbrain
+
+    return patch_speechbrain(*file, **options)
+
+
+EXPORTS = (
+    Export(name="speechbrain", title="SpeechBrain", file="dynamic_batch_sampler.yaml", render=render, patch=_patch),
+)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from batchtune.plain_yaml import without_commands
+from batchtune.errors import without_commands
 from batchtune.reports.gate import Verdict
 
 _CLASS = "batchtune.report"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from batchtune.plain_yaml import without_commands
+from batchtune.errors import without_commands
 from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.gate.words import verdict_table
 from batchtune.reports.next_steps import next_steps

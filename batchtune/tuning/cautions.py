@@ -9,7 +9,7 @@ import numpy as np
 from batchtune.batching.limits import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
-from batchtune.tuning.current.records import Current, CurrentTable
+from batchtune.tuning.current.base import Current, CurrentTable
 from batchtune.tuning.unit_hints import limit_unit_hint
 from batchtune.units import format_length, format_number
 

@@ -217,22 +217,6 @@ def test_nothing_recommended_is_an_error(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-@pytest.mark.parametrize("damage", ["max_batch_length", "lengths", "quantiles"])
-def test_a_damaged_sweep_is_exported_or_an_error(name: str, damage: str) -> None:
-    made = made_sweep()
-    damaged: dict[str, Any] = {
-        "max_batch_length": 0.0,
-        "lengths": msgspec.structs.replace(made.lengths, min=0.0, max=-1.0),
-        "quantiles": [3.0, 0.0, -1.0],
-    }
-    broken = msgspec.structs.replace(made, **{damage: damaged[damage]})
-    try:
-        check(name, export_of(name).render(Tuned(sweep=broken)))
-    except ResultError as error:
-        assert "damaged" in error.message
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_it_has_its_name_and_a_file_of_its_own(name: str) -> None:
     export = export_of(name)
     assert export.name == name

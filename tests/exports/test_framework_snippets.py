@@ -65,7 +65,7 @@ def loss_of(model: Tiny, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return loss
 
 
-@pytest.fixture(scope="module", params=["made", "librispeech"])
+@pytest.fixture(scope="module", params=["made", pytest.param("librispeech", marks=pytest.mark.slow)])
 def lengths(request: pytest.FixtureRequest) -> FloatArray:
     if request.param == "made":
         return np.random.default_rng(0).integers(1, 40, 900).astype(np.float64)

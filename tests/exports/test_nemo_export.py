@@ -386,13 +386,6 @@ class TestTwoDimensions:
         text = render(msgspec.structs.replace(made_sweep(), two_dimensional=[row]))
         assert said in " ".join(re.sub(r"\n *# ", " ", text).split())
 
-    @pytest.mark.parametrize(
-        "fields", [{"batch_sizes": [1]}, {"buckets": []}, {"buckets": [(9.0, 1.0), (4.0, 1.0), (4.0, 2.0)]}]
-    )
-    def test_damaged_ones_are_left_out(self, fields: dict[str, Any]) -> None:
-        damaged = msgspec.structs.replace(TWO, **fields)
-        assert render(msgspec.structs.replace(made_sweep(), two_dimensional=[damaged])) == render(made_sweep())
-
 
 @pytest.mark.parametrize("text", ["\nmodel: 1\n", "\u2028evil: 1", "\x85evil: 1", "\x1b[2J"])
 def test_strings_of_the_sweep_stay_in_comments(text: str) -> None:

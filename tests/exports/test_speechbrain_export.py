@@ -17,7 +17,7 @@ from report_records import hostile_results, made_sweep, with_recommended, withou
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
-from batchtune.exports.speechbrain import flow_list, number
+from batchtune.exports.text import flow_list, number
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sweep
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
@@ -125,27 +125,6 @@ def test_without_rows_of_speechbrains_own_boundaries_the_alternative_is_left_out
 
 def test_the_best_row_of_plain_num_buckets_leads_to_its_name() -> None:
     assert loaded(render(with_recommended(made_sweep(), "speechbrain", 20)))["dynamic_batch_sampler"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"recommended": 1_000}, "recommends row 1000 of 66"),
-        ({"recommended": -1}, "recommends row -1"),
-        ({"max_batch_length": 0.0}, "max_batch_length must be positive"),
-        ({"settings": {"max_batch_size": "many"}}, "no whole number"),
-    ],
-)
-def test_a_damaged_sweep_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResultError, match=message):
-        render(msgspec.structs.replace(made_sweep(), **fields))
-
-
-@pytest.mark.parametrize("boundaries", [[], [3.0, 2.0], [0.0, 2.0], [1.0]])
-def test_a_damaged_row_is_refused(boundaries: list[float]) -> None:
-    row = msgspec.structs.replace(recommended(made_sweep()), boundaries=boundaries, batch_sizes=[1, 1])
-    with pytest.raises(ResultError, match="damaged"):
-        render(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0))
 
 
 def test_without_a_recommendation_there_is_nothing_to_write() -> None:

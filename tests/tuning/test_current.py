@@ -96,13 +96,13 @@ class TestWrittenOut:
             ("600", "neither a file"),
             ("max_batch_length=600", "needs num_buckets or bucket_boundaries"),
             ("num_buckets=200", "num_buckets alone says nothing"),
-            ("max_batch_ex=200", "'max_batch_ex' is no setting that goes here"),
+            ("max_batch_ex=200", "'max_batch_ex' is not a setting that goes here"),
             ("bucket_boundaries=1:2", "needs max_batch_length"),
-            ("max_batch_length=600,num_buckets=200,colour=3", "'colour' is no setting that goes here"),
-            ("colour=3", "'colour' is no setting that goes here"),
-            ("batch_size=16,num_buckets=3", "'num_buckets' is no setting that goes here"),
-            ("max_batch_length=600,num_buckets", "'num_buckets' is no key=value"),
-            ("max_batch_length=600,,num_buckets=3", "'' is no key=value"),
+            ("max_batch_length=600,num_buckets=200,colour=3", "'colour' is not a setting that goes here"),
+            ("colour=3", "'colour' is not a setting that goes here"),
+            ("batch_size=16,num_buckets=3", "'num_buckets' is not a setting that goes here"),
+            ("max_batch_length=600,num_buckets", "'num_buckets' is not key=value"),
+            ("max_batch_length=600,,num_buckets=3", "'' is not key=value"),
             ("max_batch_length=,num_buckets=3", "max_batch_length has no value"),
             ("max_batch_length=600,num_buckets=3,num_buckets=4", "num_buckets is given twice"),
             ("max_batch_length=long,num_buckets=3", "max_batch_length must be a number, got 'long'"),
@@ -243,8 +243,8 @@ class TestSpeechBrainFiles:
             ("!new:os.system {command: ls}", "made by code"),
             ("!!python/object/apply:os.system [ls]", "must be a number"),
             ("!include:other.yaml", r"made by code \(!include:other.yaml\)"),
-            ("!ref <gone>", "points to 'gone', which is not there"),
-            ("!ref <text[x]>", "points to 'x', which is not there"),
+            ("!ref <gone>", "points to 'gone', which does not exist"),
+            ("!ref <text[x]>", "points to 'x', which does not exist"),
             ("!ref <round>", "around in a circle"),
             ("!ref <round> + 1", "around in a circle"),
             ("!ref <object.attribute>", "reads an attribute of an object"),
@@ -454,13 +454,13 @@ class TestFiles:
             (b"null\n", "holds no settings by name"),
             (b"- 1\n- 2\n", "holds no settings by name"),
             (b"seed: 1\n", "holds no batching settings that are known"),
-            (b"a: [1, 2\n", "is no YAML that can be read"),
+            (b"a: [1, 2\n", "is not a readable YAML file"),
             (b"a: 1\na: 2\n", "line 2: the file has the key 'a' a second time"),
             (b"a: *gone\n", r"refers to \*gone, which is not defined before"),
-            (b"a: 1\n---\nb: 2\n", "holds a second document"),
+            (b"a: 1\n---\nb: 2\n", "holds more than one document"),
             (b"a: {<<: 3}\n", "merges .* something that is no mapping"),
-            (b"\xff\xfe\x00", "is no UTF-8 text"),
-            (b"a: \x00\n", "is no YAML that can be read"),
+            (b"\xff\xfe\x00", "is not UTF-8 text"),
+            (b"a: \x00\n", "is not a readable YAML file"),
             (b"a: " + b"[" * 500, "nests more than 64 levels deep"),
             (b"- " * 500, "nests more than 64 levels deep"),
             (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
@@ -521,7 +521,6 @@ class TestFiles:
         assert time.process_time() - begun < 5
 
 
-MUTATIONS = 150
 WORDS = (
     b"\0",
     b"\xff",
@@ -541,10 +540,11 @@ WORDS = (
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutations", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path, mutations: int) -> None:
     draw = random.Random(path.name)
     whole, damaged = path.read_bytes(), tmp_path / "damaged.yaml"
-    for _ in range(MUTATIONS):
+    for _ in range(mutations):
         content = bytearray(whole)
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(max(1, len(content) - 1))
@@ -574,7 +574,7 @@ def test_any_damage_to_written_settings_gives_settings_or_one_message() -> None:
         "bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8,max_duration=15",
         "bucket_boundaries=10:60,bucket_batch_sizes=12:2",
     ]
-    for _ in range(3000):
+    for _ in range(1000):
         characters = list(draw.choice(texts))
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(len(characters))

@@ -1,6 +1,9 @@
-"""A user's current batching settings, for a sweep to show beside its own tables."""
+"""A user's current batching settings, for a sweep to show beside its own tables.
 
+To add a kind: a module with a `SettingsKind`, and a line in `KINDS` of `reading.py`.
+"""
+
+from batchtune.tuning.current.base import Current, CurrentTable
 from batchtune.tuning.current.reading import current_table, read_current
-from batchtune.tuning.current.records import Current, CurrentTable, Kind
 
-__all__ = ["Current", "CurrentTable", "Kind", "current_table", "read_current"]
+__all__ = ["Current", "CurrentTable", "current_table", "read_current"]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from batchtune.batching.lhotse import lhotse_boundaries
 from batchtune.batching.table import BucketTable
+from batchtune.configs.recipes import Block, block_at
+from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.tuning.current.records import Current, CurrentTable
-from batchtune.tuning.current.values import MOST_BUCKETS, Settings
+from batchtune.tuning.current.base import MOST_BUCKETS, Current, CurrentTable, Settings, SettingsKind
 from batchtune.units import counted, format_length
 
 # What changes lengths or drops examples in ways that lengths alone don't tell.
-UNSEEN = (
+_UNSEEN = (
     "perturb_speed",
     "truncate_duration",
     "cut_into_windows_duration",
@@ -27,20 +28,9 @@ UNSEEN = (
     "max_tps",
 )
 # Settings of loaders whose batches lengths alone don't decide.
-REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
-BUCKET_KEYS = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
-KEYS = (
-    "use_lhotse",
-    "batch_size",
-    *BUCKET_KEYS,
-    "quadratic_duration",
-    "num_buckets",
-    "min_duration",
-    "max_duration",
-    "drop_last",
-    *UNSEEN,
-    *REFUSED,
-)
+_REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
+_BUCKETING = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
+_TRAIN_SETS = (("model", "train_ds"), ("train_ds",), ("data", "train_ds"))
 # LhotseDataLoadingConfig's.
 _DEFAULT_BUCKETS = 30
 _DEFAULT_CUTS = 10_000
@@ -48,40 +38,102 @@ _DEFAULT_CUTS = 10_000
 _LARGEST_MEAN = 100_000
 
 
-def read(settings: Settings) -> Current:
-    """Checks the settings of `train_ds`.
+class NemoSettings(SettingsKind):
+    """The settings of `train_ds`.
 
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py` of NVIDIA/NeMo (2025).
-
-    Raises:
-        BatchtuneError: One is wrong or missing, or they ask for batches that no table over lengths can express.
     """
-    for name in REFUSED:
-        if settings.values.get(name) not in (None, False):
-            raise settings.wrong(
-                name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
-            )
-    lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in BUCKET_KEYS))
-    found: dict[str, object] = {"use_lhotse": lhotse}
-    for name in ("batch_size", "num_buckets"):
-        if settings.has(name):
-            found[name] = settings.count(name, MOST_BUCKETS if name == "num_buckets" else 2**31)
-    found |= _durations(settings)
-    if lhotse:
-        found |= _bucketing(settings)
-    elif "batch_size" not in found:
-        raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
-    return Current(
-        kind="nemo",
-        settings=found,
-        source=settings.source,
-        key_path=settings.key_path,
-        notes=(*settings.notes, *_read_notes(settings)),
+
+    name = "nemo"
+    keys = (
+        "use_lhotse",
+        "batch_size",
+        *_BUCKETING,
+        "quadratic_duration",
+        "num_buckets",
+        "min_duration",
+        "max_duration",
+        "drop_last",
+        *_UNSEEN,
+        *_REFUSED,
     )
+    signs = ("use_lhotse", *_BUCKETING)
+
+    def claims(self, names: Collection[str], path: Sequence[str] = ()) -> bool:
+        """Claim a `train_ds` with nothing but a batch_size, too: it may have filters."""
+        data_set = "batch_size" in names and bool(path) and path[-1].endswith("_ds")
+        return data_set or super().claims(names, path)
+
+    def find(self, references: References) -> Block | None:
+        """Find the data set of the training."""
+        blocks = (block_at(references.root, keys) for keys in _TRAIN_SETS)
+        return next((block for block in blocks if block is not None), None)
+
+    def read(self, settings: Settings) -> dict[str, object]:
+        """Check the settings; those of loaders that make no buckets are refused."""
+        for name in _REFUSED:
+            if settings.values.get(name) not in (None, False):
+                raise settings.wrong(
+                    name, "makes batches that no bucket table can express", "Leave --current out, or give a batch_size."
+                )
+        lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
+        if not lhotse and not settings.has("batch_size"):
+            raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
+        return {
+            "use_lhotse": lhotse,
+            **settings.given(settings.count, "batch_size"),
+            **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
+            **_durations(settings),
+            **(_bucketing(settings) if lhotse else {}),
+        }
+
+    def notes(self, settings: Settings) -> Sequence[str]:
+        """Name what lengths alone don't tell, and what is assumed."""
+        notes = []
+        unseen = [name for name in _UNSEEN if _is_set(settings, name)]
+        if unseen:
+            verb = "changes" if len(unseen) == 1 else "change"
+            notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
+        if settings.from_file and not settings.has("use_lhotse") and settings.has("use_bucketing"):
+            notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
+        if settings.flag("drop_last", False):
+            notes.append("drop_last leaves out batches that are not full; they are counted here")
+        return notes
+
+    def table(self, current: Current, lengths: Lengths) -> CurrentTable:
+        """Return the buckets that NeMo makes of these lengths, as far as a table can express them.
+
+        An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop what is
+        longer than the last (`BucketingFilter`); bins without have one bucket more, without end. A batch under
+        `batch_duration` closes when one example more, of the longest so far, would exceed it (Lhotse's
+        `TimeConstraint`): its size is taken to be the mean size of its bucket's.
+        """
+        if lengths.unit not in ("s", None):
+            raise ResultError(
+                f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
+                "Convert the lengths with --length-scale and --unit s.",
+            )
+        settings = current.settings
+        kept, left_out = _kept(current, lengths)
+        boundaries, notes = _boundaries(settings, kept)
+        sizes, approximate = _batch_sizes(settings, kept, boundaries)
+        notes = [*current.notes, *notes, *approximate]
+        if lengths.unit is None:
+            notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
+        return CurrentTable(
+            table=BucketTable(boundaries, sizes),
+            lengths=kept,
+            sizing="frontier",
+            max_batch_length=settings.get("batch_duration"),
+            describe=_described(settings, boundaries.size),
+            exact=not notes,
+            notes=tuple(notes),
+            left_out=left_out,
+        )
 
 
 def _durations(settings: Settings) -> dict[str, float]:
-    """The filter on durations; bounds that bound nothing are left out."""
+    """Check the filter on durations; bounds that bound nothing are left out."""
     found: dict[str, float] = {}
     if settings.has("min_duration") and settings.number("min_duration") > 0:
         found["min_duration"] = settings.length("min_duration")
@@ -93,62 +145,39 @@ def _durations(settings: Settings) -> dict[str, float]:
 
 
 def _bucketing(settings: Settings) -> dict[str, object]:
-    found: dict[str, object] = {"use_bucketing": settings.flag("use_bucketing", settings.source == "--current")}
-    for name in ("batch_duration", "quadratic_duration"):
-        if settings.has(name):
-            found[name] = settings.length(name)
-    if settings.has("bucket_duration_bins"):
-        found["bucket_duration_bins"] = _bins(settings)
-    if settings.has("bucket_batch_size"):
-        found["bucket_batch_size"] = _sizes(settings, found)
-    elif "batch_duration" not in found and not settings.has("batch_size"):
-        raise settings.wrong(
-            None, "needs batch_size, batch_duration, or bucket_batch_size with bucket_duration_bins", "Give one."
-        )
-    if not found["use_bucketing"] and ("batch_duration" in found or "bucket_batch_size" in found):
-        name = "bucket_batch_size" if "bucket_batch_size" in found else "batch_duration"
-        raise settings.wrong(
-            name,
-            "is used without use_bucketing: its batches are no bucket table",
-            "Set use_bucketing: true if that is what you train with.",
-        )
-    return found
-
-
-def _bins(settings: Settings) -> list[float]:
-    bins = settings.values["bucket_duration_bins"]
+    values, used = settings.values, settings.flag("use_bucketing", not settings.from_file)
+    bins, sizes = values.get("bucket_duration_bins"), "bucket_batch_size"
     if isinstance(bins, list) and any(isinstance(entry, list) for entry in bins):
         raise settings.wrong(
             "bucket_duration_bins",
             "is of two dimensions, (duration, tokens) pairs, which can't be compared with tables over lengths alone",
             "Give one-dimensional bins, or leave --current out.",
         )
-    return settings.lengths("bucket_duration_bins")
-
-
-def _sizes(settings: Settings, found: Mapping[str, object]) -> list[int]:
-    bins = found.get("bucket_duration_bins")
-    if not isinstance(bins, list):
-        raise settings.wrong("bucket_batch_size", "needs bucket_duration_bins beside it", "Give one bin for each size.")
-    sizes = settings.counts("bucket_batch_size")
-    if len(sizes) != len(bins):
+    found = {
+        "use_bucketing": used,
+        **settings.given(settings.length, "batch_duration", "quadratic_duration"),
+        **settings.given(settings.lengths, "bucket_duration_bins"),
+    }
+    if settings.has(sizes):
+        if "bucket_duration_bins" not in found:
+            raise settings.wrong(sizes, "needs bucket_duration_bins beside it", "Give one bin for each size.")
+        edges, counts = settings.lengths("bucket_duration_bins"), settings.counts(sizes)
+        if len(counts) != len(edges):
+            problem = f"has {len(counts):,} entries for {len(edges):,} bins"
+            raise settings.wrong(sizes, problem, "Give one size for each bin.")
+        found[sizes] = counts
+    elif not settings.has("batch_duration") and not settings.has("batch_size"):
         raise settings.wrong(
-            "bucket_batch_size", f"has {len(sizes):,} entries for {len(bins):,} bins", "Give one size for each bin."
+            None, "needs batch_size, batch_duration, or bucket_batch_size with bucket_duration_bins", "Give one."
         )
-    return sizes
-
-
-def _read_notes(settings: Settings) -> list[str]:
-    notes = []
-    unseen = [name for name in UNSEEN if _is_set(settings, name)]
-    if unseen:
-        verb = "changes" if len(unseen) == 1 else "change"
-        notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
-    if settings.source != "--current" and not settings.has("use_lhotse") and settings.has("use_bucketing"):
-        notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
-    if settings.flag("drop_last", False):
-        notes.append("drop_last leaves out batches that are not full; they are counted here")
-    return notes
+    for name in (sizes, "batch_duration"):
+        if name in found and not used:
+            raise settings.wrong(
+                name,
+                "is used without use_bucketing: its batches are no bucket table",
+                "Set use_bucketing: true if that is what you train with.",
+            )
+    return found
 
 
 def _is_set(settings: Settings, name: str) -> bool:
@@ -159,43 +188,8 @@ def _is_set(settings: Settings, name: str) -> bool:
     return bound is None or value != bound
 
 
-def table(current: Current, lengths: Lengths) -> CurrentTable:
-    """The buckets that NeMo makes of these lengths, as far as a table can express them.
-
-    An example belongs to the first bin that is not below its duration (`bisect_left`). Bins with sizes drop what is
-    longer than the last (`BucketingFilter`); bins without have one bucket more, without end. A batch under
-    `batch_duration` closes when one example more, of the longest so far, would exceed it (Lhotse's `TimeConstraint`):
-    its size is taken to be the mean size of its bucket's.
-
-    Raises:
-        ResultError: The lengths are not in seconds, or none is left.
-    """
-    if lengths.unit not in ("s", None):
-        raise ResultError(
-            f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
-            "Convert the lengths with --length-scale and --unit s.",
-        )
-    settings = current.settings
-    kept, left_out = _kept(current, lengths)
-    boundaries, notes = _boundaries(settings, kept)
-    sizes, approximate = _batch_sizes(settings, kept, boundaries)
-    notes = [*current.notes, *notes, *approximate]
-    if lengths.unit is None:
-        notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
-    return CurrentTable(
-        table=BucketTable(boundaries, sizes),
-        lengths=kept,
-        sizing="frontier",
-        max_batch_length=settings.get("batch_duration"),
-        describe=_described(settings, boundaries.size),
-        exact=not notes,
-        notes=tuple(notes),
-        left_out=left_out,
-    )
-
-
 def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
-    """The examples that NeMo keeps, and how many it leaves out for which reason."""
+    """Return the examples that NeMo keeps, and how many it leaves out for which reason."""
     settings = current.settings
     shortest, longest = settings.get("min_duration", 0.0), settings.get("max_duration", math.inf)
     ascending = lengths.values[::-1]
@@ -224,30 +218,25 @@ def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
 
 
 def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray, list[str]]:
-    """The buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
-    longest = kept.longest
-    bins = settings.get("bucket_duration_bins")
+    """Return the buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
     buckets = settings.get("num_buckets", _DEFAULT_BUCKETS)
-    notes: list[str] = []
+    edges, notes = np.empty(0), []
     if not settings.get("use_bucketing"):
-        edges = np.empty(0)
-    elif bins is not None:
-        edges = np.array(bins)
+        pass
+    elif "bucket_duration_bins" in settings:
+        edges = np.array(settings["bucket_duration_bins"])
     elif "max_duration" in settings:
         # NeMo's own guess, `determine_bucket_duration_bins`.
         edges = np.linspace(settings.get("min_duration", 0.0), settings["max_duration"], buckets + 1)[1:-1]
     else:
-        edges = (
-            lhotse_boundaries(kept.values, min(buckets, kept.count)) if min(buckets, kept.count) > 1 else np.empty(0)
-        )
+        if (buckets := min(buckets, kept.count)) > 1:
+            edges = lhotse_boundaries(kept.values, buckets)
         notes.append(
             f"the bins are those of equal total length over all examples; Lhotse estimates them from the first "
             f"{_DEFAULT_CUTS:,} or so that it reads"
         )
     edges = np.unique(edges[edges > 0])
-    if edges.size == 0 or edges[-1] < longest:
-        edges = np.append(edges, longest)
-    return edges, notes
+    return (edges if edges.size and edges[-1] >= kept.longest else np.append(edges, kept.longest)), notes
 
 
 def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> tuple[IntArray, list[str]]:
@@ -267,7 +256,7 @@ def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatAr
 def _mean_sizes(
     kept: Lengths, boundaries: FloatArray, limit: float, most: int | None, quadratic: float | None
 ) -> IntArray:
-    """The mean size, rounded, of the batches that Lhotse draws from each bucket.
+    """Return the mean size, rounded, of the batches that Lhotse draws from each bucket.
 
     A batch closes with its n-th example once (n + 1) × the longest so far is above the limit. The longest only grows,
     and the bound on it only falls, so a batch holds more than n examples just where n of them are at most

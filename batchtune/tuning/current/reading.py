@@ -7,15 +7,24 @@ import re
 from pathlib import Path
 from typing import Any
 
-from batchtune.errors import ResultError, UsageError
+from batchtune.configs.recipes import LIMITS, Block, block_at
+from batchtune.configs.references import References
+from batchtune.configs.tree import Node, parse_yaml, read_text
+from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import Lengths
-from batchtune.plain_yaml import parse_yaml, read_text
-from batchtune.tuning.current.finding import find_settings
-from batchtune.tuning.current.kinds import KINDS, KNOWN, kind_of
-from batchtune.tuning.current.records import Current, CurrentTable
-from batchtune.tuning.current.values import Settings
+from batchtune.tuning.current.base import OPTION, Current, CurrentTable, Settings, SettingsKind
+from batchtune.tuning.current.nemo import NemoSettings
+from batchtune.tuning.current.speechbrain import SpeechBrainSettings
+from batchtune.tuning.current.tables import FixedSize, OwnTable
 
-OPTION = "--current"
+# In the order in which they are asked: a NeMo data set, too, may have a batch_size, and a recipe a loader with one.
+KINDS: tuple[SettingsKind, ...] = (OwnTable(), NemoSettings(), SpeechBrainSettings(), FixedSize())
+
+_KNOWN = (
+    "Known are SpeechBrain's max_batch_length with num_buckets or bucket_boundaries (and max_batch_ex), NeMo's "
+    "bucket_duration_bins with bucket_batch_size or batch_duration, bucket_boundaries with bucket_batch_sizes, "
+    "and batch_size."
+)
 _HOW = "Write --current max_batch_length=600,num_buckets=200, --current batch_size=16, or the path of a YAML file."
 _FILES = "Give a SpeechBrain training YAML, a NeMo config or a sampler.yaml."
 _PAIRS = re.compile(r"\s*[A-Za-z_]\w*\s*=", re.ASCII)
@@ -26,7 +35,7 @@ _GREEDY = {"max_tokens": "fairseq", "batch_bins": "ESPnet"}
 
 
 def read_current(text: str) -> Current:
-    """Reads a user's current batching settings.
+    """Read a user's current batching settings.
 
     Args:
         text: `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
@@ -42,26 +51,26 @@ def read_current(text: str) -> Current:
     found = _file(text)
     if found is not None:
         path, key_path = found
-        return find_settings(parse_yaml(read_text(path, path.name, _FILES), path.name), path.name, key_path)
+        return _of_file(parse_yaml(read_text(path, path.name, _FILES), path.name), path.name, key_path)
     if not _PAIRS.match(text):
         raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", _HOW)
     return _pairs(text)
 
 
 def current_table(current: Current, lengths: Lengths) -> CurrentTable:
-    """The batches that current settings make of these lengths, as a bucket table.
+    """Return the batches that current settings make of these lengths, as a bucket table.
 
     Raises:
         ResultError: The settings are for other lengths: other units, or none is left.
     """
     try:
-        return KINDS[current.kind].table(current, lengths)
+        return next(kind for kind in KINDS if kind.name == current.kind).table(current, lengths)
     except ValueError as error:
         raise ResultError(f"{current.source}: the settings make no bucket table: {error}", _HOW) from error
 
 
 def _file(text: str) -> tuple[Path, str | None] | None:
-    """The file and the key path that a text names; None where no such file exists."""
+    """Return the file and the key path that a text names; None where no such file exists."""
     if _is_file(text):
         return Path(text), None
     end = len(text)
@@ -82,6 +91,64 @@ def _is_file(text: str) -> bool:
         return False
 
 
+def _of_file(root: Node, name: str, key_path: str | None) -> Current:
+    """Read the settings of the training from a file, at `key_path` or found."""
+    if not isinstance(root.value, dict):
+        raise ResultError(f"{name} holds no settings by name", _KNOWN)
+    references = References(root, name)
+    if key_path is None:
+        found = ((kind, kind.find(references)) for kind in KINDS)
+        kind, block = next(((kind, block) for kind, block in found if block is not None), (None, None))
+        if kind is None or block is None:
+            limit = next((key for key in LIMITS if root.get(key) is not None), None)
+            what = (
+                f"has {limit}, but neither num_buckets nor bucket_boundaries" if limit else "holds no batching settings"
+            )
+            raise ResultError(f"{name} {what} that are known", f"{_KNOWN} Or say where: {OPTION} {name}:KEY.PATH.")
+        return _read(kind, block, references)
+    block = block_at(root, tuple(key_path.split(".")))
+    if block is None:
+        raise ResultError(
+            f"{name} has no settings at {shortened(key_path)}", "Give the path of a mapping, with dots between."
+        )
+    kind = next((kind for kind in KINDS if kind.claims(block.settings, block.keys)), None)
+    if kind is None:
+        raise ResultError(f"{name}: {key_path} holds no batching settings that are known", _KNOWN)
+    return _read(kind, block, references)
+
+
+def _read(kind: SettingsKind, block: Block, references: References) -> Current:
+    """Read the known keys of a block; all others may be made by code and are left alone."""
+    tag, name = block.node.tag, references.name
+    if tag is not None and tag.startswith("!include"):
+        where = f"{name}, line {block.node.line}"
+        raise ResultError(f"{where}: the settings are in another file ({tag[:60]})", "Give that file to --current.")
+    nodes = {key: node for key, node in block.settings.items() if key in kind.keys}
+    for key in kind.inherited:
+        if key not in nodes and (node := references.root.get(key)) is not None:
+            nodes[key] = node
+    return _checked(
+        kind,
+        Settings(
+            values={key: references.plain(node, block.chain) for key, node in nodes.items()},
+            source=name,
+            key_path=".".join(block.keys) or None,
+            lines={key: node.line for key, node in nodes.items()},
+        ),
+    )
+
+
+def _checked(kind: SettingsKind, settings: Settings) -> Current:
+    found = kind.read(settings)
+    return Current(
+        kind=kind.name,
+        settings=found,
+        source=settings.source,
+        key_path=settings.key_path,
+        notes=tuple(kind.notes(settings)),
+    )
+
+
 def _pairs(text: str) -> Current:
     if len(text) > _LONGEST_TEXT:
         raise UsageError(f"{OPTION}: the settings are longer than {_LONGEST_TEXT:,} characters", _HOW)
@@ -89,20 +156,20 @@ def _pairs(text: str) -> Current:
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not name:
-            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is no key=value", _HOW)
+            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value", _HOW)
         if name in values:
             raise UsageError(f"{OPTION}: {name} is given twice", "Give each setting once.")
         values[name] = _value(name, value)
-    kind = kind_of(values)
+    kind = next((kind for kind in KINDS if kind.claims(values)), None)
     if kind is None:
         raise _unknown(values, ("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets"))
-    if not values.keys() <= set(KINDS[kind].keys):
-        raise _unknown(values, KINDS[kind].keys)
-    return KINDS[kind].read(Settings(values=values, source=OPTION, error=UsageError))
+    if not values.keys() <= set(kind.keys):
+        raise _unknown(values, kind.keys)
+    return _checked(kind, Settings(values=values))
 
 
 def _value(name: str, text: str) -> Any:
-    """A number, a list of numbers (written with colons), true, false, or the word itself."""
+    """Read a number, a list of numbers (written with colons), true, false, or the word itself."""
     if not text:
         raise UsageError(f"{OPTION}: {name} has no value", _HOW)
     if text.lower() in ("true", "false"):
@@ -119,18 +186,20 @@ def _number(text: str) -> float | int | str:
 
 
 def _unknown(values: dict[str, Any], known: tuple[str, ...]) -> UsageError:
-    """The error for names that are not known, or that alone say nothing."""
-    unknown = [name for name in values if not any(name in one.keys for one in KINDS.values())]
+    """Return the error for names that are not known, or that alone say nothing."""
+    unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
     greedy = next((name for name in unknown if name in _GREEDY), None)
     if greedy is not None:
         return UsageError(
             f"{OPTION}: {greedy} is {_GREEDY[greedy]}'s, which sorts all examples and cuts them greedily: "
             "such batches are no bucket table, and are not reproduced",
-            KNOWN,
+            _KNOWN,
         )
     if not unknown and not any(name in known for name in values):
         unknown = list(values)
     others = unknown or [name for name in values if name not in known]
     if others:
-        return UsageError(f"{OPTION}: {others[0][:60]!r} is no setting that goes here", f"Known: {', '.join(known)}.")
-    return UsageError(f"{OPTION}: {', '.join(values)} alone says nothing of the batches", KNOWN)
+        return UsageError(
+            f"{OPTION}: {others[0][:60]!r} is not a setting that goes here", f"Known: {', '.join(known)}."
+        )
+    return UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", _KNOWN)

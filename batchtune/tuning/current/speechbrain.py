@@ -2,128 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from batchtune.batching.samplers import speechbrain_table
+from batchtune.configs.recipes import BUCKETS, LIMITS, OLD_RULES, Block, training_block
+from batchtune.configs.references import References
 from batchtune.lengths import Lengths
-from batchtune.tuning.current.records import Current, CurrentTable
-from batchtune.tuning.current.values import MOST_BUCKETS, Settings
+from batchtune.tuning.current.base import MOST_BUCKETS, OPTION, Current, CurrentTable, Settings, SettingsKind
 from batchtune.units import format_length
 
-# What recipes before SpeechBrain 1.0 wrote, and what it is called now.
-ALIASES = {"max_batch_len": "max_batch_length", "shuffle_ex": "shuffle"}
-# Bucket rules of old samplers: another sampler than the one that is reproduced.
-OLD_RULES = ("left_bucket_length", "left_bucket_len", "bucket_length_multiplier", "multiplier", "num_quantiles")
-KEYS = (
-    "max_batch_length",
-    "num_buckets",
-    "bucket_boundaries",
-    "max_batch_ex",
-    "shuffle",
-    "batch_ordering",
-    "drop_last",
-    "seed",
-    "feats_hop_size",
-)
-ORDERINGS = ("random", "ascending", "descending")
+_ORDERINGS = ("random", "ascending", "descending")
+_GIVE = "Give {} as SpeechBrain's DynamicBatchSampler does."
 
 
-def read(settings: Settings) -> Current:
-    """Checks the settings; names of old recipes (`max_batch_len`, `shuffle_ex`) become today's.
+class SpeechBrainSettings(SettingsKind):
+    """The sampler's arguments; names of old recipes (`max_batch_len`, `shuffle_ex`) become today's."""
 
-    Source: `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.1, and the recipes' YAML files.
+    name = "speechbrain"
+    keys = (
+        "max_batch_length",
+        *BUCKETS,
+        "max_batch_ex",
+        "shuffle",
+        "batch_ordering",
+        "drop_last",
+        "seed",
+        "feats_hop_size",
+        "max_batch_len",
+        "shuffle_ex",
+        *OLD_RULES,
+    )
+    signs = (*LIMITS, "bucket_boundaries", *OLD_RULES)
 
-    Raises:
-        BatchtuneError: One is wrong or missing, or they are of an old sampler that can't be reproduced.
-    """
-    limit = next((name for name in ("max_batch_length", "max_batch_len") if settings.has(name)), None)
-    boundaries = settings.has("bucket_boundaries") and settings.values["bucket_boundaries"] != []
-    if not boundaries and not settings.has("num_buckets"):
-        old = [name for name in OLD_RULES if settings.has(name)]
-        if old:
-            raise settings.wrong(
-                old[0],
-                "belongs to an old sampler of SpeechBrain, whose buckets can't be reproduced",
-                "Give the settings of today's DynamicBatchSampler: max_batch_length and num_buckets.",
-            )
-        raise settings.wrong(
-            None, "needs num_buckets or bucket_boundaries", "Give them as SpeechBrain's DynamicBatchSampler does."
+    def find(self, references: References) -> Block | None:
+        """Find the training's block; None if `dynamic_batching` turns it off."""
+        root, name = references.root, references.name
+        switch = root.get("dynamic_batching")
+        if switch is not None and references.plain(switch, (root,)) is False:
+            return None
+        return training_block(root, name, f"{OPTION} {name}:")
+
+    def read(self, settings: Settings) -> dict[str, object]:
+        """Check the settings.
+
+        Source: `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.1, and the recipes' YAML files.
+        """
+        limit = next((name for name in LIMITS if settings.has(name)), None)
+        boundaries = settings.has("bucket_boundaries") and settings.values["bucket_boundaries"] != []
+        if not boundaries and not settings.has("num_buckets"):
+            for old in filter(settings.has, OLD_RULES):
+                raise settings.wrong(
+                    old,
+                    "belongs to an old sampler of SpeechBrain, whose buckets can't be reproduced",
+                    "Give the settings of today's DynamicBatchSampler: max_batch_length and num_buckets.",
+                )
+            raise settings.wrong(None, "needs num_buckets or bucket_boundaries", _GIVE.format("them"))
+        if limit is None:
+            raise settings.wrong(None, "needs max_batch_length", _GIVE.format("it"))
+        shuffle = next(filter(settings.has, ("shuffle_ex", "shuffle")), None)
+        return {
+            "max_batch_length": settings.length(limit),
+            **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
+            **({"bucket_boundaries": settings.lengths("bucket_boundaries")} if boundaries else {}),
+            **settings.given(settings.count, "max_batch_ex"),
+            **settings.given(settings.length, "feats_hop_size"),
+            **({} if shuffle is None else {"shuffle": settings.flag(shuffle)}),
+            **settings.given(settings.flag, "drop_last"),
+            **settings.given(lambda name: settings.choice(name, _ORDERINGS), "batch_ordering"),
+        }
+
+    def table(self, current: Current, lengths: Lengths) -> CurrentTable:
+        """Return the buckets that SpeechBrain makes of these lengths, exactly."""
+        settings = current.settings
+        limit, boundaries = settings["max_batch_length"], settings.get("bucket_boundaries")
+        buckets = speechbrain_table(
+            lengths.histogram,
+            limit,
+            num_buckets=settings.get("num_buckets"),
+            bucket_boundaries=boundaries,
+            max_batch_ex=settings.get("max_batch_ex"),
         )
-    if limit is None:
-        raise settings.wrong(None, "needs max_batch_length", "Give it as SpeechBrain's DynamicBatchSampler does.")
-    found: dict[str, object] = {"max_batch_length": settings.length(limit)}
-    if settings.has("num_buckets"):
-        found["num_buckets"] = settings.count("num_buckets", MOST_BUCKETS)
-    if boundaries:
-        found["bucket_boundaries"] = settings.lengths("bucket_boundaries")
-    if settings.has("max_batch_ex"):
-        found["max_batch_ex"] = settings.count("max_batch_ex")
-    if settings.has("feats_hop_size"):
-        found["feats_hop_size"] = settings.length("feats_hop_size")
-    return Current(
-        kind="speechbrain",
-        settings={**found, **_order(settings)},
-        source=settings.source,
-        key_path=settings.key_path,
-        notes=settings.notes,
-    )
+        words = f"{len(boundaries)} bucket_boundaries" if boundaries else f"num_buckets={settings['num_buckets']}"
+        capped = f", max_batch_ex={settings['max_batch_ex']}" if "max_batch_ex" in settings else ""
+        hop = settings.get("feats_hop_size") if lengths.unit != "frames" else None
+        return CurrentTable(
+            table=buckets,
+            lengths=lengths,
+            sizing="length",
+            max_batch_length=limit,
+            describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}{capped}",
+            exact=hop is None and not settings.get("drop_last"),
+            notes=(*current.notes, *_notes(current, hop)),
+        )
 
 
-def _order(settings: Settings) -> dict[str, object]:
-    found: dict[str, object] = {
-        today: settings.flag(name, True)
-        for name, today in (("shuffle", "shuffle"), ("shuffle_ex", "shuffle"), ("drop_last", "drop_last"))
-        if settings.has(name)
-    }
-    if settings.has("batch_ordering"):
-        ordering = settings.values["batch_ordering"]
-        if ordering not in ORDERINGS:
-            raise settings.wrong("batch_ordering", f"must be one of {', '.join(ORDERINGS)}")
-        found["batch_ordering"] = ordering
-    return found
-
-
-def table(current: Current, lengths: Lengths) -> CurrentTable:
-    """The buckets that SpeechBrain makes of these lengths, exactly.
-
-    Raises:
-        ValueError: The boundaries coincide in floating point.
-    """
-    settings = current.settings
-    limit = settings["max_batch_length"]
-    boundaries = settings.get("bucket_boundaries")
-    buckets = speechbrain_table(
-        lengths.histogram,
-        limit,
-        num_buckets=settings.get("num_buckets"),
-        bucket_boundaries=boundaries,
-        max_batch_ex=settings.get("max_batch_ex"),
-    )
-    words = f"{len(boundaries)} bucket_boundaries" if boundaries else f"num_buckets={settings['num_buckets']}"
-    capped = f", max_batch_ex={settings['max_batch_ex']}" if "max_batch_ex" in settings else ""
-    notes, exact = _notes(current, lengths)
-    return CurrentTable(
-        table=buckets,
-        lengths=lengths,
-        sizing="length",
-        max_batch_length=limit,
-        describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}{capped}",
-        exact=exact,
-        notes=(*current.notes, *notes),
-    )
-
-
-def _notes(current: Current, lengths: Lengths) -> tuple[list[str], bool]:
-    notes, exact = [], True
-    settings = current.settings
-    hop = settings.get("feats_hop_size")
-    if hop is not None and lengths.unit != "frames":
-        exact = False
+def _notes(current: Current, hop: float | None) -> Sequence[str]:
+    """Return notes on the table; `hop` is that of frames, if the settings count them and the lengths do not."""
+    notes = []
+    if hop is not None:
         notes.append(
             f"max_batch_length counts frames of {hop:g} s (feats_hop_size), but the lengths are not known to "
             f"be frames: read them with --length-scale 1/{hop:g} --unit frames where they are seconds"
         )
-    if settings.get("shuffle") is False:
+    if current.settings.get("shuffle") is False:
         notes.append("with shuffle off, the order of the data decides padding; figures are those of shuffled examples")
-    if settings.get("drop_last"):
-        exact = False
+    if current.settings.get("drop_last"):
         notes.append("drop_last leaves out each bucket's last batch where it is not full; it is counted here")
-    return notes, exact
+    return notes

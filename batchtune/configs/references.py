@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from batchtune.errors import ResultError
-from batchtune.plain_yaml import Node, printable
+from batchtune.configs.tree import Node
+from batchtune.errors import ResultError, printable
 
+REFERENCE = re.compile(r"<([^<>]*)>")
 _DEEPEST = 32
 _LONGEST_FORMULA = 200
 _GIVE = "Write the number in the file, or give the settings as --current key=value,key=value."
-_REFERENCE = re.compile(r"<([^<>]*)>")
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 _FORMULA = re.compile(r"[0-9eE.+\-*/%() ]+")
 
@@ -32,6 +32,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 }
 
 
+def reference_path(reference: str) -> tuple[str, ...]:
+    """Return the path of `key[inner]` as hyperpyyaml reads it; attributes of objects count as the object."""
+    return tuple(part.strip("]") for part in reference.split(".")[0].split("["))
+
+
 @dataclass(slots=True)
 class References:
     """Turns nodes into plain values.
@@ -45,111 +50,95 @@ class References:
     name: str
     _known: dict[int, Any] = field(default_factory=dict)
 
-    def plain(self, node: Node, chain: tuple[Node, ...]) -> Any:
-        """The value of a node: a number, a word, None, or a list of them.
+    def plain(self, node: Node, chain: tuple[Node, ...], depth: int = 0) -> Any:
+        """Return the value of a node: a number, a word, None, or a list of them.
 
         Args:
-            node: What stands at a key.
+            node: The value of a key.
             chain: The mappings from the document's top to the one that holds it.
+            depth: How many references led here.
 
         Raises:
             ResultError: It is a mapping, a missing value, made by code, or a reference that can't be followed.
         """
-        return self._plain(node, chain, 0)
-
-    def _plain(self, node: Node, chain: tuple[Node, ...], depth: int) -> Any:
+        value = node.value
         if depth > _DEEPEST:
             raise self._wrong(node, "its references lead around in a circle, or too far")
-        if node.tag in ("!ref", "!copy") and isinstance(node.value, str):
+        if node.tag in ("!ref", "!copy") and isinstance(value, str):
             # A formula may name another one several times, and that a third: each is worked out once.
             if id(node) not in self._known:
-                self._known[id(node)] = self._referred(node, node.value, depth)
+                self._known[id(node)] = self._referred(node, value, depth)
             return self._known[id(node)]
-        if node.tag == "!PLACEHOLDER":
-            raise self._wrong(node, "it is a !PLACEHOLDER, to be filled in")
-        if node.tag is not None and node.tag != "!":
+        if node.tag == "!PLACEHOLDER" or value == "???":
+            raise self._wrong(node, f"it is {'a ' if node.tag else ''}{node.tag or value}, to be filled in")
+        if node.tag is not None:
             raise self._wrong(node, f"it is made by code ({node.tag[:60]}), which batchtune does not run")
-        if isinstance(node.value, dict):
+        if isinstance(value, dict):
             raise self._wrong(node, "it is a mapping, where a number or a list is needed")
-        if isinstance(node.value, list):
-            return self._list(node, node.value, chain, depth)
-        if node.value == "???":
-            raise self._wrong(node, "it is ???, to be filled in")
-        if isinstance(node.value, str) and "${" in node.value:
-            return self._interpolated(node, node.value, chain, depth)
-        return node.value
-
-    def _list(self, node: Node, entries: list[Node], chain: tuple[Node, ...], depth: int) -> list[Any]:
-        """The entries; aliases may name one list thousands of times, and it is read once."""
-        if id(node) not in self._known:
-            self._known[id(node)] = [self._entry(node, entry, chain, depth) for entry in entries]
-        known: list[Any] = self._known[id(node)]
-        return known
+        if isinstance(value, list):
+            # Aliases may name one list thousands of times, and it is read once.
+            if id(node) not in self._known:
+                self._known[id(node)] = [self._entry(node, entry, chain, depth) for entry in value]
+            return self._known[id(node)]
+        return self._interpolated(node, value, chain, depth) if isinstance(value, str) and "${" in value else value
 
     def _entry(self, node: Node, entry: Node, chain: tuple[Node, ...], depth: int) -> Any:
-        value = self._plain(entry, chain, depth + 1)
+        value = self.plain(entry, chain, depth + 1)
         if isinstance(value, list) and any(isinstance(inner, list) for inner in value):
             raise self._wrong(node, "its lists nest more than two deep")
         return value
 
     def _referred(self, node: Node, text: str, depth: int) -> Any:
-        """`<key>`, `<key[inner]>`, or arithmetic with them, as hyperpyyaml 1.2 reads them."""
-        whole = _REFERENCE.fullmatch(text.strip())
+        """Read `<key>`, `<key[inner]>`, or arithmetic with them, as hyperpyyaml 1.2 reads them."""
+        whole = REFERENCE.fullmatch(text.strip())
         if whole is not None:
-            return self._target(node, whole[1], depth)
+            return self.plain(*self._referenced(node, whole[1]), depth + 1)
         if len(text) > _LONGEST_FORMULA:
             raise self._wrong(node, "its formula is too long")
-        formula = _REFERENCE.sub(lambda match: self._operand(node, match[1], depth), text)
+        formula = REFERENCE.sub(lambda match: self._operand(node, match[1], depth), text)
         result = _evaluated(formula)
         if result is None:
             raise self._wrong(node, f"{formula[:60]!r} is no arithmetic with numbers")
         return result
 
     def _operand(self, node: Node, reference: str, depth: int) -> str:
-        found, chain = self._find(node, (self.root,), self._keys(node, reference), f"<{reference}>")
-        formula = found.tag == "!ref" and _REFERENCE.fullmatch(str(found.value).strip()) is None
-        if formula and found.line > node.line:
+        found, chain = self._referenced(node, reference)
+        if found.tag == "!ref" and REFERENCE.fullmatch(str(found.value).strip()) is None and found.line > node.line:
             # hyperpyyaml would put in its text, without parentheses.
             raise self._wrong(node, f"<{reference}> is a formula that stands further down")
-        return str(self._plain(found, chain, depth + 1))[:_LONGEST_FORMULA]
+        return str(self.plain(found, chain, depth + 1))[:_LONGEST_FORMULA]
 
-    def _target(self, node: Node, reference: str, depth: int) -> Any:
-        return self._follow(node, (self.root,), self._keys(node, reference), f"<{reference}>", depth)
-
-    def _keys(self, node: Node, reference: str) -> list[str]:
+    def _referenced(self, node: Node, reference: str) -> tuple[Node, tuple[Node, ...]]:
         if "." in reference:
             raise self._wrong(node, f"<{reference}> reads an attribute of an object, which batchtune does not make")
-        return [part.strip("]") for part in reference.split("[")]
+        return self._find(node, (self.root,), reference_path(reference), f"<{reference}>")
 
     def _interpolated(self, node: Node, text: str, chain: tuple[Node, ...], depth: int) -> Any:
-        """`${a.b}` from the top, `${.b}` beside the key, `${..b}` one level up: OmegaConf 2.3's."""
+        """Read `${a.b}` from the top, `${.b}` beside the key, `${..b}` one level up: OmegaConf 2.3's."""
+        shown = text[:60]
         match = _INTERPOLATION.fullmatch(text.strip())
         if match is None:
-            raise self._wrong(node, f"{text[:60]!r} is put together of parts")
+            raise self._wrong(node, f"{shown!r} is put together of parts")
         inner = match[1].strip()
         if ":" in inner:
-            raise self._wrong(
-                node, f"{text[:60]!r} needs {inner.split(':')[0]}, which only the training itself can ask"
-            )
+            raise self._wrong(node, f"{shown!r} needs {inner.split(':')[0]}, which only the training itself can ask")
         dots = len(inner) - len(inner.lstrip("."))
         if dots > len(chain):
-            raise self._wrong(node, f"{text[:60]!r} points above the top of the file")
+            raise self._wrong(node, f"{shown!r} points above the top of the file")
         start = chain[: len(chain) - dots + 1] if dots else (self.root,)
         keys = inner.lstrip(".").replace("[", ".").replace("]", "").split(".")
-        return self._follow(node, start, keys, text[:60], depth)
+        return self.plain(*self._find(node, start, keys, shown), depth + 1)
 
-    def _follow(self, node: Node, start: tuple[Node, ...], keys: list[str], shown: str, depth: int) -> Any:
-        target, chain = self._find(node, start, keys, shown)
-        return self._plain(target, chain, depth + 1)
-
-    def _find(self, node: Node, start: tuple[Node, ...], keys: list[str], shown: str) -> tuple[Node, tuple[Node, ...]]:
-        """The node at these keys, and the mappings from the document's top to the one that holds it."""
+    def _find(
+        self, node: Node, start: tuple[Node, ...], keys: tuple[str, ...] | list[str], shown: str
+    ) -> tuple[Node, tuple[Node, ...]]:
+        """Return the node at these keys, and the mappings from the document's top to the one that holds it."""
         chain, target = start[:-1], start[-1]
         for key in keys:
             chain = (*chain, target)
             found = target.get(key)
             if found is None:
-                raise self._wrong(node, f"{shown} points to {key!r}, which is not there")
+                raise self._wrong(node, f"{shown} points to {key!r}, which does not exist")
             target = found
         return target, chain
 
@@ -158,20 +147,20 @@ class References:
 
 
 def _evaluated(formula: str) -> float | int | None:
-    """The result of + - * / // % ** on numbers; None where it is anything else or has no finite result."""
+    """Return the result of + - * / // % ** on numbers; None where it is anything else or has no finite result."""
+
+    def value(node: ast.expr) -> float | int:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            return node.value
+        # No unary minus: hyperpyyaml leaves a formula with one as text.
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError("only arithmetic with numbers")
+
     if not _FORMULA.fullmatch(formula) or len(formula) > _LONGEST_FORMULA:
         return None
     try:
-        result = _value(ast.parse(formula.strip(), mode="eval").body)
+        result = value(ast.parse(formula.strip(), mode="eval").body)
         return result if math.isfinite(result) else None
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
-
-
-def _value(node: ast.expr) -> float | int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return node.value
-    # No unary minus: hyperpyyaml leaves a formula with one as text.
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("only arithmetic with numbers")

@@ -1,0 +1,105 @@
+"""SpeechBrain's training recipes: the names of their batching settings, and where a recipe's YAML has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from batchtune.configs.tree import Keys, Node
+from batchtune.errors import ResultError
+
+# Today's name, then the one before SpeechBrain 1.0.
+LIMITS = ("max_batch_length", "max_batch_len")
+BUCKETS = ("num_buckets", "bucket_boundaries")
+# Bucket rules of old samplers, whose buckets can't be reproduced.
+OLD_RULES = ("left_bucket_length", "left_bucket_len", "bucket_length_multiplier", "multiplier", "num_quantiles")
+_NOT_TRAINING = re.compile(r"val|valid|validation|dev|test|eval|infer|inference", re.IGNORECASE)
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A mapping in the file.
+
+    Attributes:
+        chain: The mappings from the document's top to this one.
+        keys: The path of keys that leads to it.
+    """
+
+    chain: tuple[Node, ...]
+    keys: Keys
+
+    @property
+    def node(self) -> Node:
+        """The mapping itself."""
+        return self.chain[-1]
+
+    @property
+    def settings(self) -> dict[str, Node]:
+        """Its values by key."""
+        return self.node.value if isinstance(self.node.value, dict) else {}
+
+
+def block_at(root: Node, keys: Keys) -> Block | None:
+    """Return the mapping at a path of keys; None without one."""
+    chain: tuple[Node, ...] = (root,)
+    for key in keys:
+        found = chain[-1].get(key)
+        if found is None:
+            return None
+        chain = (*chain, found)
+    return Block(chain, keys) if isinstance(chain[-1].value, dict) else None
+
+
+def training_block(root: Node, name: str, choose: str) -> Block | None:
+    """Find the settings of the sampler that a recipe trains with.
+
+    Args:
+        root: The document.
+        name: What to call it in messages.
+        choose: The option that names one of several, up to its path of keys.
+
+    Returns:
+        Of several blocks the one with `train` in its path, then one that is not named for validation or test; None
+        without any.
+
+    Raises:
+        ResultError: Several are left.
+    """
+    blocks = [block for block in _mappings(root) if not block.settings.keys().isdisjoint(LIMITS)]
+    # References start from settings at the top: the block is what the sampler gets.
+    found = [block for block in blocks if block.keys]
+    found = found or [block for block in blocks if not block.settings.keys().isdisjoint(BUCKETS)]
+    found = [block for block in found if not is_validation(block.keys)] or found
+    found = [block for block in found if "train" in ".".join(block.keys)] or found
+    if len(found) > 1:
+        paths = [".".join(block.keys) for block in found]
+        listed = ", ".join(paths[:_MOST_LISTED]) + (", ..." if len(paths) > _MOST_LISTED else "")
+        raise ResultError(
+            f"{name} has {len(found)} blocks of batching settings: {listed}",
+            f"Say which one: {choose}{paths[0]}.",
+        )
+    return found[0] if found else None
+
+
+def is_validation(keys: Keys) -> bool:
+    """Return whether a path of keys is named for validation or test."""
+    return any(_NOT_TRAINING.fullmatch(word) for key in keys for word in re.split(r"[^A-Za-z]+", key))
+
+
+def _mappings(root: Node) -> Iterator[Block]:
+    """Yield the mappings that are reached through mappings, each once however many aliases it has."""
+    seen: set[int] = set()
+    waiting = [Block((root,), ())]
+    while waiting:
+        block = waiting.pop()
+        if id(block.node) in seen:
+            continue
+        seen.add(id(block.node))
+        yield block
+        waiting += [
+            Block((*block.chain, node), (*block.keys, key))
+            for key, node in reversed(block.settings.items())
+            if isinstance(node.value, dict)
+        ]

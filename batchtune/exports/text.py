@@ -1,0 +1,161 @@
+"""Numbers, lists and comments for exports: no text of a hostile result file gets out of its comment."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from batchtune.errors import ResultError, without_commands
+from batchtune.proofs import unproven_sizes
+from batchtune.results import ReadingRecord, Row, Sweep
+from batchtune.units import counted, format_length, format_number, format_seconds
+
+_WIDTH = 100
+
+
+def one_line(text: str) -> str:
+    r"""Put text on one line: what could end a comment (\n, \r, U+0085, U+2028, ...) or hide is written as an escape."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in without_commands(text)
+    )
+
+
+def commented(sentences: Iterable[str], *, indent: str = "") -> str:
+    """Return sentences as `#` comments, each on lines of its own, ended with a full stop where it has no end."""
+    lines: list[str] = []
+    for sentence in sentences:
+        text = one_line(sentence)
+        text = text if text.endswith((".", ":", "!", "?")) else f"{text}."
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ", break_on_hyphens=False
+        )
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def literal(text: str) -> str:
+    """Return text as a Python literal in ASCII."""
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return f'"{text}"' if plain else ascii(text)
+
+
+def number(value: float) -> str:
+    """Write a number that YAML 1.1 and 1.2 read as such, and that hyperpyyaml, which rewrites numbers, keeps exactly.
+
+    That is why there is no exponent: ruamel.yaml's round trip drops a digit of numbers that have one.
+    """
+    if value == int(value):
+        return str(int(value))
+    return format(Decimal(repr(float(value))), "f")
+
+
+def flow_list(values: Sequence[float]) -> str:
+    """Write `[3.995, 5.825, 15.0]`: all of them with a point where one needs it."""
+    texts = [number(value) for value in values]
+    if any("." in text for text in texts):
+        texts = [text if "." in text else f"{text}.0" for text in texts]
+    return f"[{', '.join(texts)}]"
+
+
+def broken(line: str, *, indent: int = 4) -> str:
+    """Return a list's line, broken between its entries and indented beneath where it is too long; with a line break."""
+    beneath = " " * (len(line) - len(line.lstrip()) + indent)
+    return textwrap.fill(line, _WIDTH, subsequent_indent=beneath, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def about_data(sweep: Sweep) -> str:
+    """Say what the sweep was made for, in a sentence."""
+    lengths = sweep.lengths
+    unit = lengths.unit or "an unknown unit"
+    device = f", measured on {sweep.device_name}" if sweep.device_name else ""
+    return (
+        f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in {unit} "
+        f"(fingerprint {lengths.fingerprint[:12]}){device}"
+    )
+
+
+def about_row(row: Row, sweep: Sweep) -> str:
+    """Say what the table is, what an epoch costs with it, and how many of its sizes are not proven, in a sentence."""
+    seconds, sizes = row.estimated_epoch_seconds, unproven_sizes(row)
+    unproven = "" if sizes is None else f"; {sizes} (`batchtune report` says why)"
+    time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
+    ranks = sweep.world_size
+    on_ranks = f" on {format_number(ranks)} ranks as batchtune's sampler deals them" if ranks > 1 else ""
+    limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
+    sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
+    return (
+        f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
+        f"an epoch{on_ranks}{time}, {row.padding_ratio:.1%} padding{unproven}"
+    )
+
+
+def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
+    """Yield who pads to multiples, if the sweep counted them (--multiple-of).
+
+    Args:
+        sweep: The sweep.
+        framework: Its name, if it pads to the longest example; None if the user's collate function pads.
+    """
+    multiple = sweep.settings.get("multiple_of")
+    if multiple is not None:
+        who = "collate_fn must pad to them"
+        if framework is not None:
+            who = f"{framework} pads to the longest example unless the collate function does more"
+        length = format_length(multiple, sweep.lengths.unit)
+        yield f"Batches were counted as padded to multiples of {length} (--multiple-of); {who}"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLimits:
+    """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit.
+
+    Attributes:
+        shortest, longest: None without such a limit.
+        left_out: How many examples were left out, and why, as sentences without a full stop.
+    """
+
+    shortest: float | None
+    longest: float | None
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> LengthLimits:
+        """Return the limits of a sweep's lengths; none where its file is of an older batchtune.
+
+        Raises:
+            ResultError: Lengths of the sweep are beyond them: the file was edited.
+        """
+        lengths = sweep.lengths
+        reading = lengths.reading or ReadingRecord()
+        low, high = reading.min_length, reading.max_length
+        if (low is not None and low > lengths.min) or (high is not None and high < lengths.max):
+            raise ResultError(
+                "The sweep is damaged: its lengths are beyond --min-length or --max-length",
+                "Make it anew with `batchtune sweep-buckets`.",
+            )
+        # An infinite limit is none, nor is one below all lengths.
+        low = low if low is not None and low > 0 else None
+        high = high if high is not None and math.isfinite(high) else None
+        reasons = [f"{counted(count, 'example')}, {reason}" for reason, count in lengths.left_out.items()]
+        told = f"Left out at tuning: {'; '.join(reasons)}. No batch with them was counted or run"
+        return cls(low, high, (told,) if reasons else ())
+
+    def __bool__(self) -> bool:
+        return self.shortest is not None or self.longest is not None
+
+    def scaled(self, factor: float) -> LengthLimits:
+        """Return the limits in another unit; noise of floating point is rounded away."""
+
+        def converted(limit: float | None) -> float | None:
+            return None if limit is None else float(f"{limit * factor:.12g}")
+
+        return LengthLimits(converted(self.shortest), converted(self.longest), self.left_out)
+
+    def condition(self, name: str) -> str:
+        """Return a Python condition that holds for what was kept: `1.0 <= name <= 30.0`."""
+        low = "" if self.shortest is None else f"{self.shortest!r} <= "
+        high = "" if self.longest is None else f" <= {self.longest!r}"
+        return f"{low}{name}{high}"

@@ -1,0 +1,137 @@
+"""Settings that are a table themselves: batchtune's own, as in `sampler.yaml`, and a fixed batch size."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from batchtune.batching.table import BucketTable
+from batchtune.configs.recipes import Block, block_at
+from batchtune.configs.references import References
+from batchtune.errors import ResultError, shortened
+from batchtune.lengths import UNITS, Lengths
+from batchtune.tuning.current.base import Current, CurrentTable, Settings, SettingsKind
+from batchtune.units import counted, format_length
+
+_FORMAT = "batchtune/sampler"
+_VERSION = 1
+_LOADERS = (
+    "train_dataloader_opts",
+    "train_dataloader_options",
+    "dataloader_options",
+    "dataloader_opts",
+    "train_loader_kwargs",
+)
+
+
+class OwnTable(SettingsKind):
+    """Boundaries and a batch size for each."""
+
+    name = "batchtune"
+    keys = ("bucket_boundaries", "bucket_batch_sizes", "unit", "max_batch_length", "drop_last")
+    signs = ("bucket_batch_sizes",)
+
+    def find(self, references: References) -> Block | None:
+        """Take the file itself if it says that it is batchtune's."""
+        root, name = references.root, references.name
+        declared, version = (None if node is None else node.value for node in (root.get("format"), root.get("version")))
+        if not isinstance(declared, str) or not declared.startswith("batchtune/"):
+            return None
+        if declared != _FORMAT:
+            raise ResultError(
+                f"{name} has the format {shortened(declared)}", "Of batchtune's files, only sampler.yaml is settings."
+            )
+        if isinstance(version, int) and version > _VERSION:
+            raise ResultError(
+                f"{name} has version {version}; this batchtune knows versions up to {_VERSION}",
+                "Install a newer batchtune.",
+            )
+        return Block((root,), ())
+
+    def read(self, settings: Settings) -> dict[str, object]:
+        """Check boundaries and sizes."""
+        for name in ("bucket_boundaries", "bucket_batch_sizes"):
+            if not settings.has(name):
+                raise settings.wrong(name, "is missing", "A table needs boundaries and a batch size for each.")
+        boundaries, sizes = settings.lengths("bucket_boundaries"), settings.counts("bucket_batch_sizes")
+        if len(boundaries) != len(sizes):
+            raise settings.wrong(
+                "bucket_batch_sizes",
+                f"has {len(sizes):,} {'entry' if len(sizes) == 1 else 'entries'} for {len(boundaries):,} "
+                "bucket_boundaries",
+                "Give one batch size for each boundary.",
+            )
+        return {
+            "bucket_boundaries": boundaries,
+            "bucket_batch_sizes": sizes,
+            **settings.given(settings.length, "max_batch_length"),
+            **settings.given(lambda name: settings.choice(name, UNITS), "unit"),
+        }
+
+    def table(self, current: Current, lengths: Lengths) -> CurrentTable:
+        """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
+        settings = current.settings
+        unit = settings.get("unit")
+        if unit is not None and lengths.unit is not None and unit != lengths.unit:
+            raise ResultError(
+                f"{current.source} counts {unit}, but the lengths count {lengths.unit}",
+                "Convert the lengths with --length-scale and --unit.",
+            )
+        last = settings["bucket_boundaries"][-1]
+        if lengths.longest > last:
+            raise ResultError(
+                f"{current.source}: the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the "
+                f"last boundary {format_length(last, lengths.unit)}, so batchtune's sampler would refuse it",
+                "The table is of other data: leave --current out, or longer examples with --max-length.",
+            )
+        return CurrentTable(
+            table=BucketTable(np.array(settings["bucket_boundaries"]), np.array(settings["bucket_batch_sizes"])),
+            lengths=lengths,
+            sizing="frontier",
+            max_batch_length=settings.get("max_batch_length"),
+            describe=f"batchtune's sampler, {counted(len(settings['bucket_boundaries']), 'bucket')}",
+            exact=True,
+            notes=current.notes,
+        )
+
+
+class FixedSize(SettingsKind):
+    """A fixed batch size."""
+
+    name = "fixed"
+    keys = ("batch_size", "sorting", "drop_last", "shuffle")
+    signs = ("batch_size",)
+    inherited = ("sorting",)
+
+    def find(self, references: References) -> Block | None:
+        """Find the batch size of the training's loader, or at the top."""
+        root = references.root
+        loaders = [block for loader in _LOADERS if (block := block_at(root, (loader,))) is not None]
+        found = next((block for block in loaders if "batch_size" in block.settings), None)
+        return Block((root,), ()) if found is None and root.get("batch_size") is not None else found
+
+    def read(self, settings: Settings) -> dict[str, object]:
+        """Check the batch size."""
+        if not settings.has("batch_size"):
+            raise settings.wrong(None, "needs batch_size", "Give it as a whole number.")
+        found: dict[str, object] = {"batch_size": settings.count("batch_size")}
+        if settings.values.get("sorting") in ("ascending", "descending"):
+            found["sorting"] = settings.values["sorting"]
+        return found
+
+    def table(self, current: Current, lengths: Lengths) -> CurrentTable:
+        """Return one bucket up to the longest length."""
+        size, sorting = current.settings["batch_size"], current.settings.get("sorting")
+        notes = current.notes
+        if sorting is not None:
+            notes += (
+                f"the examples are sorted (sorting: {sorting}), which pads less than the shuffled batches counted here",
+            )
+        return CurrentTable(
+            table=BucketTable(np.array([lengths.longest]), np.array([size], dtype=np.int64)),
+            lengths=lengths,
+            sizing="frontier",
+            max_batch_length=None,
+            describe=f"fixed batches of {size:,}",
+            exact=sorting is None,
+            notes=notes,
+        )
