@@ -13,8 +13,7 @@ from batchtune.exports.base import Chosen, Export, Tuned
 from batchtune.exports.lhotse import any_row, in_seconds, least_buffer
 from batchtune.exports.snippets import LengthLimits, about_data, about_row, commented, padded_remark
 from batchtune.exports.speechbrain import broken, flow_list, number
-from batchtune.proofs import unproven_sizes
-from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow
+from batchtune.results import CostModel, Probe, Row, Sweep, TwoDimensionalRow, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.

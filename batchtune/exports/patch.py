@@ -24,8 +24,7 @@ from batchtune.exports.speechbrain import (
     table_row,
 )
 from batchtune.exports.yaml_places import DEEPEST, PASTE_IN, Keys, Node, Tree, reference_path
-from batchtune.proofs import unproven_sizes
-from batchtune.results import Row, Sweep
+from batchtune.results import Row, Sweep, unproven_sizes
 
 _MOST_LISTED = 8
 

@@ -11,8 +11,7 @@ from itertools import pairwise
 from batchtune.errors import ResultError
 from batchtune.exports.base import Tuned, choose_row
 from batchtune.plain_yaml import without_commands
-from batchtune.proofs import unproven_sizes
-from batchtune.results import ReadingRecord, Row, Sweep
+from batchtune.results import ReadingRecord, Row, Sweep, unproven_sizes
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 100

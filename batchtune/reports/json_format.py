@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from batchtune.reports.cautions import warning_sentences
-from batchtune.reports.gate import Verdict
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences
-from batchtune.results import Drift, Probe, Result, Sweep, Verification, encode, meta_of
+from batchtune.results import Drift, Probe, Result, Sweep, Verdict, Verification, encode, meta_of
 
 
 class Report(Result, frozen=True, kw_only=True):

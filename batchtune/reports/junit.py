@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from batchtune.plain_yaml import without_commands
-from batchtune.reports.gate import Verdict
+from batchtune.results import Verdict
 
 _CLASS = "batchtune.report"
 # What XML 1.0 can't hold, not even escaped (https://www.w3.org/TR/xml/#charsets), and control characters that it can.

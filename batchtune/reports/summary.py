@@ -1,15 +1,35 @@
-"""The summary of a run, in sentences that a person can read aloud: what to set, and what it saves."""
+"""The summary of a run, in sentences that a person can read aloud: what to set, what it saves, and what to do next."""
 
 from __future__ import annotations
 
-from batchtune.proofs import unproven_sizes
-from batchtune.reports.gate.words import drift_sentences, verdict_sentence
-from batchtune.reports.run import RunResults
+import shlex
+from collections.abc import Iterator, Sequence
+
+from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences
-from batchtune.reports.words import format_percent, format_ratio, with_full_stop
-from batchtune.results import Baseline, Confirmation, Device, Probe, Row, Sweep
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size
+from batchtune.results import (
+    SAMPLER_FILE,
+    Baseline,
+    Confirmation,
+    Device,
+    Drift,
+    Probe,
+    Row,
+    Sweep,
+    Verdict,
+    unproven_sizes,
+)
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    format_size,
+    with_full_stop,
+)
 
 _AS_FAST = "as fast as"
 
@@ -276,3 +296,79 @@ def _speed(our_seconds: float, their_seconds: float) -> str:
     if our_seconds < their_seconds:
         return f"{format_ratio(their_seconds / our_seconds)} times faster than"
     return f"{format_ratio(our_seconds / their_seconds)} times slower than"
+
+
+def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
+    """How the run stands up to all rules, in one sentence."""
+    fails = sum(verdict.outcome == "fails" for verdict in verdicts)
+    errors = sum(verdict.outcome == "error" for verdict in verdicts)
+    if not fails and not errors:
+        return "The rule holds." if len(verdicts) == 1 else f"All {len(verdicts)} rules hold."
+    if len(verdicts) == 1:
+        return "The rule fails." if fails else "The rule can't be told."
+    parts = [f"{fails} {'fails' if fails == 1 else 'fail'}"] if fails else []
+    parts += [f"{errors} can't be told"] if errors else []
+    return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
+
+
+def drift_sentences(drift: Drift) -> list[str]:
+    """How far the other lengths are from those of the run, and what that costs."""
+    if not drift.changed:
+        return [f"The lengths of the manifest are those of the run: {counted(drift.lengths.count, 'example')}."]
+    beyond = (
+        f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'} beyond the last boundary"
+        if drift.beyond
+        else "none is beyond the last boundary"
+    )
+    return [
+        f"The lengths of the manifest ({counted(drift.lengths.count, 'example')}) are others than those of the run: "
+        f"their distributions differ by {drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond}.",
+        f"On them the table costs {format_percent(drift.stale)} more than one tuned anew: {_drift_costs(drift)}.",
+    ]
+
+
+def _drift_costs(drift: Drift) -> str:
+    batches = f"{drift.batches:,} batches against {drift.retuned_batches:,}"
+    if drift.epoch_seconds is None or drift.retuned_epoch_seconds is None:
+        return batches
+    times = f"{format_seconds(drift.epoch_seconds)} against {format_seconds(drift.retuned_epoch_seconds)} an epoch"
+    return f"{times}, {batches}"
+
+
+def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
+    """Pair each command, or file, with what it is for, in the order to take them."""
+    sweep, verification = results.sweep, results.verification
+    config = str(results.folder / SAMPLER_FILE)
+    if sweep is None:
+        yield _command(results, "sweep-buckets MANIFEST", flag="--run "), "find the buckets that waste least"
+    elif sweep.recommended is None:
+        yield _command(results, "sweep-buckets MANIFEST --num-buckets 20:60", flag="--run "), "compare more buckets"
+    elif verification is not None and not verification.holds:
+        # Without a proposal memory was not what failed: the reasons say what to do.
+        if verification.proposal is not None and verification.proposal.verified:
+            yield config, "set the safe sizes there"
+        elif verification.proposal is not None:
+            yield _command(results, "tune MANIFEST --workload W --force", flag="--run "), "probe anew"
+        yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches again"
+    else:
+        yield config, "the config, for BucketBatchSampler"
+        if results.probe is None:
+            yield _command(results, "probe-oom MANIFEST --workload W", flag="--run "), "measure what fits"
+        elif verification is None:
+            yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches for real"
+        yield _command(results, "export", " --to FRAMEWORK"), "the same for SpeechBrain, NeMo, ..."
+    yield _command(results, "report", " --full"), "all tables (-o report.html: charts)"
+
+
+def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "") -> str:
+    """The command for this run; its folder is named where it is not the usual one."""
+    named = "" if results.folder == DEFAULT_FOLDER else f" {flag}{shlex.quote(str(results.folder))}"
+    return f"batchtune {command}{named}{rest}"
+
+
+def _own_workload(results: RunResults) -> str:
+    """The flags that name the user's own training step: `verify` runs none that only a file names."""
+    workload = results.probe.workload if results.probe else None
+    if workload is None or workload.spec.startswith("builtin:"):
+        return ""
+    return f" --workload {shlex.quote(workload.spec)}{' --set ...' if workload.options else ''}"

@@ -125,6 +125,11 @@ class WorkloadRecord(Record, frozen=True, kw_only=True):
     spec: str
     options: dict[str, Any]
 
+    @property
+    def words(self) -> str:
+        """The step as a person reads it: `train.py:MyStep layers=4`."""
+        return self.spec + "".join(f" {key}={value}" for key, value in self.options.items())
+
 
 class DeviceProcess(Record, frozen=True, kw_only=True):
     """A process that uses a device; None for what the driver does not tell."""

@@ -107,6 +107,11 @@ class Row(Record, frozen=True, kw_only=True):
     unproven: Count | None = None
     repeated_examples: Count | None = None
 
+    @property
+    def sizes(self) -> int:
+        """How many batch sizes the epoch's batches have, as far as they may need a proof."""
+        return self.used_buckets
+
     def problems(self) -> Iterator[str]:
         """Yield each contradiction between the numbers."""
         yield from wrong_boundaries(self.boundaries)
@@ -265,6 +270,11 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
     one_dimensional_epoch_seconds: Amount | None
     unproven: Count | None = None
 
+    @property
+    def sizes(self) -> int:
+        """As for a row."""
+        return len(self.buckets)
+
     def problems(self) -> Iterator[str]:
         """Yield each contradiction between the numbers."""
         if not self.buckets or len(self.buckets) != len(self.batch_sizes):
@@ -361,7 +371,34 @@ class Sweep(Result, frozen=True, kw_only=True):
         return None if self.recommended is None else self.rows[self.recommended]
 
     @property
+    def has_times(self) -> bool:
+        """Whether every row has an estimated time, so that rows are compared by it."""
+        return bool(self.rows) and all(row.estimated_epoch_seconds is not None for row in self.rows)
+
+    @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 where the settings do not say."""
         found = self.settings.get("world_size")
         return found if isinstance(found, int) and found > 1 else 1
+
+
+def cost_of(costed: Row | Baseline | LowerBound, *, timed: bool) -> float | None:
+    """Return what an epoch costs, to compare tables by: its estimated seconds, or its batches.
+
+    Args:
+        costed: A row, a baseline or the bound.
+        timed: Whether times are compared, as `Sweep.has_times` says; seconds and batches are never mixed.
+
+    Returns:
+        The cost; None where times are compared and this one is unknown.
+    """
+    return costed.estimated_epoch_seconds if timed else float(costed.batches)
+
+
+def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
+    """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None where all are."""
+    if not row.unproven:
+        return None
+    if row.unproven == row.sizes > 1:
+        return f"none of the {row.sizes} batch sizes is proven to fit"
+    return f"{row.unproven} of {row.sizes} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"

@@ -17,8 +17,8 @@ from html_records import CONFIGS, full_results, hostile_full_results
 from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.reports import RunResults
-from batchtune.reports.gate import Verdict
 from batchtune.reports.html import render
+from batchtune.results import Verdict
 
 RESULTS = full_results()
 VOID = {"meta", "link", "img", "br", "hr", "input"}

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.reports.gate import Verdict
 from batchtune.reports.junit import clean_xml, render_junit
+from batchtune.results import Verdict
 
 HOLDS = Verdict(rule="padding_ratio > 8%", outcome="holds", value=0.03, limit=0.08, message="padding_ratio is 3%")
 FAILS = Verdict(rule="batches > 600", outcome="fails", value=634, limit=600.0, message="batches is 634, which is > 600")

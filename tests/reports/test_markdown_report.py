@@ -12,10 +12,9 @@ from markdown_it import MarkdownIt
 from report_records import hostile_results, made_probe, made_sweep
 
 from batchtune.reports import RunResults, markdown
-from batchtune.reports.gate import Verdict
-from batchtune.reports.gate.verdict import Answer
 from batchtune.reports.markdown import MAX_BYTES, escape, render
 from batchtune.reports.page import clean
+from batchtune.results import Answer, Verdict
 
 RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep())
 

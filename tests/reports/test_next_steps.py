@@ -16,7 +16,7 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults
-from batchtune.reports.next_steps import next_steps
+from batchtune.reports.summary import next_steps
 
 BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
 LEAK = msgspec.structs.replace(failed_verification(), proposal=None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from batchtune.proofs import with_unproven
 from report_records import made_probe, made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
-from batchtune.proofs import with_unproven
 from batchtune.reports import RunResults
 from batchtune.reports.cautions import warning_sentences
 from batchtune.results import CostModel, Models, Probe, Sweep

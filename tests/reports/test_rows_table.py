@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from report_records import made_sweep, proven_sweep, whole_sweep, with_recommended, without_recommendation
 
-from batchtune.reports.rows import chosen_rows, comparison_table, rows_table
+from batchtune.reports.tables import chosen_rows, comparison_table, rows_table
 from batchtune.results import Sweep
 
 

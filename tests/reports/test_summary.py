@@ -16,8 +16,8 @@ from report_records import (
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.summary import today_row
-from batchtune.reports.words import format_ratio
 from batchtune.results import Probe, Row, Sweep
+from batchtune.units import format_ratio
 
 
 def summary_of(sweep: Sweep, probe: Probe | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rules and evidence → verdicts.
+"""Rules → verdicts. Pure functions over the records; nothing here reads, writes or prints.
 
 Numbers are compared exactly, as the decimals that the result files write and the user wrote: 0.08 is not above 8%.
 """
@@ -6,21 +6,25 @@ Numbers are compared exactly, as the decimals that the result files write and th
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
-from batchtune.reports.gate.evidence import Evidence, NotKnownError, Value, baseline_value_of, value_of
-from batchtune.reports.gate.fields import (
+from batchtune.reports.gate.rules import (
     HIGHER_IS_BETTER,
     LOWER_IS_BETTER,
     RATIOS,
     SHARES,
     Field,
+    Rule,
     all_fields,
     nearest,
 )
-from batchtune.reports.gate.grammar import Rule
-from batchtune.reports.gate.verdict import Answer, Verdict
+from batchtune.results import Answer, Drift, LowerBound, Row, Sweep, Verdict, Verification
+
+Value = float | int | bool
+
 
 _COMPARE = {
     ">": operator.gt,
@@ -33,9 +37,32 @@ _COMPARE = {
 _DIGITS = (4, 6, 9, 12, 15, 17)
 
 
-def judge(rules: Iterable[Rule], evidence: Evidence) -> tuple[Verdict, ...]:
+class NotKnownError(Exception):
+    """A value can't be told; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleInputs:
+    """What rules are judged by; None for what there is not.
+
+    Attributes:
+        sweep: Of the run.
+        verification: Of the run.
+        baseline: The sweep of another run.
+        drift: Of other lengths.
+        missing: `baseline` or `drift` → why it is not there, where it was asked for.
+    """
+
+    sweep: Sweep | None
+    verification: Verification | None = None
+    baseline: Sweep | None = None
+    drift: Drift | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def judge(rules: Iterable[Rule], inputs: RuleInputs) -> tuple[Verdict, ...]:
     """All verdicts, in the order of the rules."""
-    return tuple(_judge(rule, evidence) for rule in rules)
+    return tuple(_judge(rule, inputs) for rule in rules)
 
 
 def not_judged(rules: Iterable[Rule], why: str) -> tuple[Verdict, ...]:
@@ -49,10 +76,10 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
     return 1 if "error" in outcomes else 3 if "fails" in outcomes else 0
 
 
-def _judge(rule: Rule, evidence: Evidence) -> Verdict:
+def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
     try:
         field = _field(rule)
-        return _against_baseline(rule, field, evidence) if rule.operator == "worse" else _plain(rule, field, evidence)
+        return _against_baseline(rule, field, inputs) if rule.operator == "worse" else _plain(rule, field, inputs)
     except NotKnownError as error:
         return _error(rule, str(error))
 
@@ -82,8 +109,8 @@ def _field(rule: Rule) -> Field:
     return field
 
 
-def _plain(rule: Rule, field: Field, evidence: Evidence) -> Verdict:
-    value = value_of(field, evidence)
+def _plain(rule: Rule, field: Field, inputs: RuleInputs) -> Verdict:
+    value = value_of(field, inputs)
     fails = bool(_COMPARE[rule.operator](exact(value), exact(rule.limit)))
     return Verdict(
         rule=rule.text,
@@ -95,13 +122,13 @@ def _plain(rule: Rule, field: Field, evidence: Evidence) -> Verdict:
     )
 
 
-def _against_baseline(rule: Rule, field: Field, evidence: Evidence) -> Verdict:
-    value = value_of(field, evidence)
-    other = baseline_value_of(field, evidence)
+def _against_baseline(rule: Rule, field: Field, inputs: RuleInputs) -> Verdict:
+    value = value_of(field, inputs)
+    other = baseline_value_of(field, inputs)
     ours, theirs, allowed = exact(value), exact(other), exact(rule.limit)
     more = theirs - ours if rule.field in HIGHER_IS_BETTER else ours - theirs
     fails = more > allowed * theirs
-    in_baseline = f"{_digits(other)} in the baseline{_of_other_lengths(evidence)}"
+    in_baseline = f"{_digits(other)} in the baseline{_of_other_lengths(inputs)}"
     if more <= 0:
         how = f"no worse than {in_baseline}"
     elif theirs == 0:
@@ -119,9 +146,9 @@ def _against_baseline(rule: Rule, field: Field, evidence: Evidence) -> Verdict:
     )
 
 
-def _of_other_lengths(evidence: Evidence) -> str:
+def _of_other_lengths(inputs: RuleInputs) -> str:
     """What explains a difference that the table does not."""
-    ours, theirs = evidence.sweep, evidence.baseline
+    ours, theirs = inputs.sweep, inputs.baseline
     same = ours is None or theirs is None or ours.lengths.fingerprint == theirs.lengths.fingerprint
     return "" if same else " (of other lengths)"
 
@@ -163,3 +190,90 @@ def _outcome(fails: bool) -> Answer:
 
 def _as_number(limit: Fraction | bool) -> float | bool:
     return limit if isinstance(limit, bool) else float(limit)
+
+
+def value_of(field: Field, inputs: RuleInputs) -> Value:
+    """The field's value.
+
+    Raises:
+        NotKnownError: There is none.
+    """
+    return _value_in(_record(field, inputs), field, "")
+
+
+def baseline_value_of(field: Field, inputs: RuleInputs) -> Value:
+    """The field's value in the other run's recommended row.
+
+    Raises:
+        NotKnownError: There is none, or the other run's lengths are of another unit.
+    """
+    ours, other = _sweep(inputs), inputs.baseline
+    if other is None:
+        raise NotKnownError(inputs.missing.get("baseline", "no other run to compare with is given: use --baseline"))
+    units = ours.lengths.unit, other.lengths.unit
+    if None not in units and units[0] != units[1]:
+        raise NotKnownError(f"the baseline's lengths count {units[1]}, this run's count {units[0]}")
+    if other.recommended_row is None:
+        raise NotKnownError("the baseline recommends no row")
+    return _value_in(other.recommended_row, field, " in the baseline")
+
+
+def _record(field: Field, inputs: RuleInputs) -> Row | Sweep | LowerBound | Verification | Drift:
+    if field.source == "drift":
+        return _drift(inputs)
+    if field.source == "verify":
+        return _verification(inputs)
+    sweep = _sweep(inputs)
+    if field.source == "sweep":
+        return sweep
+    if field.source == "bound":
+        return sweep.lower_bound
+    if field.source == "current":
+        if sweep.current is None:
+            raise NotKnownError("the sweep knows no current config: run `batchtune sweep-buckets` with --current")
+        return sweep.current
+    return _recommended(sweep)
+
+
+def _value_in(record: Row | Sweep | LowerBound | Verification | Drift, field: Field, where: str) -> Value:
+    value: Any = record
+    for name in field.path:
+        value = None if value is None else getattr(value, name)
+    if value is None:
+        remedy = ": only a sweep of batches that were probed knows it" if field.path == ("unproven",) else ""
+        raise NotKnownError(f"{field.name} is not known{where} (null){remedy}")
+    known: Value = value
+    return known
+
+
+def _sweep(inputs: RuleInputs) -> Sweep:
+    if inputs.sweep is None:
+        raise NotKnownError("the run has no sweep.json: run `batchtune sweep-buckets`")
+    return inputs.sweep
+
+
+def _recommended(sweep: Sweep) -> Row:
+    if sweep.recommended_row is None:
+        raise NotKnownError(f"the sweep recommends no row: {sweep.reason or 'it does not say why'}")
+    return sweep.recommended_row
+
+
+def _drift(inputs: RuleInputs) -> Drift:
+    if inputs.drift is None:
+        raise NotKnownError(inputs.missing.get("drift", "no other lengths are given: use --manifest"))
+    return inputs.drift
+
+
+def _verification(inputs: RuleInputs) -> Verification:
+    """The verification, where it speaks for the table that is recommended now."""
+    found, sweep = inputs.verification, inputs.sweep
+    if found is None:
+        raise NotKnownError("the run has no verify.json: run `batchtune verify`")
+    if sweep is None:
+        return found
+    row = _recommended(sweep)
+    if found.lengths.fingerprint != sweep.lengths.fingerprint:
+        raise NotKnownError("verify.json is of other lengths than sweep.json: run `batchtune verify` again")
+    if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
+        raise NotKnownError("verify.json is of another table than is recommended: run `batchtune verify` again")
+    return found

@@ -20,9 +20,8 @@ from batchtune.reports.html.figure import (
     thinned,
 )
 from batchtune.reports.table import UNKNOWN, Column, Table
-from batchtune.reports.words import format_percent
 from batchtune.results import BucketUse, HistogramBin, Sweep
-from batchtune.units import counted, format_length, format_number
+from batchtune.units import counted, format_length, format_number, format_percent
 
 
 def histogram_figure(sweep: Sweep) -> Figure | None:

@@ -24,11 +24,10 @@ from batchtune.reports.html.figure import (
     thinned,
     time_unit,
 )
-from batchtune.reports.rows import current_name, has_times
 from batchtune.reports.summary import FIXED_BASELINE
-from batchtune.reports.words import format_percent
+from batchtune.reports.tables import current_name, series_name
 from batchtune.results import Baseline, LowerBound, Row, Sweep
-from batchtune.units import counted, format_length, format_number, format_seconds
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 Costed = Row | Baseline | LowerBound
 
@@ -103,7 +102,7 @@ def randomness_figure(sweep: Sweep) -> Figure | None:
 def _measures(sweep: Sweep) -> Iterator[_Measure]:
     """What the sweep's rows can be compared by: time where it is known, and batches."""
     for measure in (_TIME, _BATCHES):
-        known = has_times(sweep) if measure.timed else bool(sweep.rows)
+        known = sweep.has_times if measure.timed else bool(sweep.rows)
         if known and _drawable_rows(sweep, measure):
             yield measure
 
@@ -126,15 +125,11 @@ def _groups(sweep: Sweep, measure: _Measure) -> list[tuple[str, str, list[Row]]]
     """Name, colour and rows of each strategy and sizing, by number of buckets."""
     groups: dict[str, list[Row]] = {}
     for row in _drawable_rows(sweep, measure):
-        groups.setdefault(_series(row), []).append(row)
+        groups.setdefault(series_name(row), []).append(row)
     return [
         (name, f"--hue-{number % HUES}", thinned(sorted(rows, key=lambda row: row.num_buckets)))
         for number, (name, rows) in enumerate(groups.items())
     ]
-
-
-def _series(row: Row) -> str:
-    return row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})"
 
 
 def _buckets_view(sweep: Sweep, measure: _Measure) -> View:
@@ -177,7 +172,7 @@ def _randomness_view(sweep: Sweep, measure: _Measure) -> View:
     data: list[Trace] = []
     curve = [sweep.rows[index] for index in sweep.trade_off if 0 <= index < len(sweep.rows)]
     # The curve was found by the cost that the sweep recommends by; by another it is none.
-    if len(curve) > 1 and measure.timed == has_times(sweep):
+    if len(curve) > 1 and measure.timed == sweep.has_times:
         line = sorted(
             (place(row) for row in curve if drawable(measure.cost(row), logarithmic=True)), key=lambda point: point[0]
         )
@@ -271,7 +266,7 @@ def _row_text(row: Row, sweep: Sweep, measure: _Measure) -> str:
     if row.estimated_epoch_error_seconds is not None and measure.timed:
         costs[0] += f" ± {format_seconds(row.estimated_epoch_error_seconds)}"
     return hover(
-        f"{_series(row)}, {counted(row.num_buckets, 'bucket')}",
+        f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}",
         *costs,
         f"padding {format_percent(row.padding_ratio)}",
         f"mean batch {row.mean_batch_size:.1f}, {row.effective_buckets:.1f} effective buckets",
@@ -283,5 +278,5 @@ def _describe_sweep(sweep: Sweep) -> str:
     measure = next(_measures(sweep))
     best = min(_drawable_rows(sweep, measure), key=lambda row: (measure.cost(row) or 0.0, row.num_buckets))
     others = "; ".join(f"{name} {measure.words(cost)}" for name, cost, _ in _levels(sweep, measure))
-    lowest = f"{_series(best)} with {counted(best.num_buckets, 'bucket')}: {measure.words(measure.cost(best) or 0)}"
+    lowest = f"{series_name(best)} with {counted(best.num_buckets, 'bucket')}: {measure.words(measure.cost(best) or 0)}"
     return f"Lowest is {lowest}" + (f"; {others}." if others else ".")
