@@ -14,7 +14,7 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
-    *("errors", "files", "lengths", "machine", "plain_yaml", "results", "shapes", "survey"),
+    *("errors", "files", "lengths", "machine", "plain_yaml", "results", "shapes"),
     "trust",
     "units",
 }

@@ -101,14 +101,14 @@ def load_run(folder: Path) -> RunResults:
                 "Make the older one anew from the same manifest and with the same filters.",
             )
         if not probe.is_proven or sweep.device_name is not None:
-            sweep = _with_unproven(sweep)
+            sweep = with_unproven(sweep)
     verification = read_result(verify_path, Verification) if verify_path.exists() else None
     return RunResults(
         name=folder.resolve().name or "run", probe=probe, sweep=sweep, verification=verification, folder=folder
     )
 
 
-def _with_unproven(sweep: Sweep) -> Sweep:
+def with_unproven(sweep: Sweep) -> Sweep:
     """Count all batch sizes as unproven where an older batchtune did not count them.
 
     It interpolated between lengths, ran few of the batches in turns, and left no margin.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from batchtune.proofs import with_unproven
 from report_records import made_probe, made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
 from batchtune.reports import RunResults
 from batchtune.reports.cautions import warning_sentences
+from batchtune.reports.run import with_unproven
 from batchtune.results import CostModel, Models, Probe, Sweep
 
 
@@ -79,7 +79,7 @@ def test_a_limit_above_what_was_measured_is_why_sizes_are_not_proven() -> None:
 
 
 def test_an_older_batchtunes_probe_is_why_sizes_are_not_proven() -> None:
-    told = not_run(with_unproven(made_sweep(), made_probe()), made_probe())
+    told = not_run(with_unproven(made_sweep()), made_probe())
     assert told.startswith("None of the 13 batch sizes is proven to fit: batchtune 0.1.0 interpolated between")
     assert told.endswith("Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.")
 
