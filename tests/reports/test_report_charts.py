@@ -16,9 +16,10 @@ from report_records import made_probe, made_sweep, whole_sweep, without_recommen
 from batchtune.cost.models import predict
 from batchtune.reports.html import figures
 from batchtune.reports.html.data_figures import histogram_figure, padding_figure
-from batchtune.reports.html.figure import Figure, hover, label, length_unit, log_space, thinned, time_unit
+from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
 from batchtune.reports.html.probe_figures import frontier_figure, limit_curve
 from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
+from batchtune.reports.table import spread
 from batchtune.results import Probe, Sweep
 
 FULL = full_results()
@@ -257,17 +258,9 @@ def test_labels_show_tags_and_entities_as_they_are() -> None:
 @settings(deadline=None)
 def test_thinning_keeps_both_ends_and_what_is_to_be_kept(count: int, most: int, keep: set[int]) -> None:
     keep = {index for index in keep if index < count}
-    left = thinned(range(count), keep, most)
+    left = spread(range(count), most, keep)
     assert left == sorted(set(left)) and keep <= set(left) and len(left) <= max(most, 0) + len(keep)
     assert not count or (left[0] == 0 and left[-1] == count - 1)
-
-
-@given(st.floats(1e-6, 1e9), st.floats(1, 1e6), st.integers(2, 50))
-@settings(deadline=None)
-def test_logarithmic_spacing_has_a_constant_ratio(low: float, ratio: float, count: int) -> None:
-    values = log_space(low, low * ratio, count)
-    assert math.isclose(values[0], low) and math.isclose(values[-1], low * ratio, rel_tol=1e-9)
-    assert values == sorted(values) and len(values) == count
 
 
 def test_an_axis_of_times_or_of_summed_seconds_names_a_unit_that_suits_it() -> None:
