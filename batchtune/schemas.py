@@ -75,7 +75,7 @@ def schema_of(name: str) -> dict[str, Any]:
         raise ValueError(f"name must be one of {', '.join(SCHEMAS)}, got {name!r}")
     record = SCHEMAS[name].record
     (_,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
-    records = {kind.__name__: kind for kind in _records(record)}
+    records = {kind.__name__: kind for kind in (record, *_subclasses(Record)) if kind.__name__ in components}
     definitions = {own: _described(schema, records[own]) for own, schema in components.items()}
     root = definitions.pop(record.__name__)
     return {
@@ -127,25 +127,10 @@ def version_of(record: type[Record]) -> int:
     return int(getattr(record, "VERSION", 1))
 
 
-def _records(kind: Any, seen: frozenset[type] = frozenset()) -> Iterator[type[Record]]:
-    """A record and all that it holds, through unions and containers; some more than once."""
-    if isinstance(kind, type) and issubclass(kind, Record):
-        if kind in seen:
-            return
-        yield kind
-        for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # a struct's
-            yield from _inner(field.type, seen | {kind})
-
-
-def _inner(kind: msgspec.inspect.Type, seen: frozenset[type]) -> Iterator[type[Record]]:
-    if isinstance(kind, msgspec.inspect.StructType):
-        yield from _records(kind.cls, seen)
-        return
-    parts = [getattr(kind, name, None) for name in ("item_type", "key_type", "value_type")]
-    parts += [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
-    for part in parts:
-        if part is not None:
-            yield from _inner(part, seen)
+def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _described(schema: dict[str, Any], record: type[Record]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _probe_warnings(probe: Probe) -> Iterator[str]:
         if name == "step time" and model is not None and model.relative_error > WORST_TIME_ERROR:
             yield (
                 f"The model of step time misses the trials by {format_percent(model.relative_error)}, so no times are "
-                "estimated and batches are what is compared. Probe again on a machine that does nothing else."
+                "estimated and tables are compared by batches. Probe again on a machine that does nothing else."
             )
         elif model is not None and model.relative_error > _POOR_FIT:
             yield (

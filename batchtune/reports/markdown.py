@@ -14,7 +14,7 @@ from batchtune.units import counted
 MAX_BYTES = 60_000
 # The most rows of a table and sentences of a list: as they are, then less and less, until there is room.
 _SHORTER = (1_000_000, 200, 100, 50, 25, 12, 6, 3)
-_WHOLE = "all is in `batchtune report --format html`."
+_WHOLE = "`batchtune report --format html` shows all."
 _SIGNS = {"holds": "✅", "fails": "❌", "error": "⚠️"}
 
 # What Markdown reads as markup anywhere in a line. An underscore inside a word is none; "://" makes a link.

@@ -197,7 +197,7 @@ def _facts(results: RunResults) -> list[tuple[str, str]]:
         facts.append(("Device", sweep.device_name))
     limit = f"max_batch_length = {format_length(results.main.max_batch_length, results.lengths.unit)}"
     row = sweep.recommended_row if sweep is not None else None
-    sized_by = ", for samplers that know no batch size per bucket" if row and row.sizing == "frontier" else ""
+    sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
     facts.append(("Limit", f"{limit}{sized_by}"))
     if sweep is not None:
         facts += _current_fact(sweep)

@@ -190,7 +190,7 @@ def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     seconds = row.estimated_epoch_seconds
     if seconds is None:
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-        unknown = "Step times are not known, so batches are what is compared"
+        unknown = "Step times are not known, so tables are compared by batches"
         return f"{unknown}: {' and '.join(saved)}." if saved else f"{unknown}."
     faster = [
         f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
@@ -275,7 +275,7 @@ def _about_frontier(probe: Probe) -> list[str]:
 def _confirmed(confirmation: Confirmation) -> str:
     shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
     which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
-    again = f" after {counted(confirmation.given_up, 'larger one')} had failed so" if confirmation.given_up else ""
+    again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
     return f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
 
 
@@ -305,25 +305,25 @@ def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
     if not fails and not errors:
         return "The rule holds." if len(verdicts) == 1 else f"All {len(verdicts)} rules hold."
     if len(verdicts) == 1:
-        return "The rule fails." if fails else "The rule can't be told."
+        return "The rule fails." if fails else "The rule can't be judged."
     parts = [f"{fails} {'fails' if fails == 1 else 'fail'}"] if fails else []
-    parts += [f"{errors} can't be told"] if errors else []
+    parts += [f"{errors} can't be judged"] if errors else []
     return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
 
 
 def drift_sentences(drift: Drift) -> list[str]:
     """How far the other lengths are from those of the run, and what that costs."""
     if not drift.changed:
-        return [f"The lengths of the manifest are those of the run: {counted(drift.lengths.count, 'example')}."]
+        return [f"The manifest has the same lengths as the run: {counted(drift.lengths.count, 'example')}."]
     beyond = (
         f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'} beyond the last boundary"
         if drift.beyond
         else "none is beyond the last boundary"
     )
     return [
-        f"The lengths of the manifest ({counted(drift.lengths.count, 'example')}) are others than those of the run: "
+        f"The lengths of the manifest ({counted(drift.lengths.count, 'example')}) differ from those of the run: "
         f"their distributions differ by {drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond}.",
-        f"On them the table costs {format_percent(drift.stale)} more than one tuned anew: {_drift_costs(drift)}.",
+        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {_drift_costs(drift)}.",
     ]
 
 

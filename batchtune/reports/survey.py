@@ -227,7 +227,7 @@ def _wrong_unit(lengths: Lengths, median: float, fractional: int) -> Iterator[Ca
         )
     elif unit in _COUNTS and fractional:
         first = next(float(part[_fractional(part)][0]) for part in _chunks(lengths.values) if _fractional(part).any())
-        are = "is none" if fractional == 1 else "are none"
+        are = "is not" if fractional == 1 else "are not"
         yield (
             f"{unit.capitalize()} come in whole numbers, but {_examples(lengths, fractional, 'length')} {are}, such "
             f"as {format_number(first)}.",

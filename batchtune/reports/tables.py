@@ -172,8 +172,8 @@ def _fewer_buckets(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
         cost = "take longer" if sweep.has_times else "need as many batches or more"
         notes.append(f"“{_buckets(cheapest[0])}” buckets (optimal): more were allowed, but would {cost}.")
     if merged:
-        why = "rounding to multiples" if sweep.settings.get("multiple_of") else "few different lengths"
-        notes.append(f"“{_buckets(merged[0])}” buckets ({merged[0].strategy}): the others fell together, by {why}.")
+        why = "lengths are rounded to multiples" if sweep.settings.get("multiple_of") else "few lengths differ"
+        notes.append(f"“{_buckets(merged[0])}” buckets ({merged[0].strategy}): the others coincided, because {why}.")
     return notes
 
 

@@ -45,7 +45,7 @@ def _equals(sweep: Sweep, row: Row) -> Iterator[str]:
     error, seconds = row.estimated_epoch_error_seconds, row.estimated_epoch_seconds
     if error is None or not seconds:
         return
-    sentence = f"The measured steps tell the time to within {format_percent(2 * error / seconds)} (two standard errors)"
+    sentence = f"The measured steps give the time to within {format_percent(2 * error / seconds)} (two standard errors)"
     equal = sum(other.equal_to_best is True for other in sweep.rows)
     if equal > 1:
         sentence += f"; {equal} of {len(sweep.rows)} tables are equal to the fastest within that error"
@@ -104,11 +104,11 @@ def _waiting(sweep: Sweep, row: Row) -> Iterator[str]:
         format_percent(max(0.0, seconds / least - 1))
         for seconds in (ranks.independent_epoch_seconds, ranks.same_bucket_epoch_seconds)
     ]
-    which = "all in the same bucket" if sweep.settings.get("same_bucket") else "each with whatever batch comes"
+    which = "all of the same bucket" if sweep.settings.get("same_bucket") else "each rank with any batch"
     yield (
-        f"On {world_size} ranks an epoch takes {format_seconds(ranks.independent_epoch_seconds)} where each takes "
-        f"whatever batch comes ({more[0]} more than if none waited), "
-        f"{format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) where all take the same bucket's; "
+        f"On {world_size} ranks an epoch takes {format_seconds(ranks.independent_epoch_seconds)} if each rank takes "
+        f"any batch ({more[0]} more than if none waited), "
+        f"{format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) if all take batches of the same bucket; "
         f"{counted(row.steps or 0, 'step')}, {which}."
     )
 

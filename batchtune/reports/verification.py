@@ -172,7 +172,7 @@ def proposal_table(verification: Verification) -> Table | None:
 def _other_table(verification: Verification, sweep: Sweep) -> Iterator[str]:
     if verification.lengths.fingerprint != sweep.lengths.fingerprint:
         yield (
-            "The verification is of other lengths than the sweep: it says nothing of these. "
+            "The verification used other lengths than the sweep, so it says nothing about these. "
             "Run `batchtune verify` again."
         )
         return
@@ -182,8 +182,8 @@ def _other_table(verification: Verification, sweep: Sweep) -> Iterator[str]:
         verification.bucket_batch_sizes,
     ):
         yield (
-            "The verification is of another bucket table than the sweep recommends: of an earlier sweep's, or of a "
-            "sampler.yaml that was edited. Take that table for training, or run `batchtune sweep-buckets` and "
+            "The verification ran another bucket table than the sweep recommends: that of an earlier sweep, or of an "
+            "edited sampler.yaml. Use that table for training, or run `batchtune sweep-buckets` and "
             "`batchtune verify` again."
         )
 
@@ -192,12 +192,12 @@ def _other_conditions(verification: Verification, probe: Probe) -> Iterator[str]
     if verification.workload != probe.workload:
         yield (
             f"The verification ran the workload {verification.workload.words}, the probe "
-            f"{probe.workload.words}: one says little of the other. {_AGAIN}"
+            f"{probe.workload.words}: one says little about the other. {_AGAIN}"
         )
     if verification.device.name != probe.device.name:
         yield (
-            f"The verification ran on {verification.device.name}, the probe on {probe.device.name}: one says little of "
-            f"the other. {_AGAIN}"
+            f"The verification ran on {verification.device.name}, the probe on {probe.device.name}: one says little "
+            f"about the other. {_AGAIN}"
         )
     elif verification.device.limit_bytes != probe.device.limit_bytes:
         yield (

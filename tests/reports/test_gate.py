@@ -167,7 +167,7 @@ def test_a_worse_value_is_told_with_the_baselines() -> None:
 def test_a_baseline_of_other_lengths_is_told_as_such() -> None:
     other = replace(SWEEP, lengths=replace(SWEEP.lengths, fingerprint="0" * 64))
     verdict = verdict_of("batches worse 2%", RuleInputs(sweep=SWEEP, baseline=other))
-    assert verdict.message == "batches is 634, no worse than 634 in the baseline (of other lengths)"
+    assert verdict.message == "batches is 634, no worse than 634 in the baseline (which has other lengths)"
 
 
 def test_verdicts_are_read_back_as_they_were_written() -> None:
@@ -392,10 +392,10 @@ def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
     [
         (["batches > 1000"], "The rule holds."),
         (["batches > 1"], "The rule fails."),
-        (["batchs > 1"], "The rule can't be told."),
+        (["batchs > 1"], "The rule can't be judged."),
         (["batches > 1000", "fill < 0"], "All 2 rules hold."),
         (["batches > 1", "fill < 0"], "Of 2 rules, 1 fails."),
-        (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be told."),
+        (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be judged."),
     ],
 )
 def test_the_verdicts_in_one_sentence(rules: list[str], sentence: str) -> None:
@@ -409,15 +409,15 @@ def test_what_went_wrong_comes_first_in_the_table() -> None:
 
 def test_drift_is_told_with_what_it_costs() -> None:
     assert drift_sentences(made_drift()) == [
-        "The lengths of the manifest (28,539 examples) are others than those of the run: their distributions differ "
+        "The lengths of the manifest (28,539 examples) differ from those of the run: their distributions differ "
         "by 0.034 (Kolmogorov-Smirnov, to within 0.001), and 12 examples are beyond the last boundary.",
-        "On them the table costs 3.3% more than one tuned anew: 655 batches against 634.",
+        "On them the table costs 3.3% more than a newly tuned one: 655 batches against 634.",
     ]
 
 
 def test_unchanged_lengths_are_told_as_such() -> None:
     assert drift_sentences(made_drift(changed=False)) == [
-        "The lengths of the manifest are those of the run: 28,539 examples."
+        "The manifest has the same lengths as the run: 28,539 examples."
     ]
 
 

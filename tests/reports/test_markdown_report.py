@@ -108,7 +108,7 @@ def test_verdicts_come_first_as_a_table_with_signs() -> None:
         "| ❌ fails | batches &gt; 1 | batches is \\| 634 |",
         "| ✅ holds | batches &gt; 0 | batches is \\| 634 |",
     ]
-    assert lines[10] == "- Of 3 rules, 1 fails and 1 can't be told."
+    assert lines[10] == "- Of 3 rules, 1 fails and 1 can't be judged."
 
 
 def huge_results(text: str, rows: int) -> RunResults:

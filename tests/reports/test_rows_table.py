@@ -29,7 +29,7 @@ def test_tables_with_fewer_buckets_than_asked_for_say_why() -> None:
     ]
     notes = rows_table(msgspec.structs.replace(sweep, rows=rows)).notes
     assert "“9 of 10” buckets (optimal): more were allowed, but would take longer." in notes
-    assert "“9 of 10” buckets (linear): the others fell together, by few different lengths." in notes
+    assert "“9 of 10” buckets (linear): the others coincided, because few lengths differ." in notes
 
 
 def test_the_recommended_row_is_shown_with_its_neighbours() -> None:

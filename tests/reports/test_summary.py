@@ -64,7 +64,7 @@ def test_without_times_batches_are_compared_and_it_says_so() -> None:
         ": 37.9% fewer batches than with SpeechBrain's num_buckets=20."
     )
     assert summary_of(made_sweep(timed=False))[2] == (
-        "Step times are not known, so batches are what is compared: 37.9% fewer batches than with "
+        "Step times are not known, so tables are compared by batches: 37.9% fewer batches than with "
         "SpeechBrain's num_buckets=20 and 46.7% fewer batches than with a fixed batch size of 24."
     )
 

@@ -220,7 +220,7 @@ def test_lengths_of_zero_that_a_reader_left_out_are_told(tmp_path: Path) -> None
         (0.000875, "s", "look scaled once too often, or like hours", "--length-scale"),
         (14.08, "ms", "look like seconds", "--length-scale 1 --unit s"),
         (14.08, "samples", "is 880 µs at 16 kHz: these look like seconds", "--length-scale 1 --unit s"),
-        (140.8, "frames", "Frames come in whole numbers, but 3 lengths (100.0%) are none, such as 169", "--unit s"),
+        (140.8, "frames", "Frames come in whole numbers, but 3 lengths (100.0%) are not, such as 169", "--unit s"),
         (14.08, "tokens", "such as 16.9", "--unit s"),
         (14.08, "words", "Words come in whole numbers", "--unit s"),
         (14.08, "characters", "Characters come in whole numbers", "--unit s"),

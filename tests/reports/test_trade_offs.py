@@ -35,7 +35,7 @@ def test_the_users_settings_now_come_before_any_other() -> None:
 
 def test_tables_within_the_error_are_equal() -> None:
     assert sentence(whole_sweep(), "The measured steps") == (
-        "The measured steps tell the time to within 2.5% (two standard errors); 22 of 66 tables are equal to the "
+        "The measured steps give the time to within 2.5% (two standard errors); 22 of 66 tables are equal to the "
         "fastest within that error."
     )
 
@@ -56,8 +56,8 @@ def test_the_batch_sizes_vary_and_the_learning_rate_goes_with_them() -> None:
 
 def test_what_waiting_costs_is_told() -> None:
     assert sentence(whole_sweep(), "On 8 ranks") == (
-        "On 8 ranks an epoch takes 27.5 s where each takes whatever batch comes (10.0% more than if none waited), "
-        "25.5 s (2.0% more) where all take the same bucket's; 80 steps, each with whatever batch comes."
+        "On 8 ranks an epoch takes 27.5 s if each rank takes any batch (10.0% more than if none waited), "
+        "25.5 s (2.0% more) if all take batches of the same bucket; 80 steps, each rank with any batch."
     )
 
 

@@ -94,16 +94,16 @@ def _field(rule: Rule) -> Field:
     if field is None:
         meant = nearest(rule.field)
         also = f"did you mean {meant}?" if meant else f"some that are: {', '.join(list(all_fields())[:8])}, ..."
-        raise NotKnownError(f"{rule.field} is no number that a rule can name; {also}")
+        raise NotKnownError(f"{rule.field} is not a field that a rule can name; {also}")
     if (field.kind == "flag") != isinstance(rule.limit, bool):
         wanted = "true or false" if field.kind == "flag" else "a number"
         raise NotKnownError(f"{rule.field} is {wanted}, and can't be compared with {rule.written}")
     if rule.operator == "worse":
         if rule.field not in LOWER_IS_BETTER | HIGHER_IS_BETTER:
             named = ", ".join(sorted(LOWER_IS_BETTER | HIGHER_IS_BETTER))
-            raise NotKnownError(f"{rule.field} can't be worse: neither more nor less of it is; {named} can")
+            raise NotKnownError(f"{rule.field} can't be worse; {named} can")
     elif rule.percent and rule.field not in RATIOS:
-        raise NotKnownError(f"{rule.field} is no ratio, and can't be compared with {rule.written}")
+        raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")
     elif rule.field in SHARES and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field
@@ -150,7 +150,7 @@ def _of_other_lengths(inputs: RuleInputs) -> str:
     """What explains a difference that the table does not."""
     ours, theirs = inputs.sweep, inputs.baseline
     same = ours is None or theirs is None or ours.lengths.fingerprint == theirs.lengths.fingerprint
-    return "" if same else " (of other lengths)"
+    return "" if same else " (which has other lengths)"
 
 
 def exact(value: Value | Fraction) -> Fraction:
@@ -273,7 +273,7 @@ def _verification(inputs: RuleInputs) -> Verification:
         return found
     row = _recommended(sweep)
     if found.lengths.fingerprint != sweep.lengths.fingerprint:
-        raise NotKnownError("verify.json is of other lengths than sweep.json: run `batchtune verify` again")
+        raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
     if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
-        raise NotKnownError("verify.json is of another table than is recommended: run `batchtune verify` again")
+        raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
     return found

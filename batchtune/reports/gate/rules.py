@@ -119,7 +119,7 @@ def _limit(text: str, start: int) -> tuple[Fraction | bool, bool, int]:
     if flag is not None:
         return flag[0].lower() == "true", False, _after(text, flag.end())
     if _NO_NUMBER.match(text, start):
-        _refuse(text, start, "this is no limit: a finite number is needed")
+        _refuse(text, start, "not a limit: a finite number is needed")
     number = _NUMBER.match(text, start)
     if number is None:
         _refuse(text, start, "a number, such as 0.08 or 8%, or true or false is expected here")
