@@ -221,9 +221,9 @@ def test_other_records_can_be_named(rule: str) -> None:
 CAN_NOT_TELL = {
     "a field that is none": ("batchs > 600", {}, "did you mean batches"),
     "a field like no other": ("xyzzy > 1", {}, "some that are: num_buckets"),
-    "a field that is text": ("strategy > 1", {}, "no number"),
-    "a list": ("boundaries > 1", {}, "no number"),
-    "a method": ("__class__ > 1", {}, "no number"),
+    "a field that is text": ("strategy > 1", {}, "not a number"),
+    "a list": ("boundaries > 1", {}, "not a number"),
+    "a method": ("__class__ > 1", {}, "not a number"),
     "no sweep": ("batches > 600", {"sweep": None}, "sweep-buckets"),
     "no sweep for a bound": ("bound.batches > 600", {"sweep": None}, "sweep-buckets"),
     "nothing recommended": (
@@ -264,7 +264,7 @@ CAN_NOT_TELL = {
     "a field without a direction": ("num_buckets worse 2%", {"baseline": made_sweep()}, "can't be worse"),
     "a flag that is held to a number": ("verify.holds == 1", {}, "true or false"),
     "a number that is held to a flag": ("batches == true", {}, "a number"),
-    "a count in per cent": ("batches > 8%", {}, "no ratio"),
+    "a count in per cent": ("batches > 8%", {}, "not a ratio"),
     "a share above 1": ("padding_ratio > 8", {}, "from 0 to 1"),
     "a negative share": ("drift > -1", {"drift": made_drift()}, "from 0 to 1"),
 }

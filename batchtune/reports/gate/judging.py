@@ -94,7 +94,7 @@ def _field(rule: Rule) -> Field:
     if field is None:
         meant = nearest(rule.field)
         also = f"did you mean {meant}?" if meant else f"some that are: {', '.join(list(all_fields())[:8])}, ..."
-        raise NotKnownError(f"{rule.field} is not a field that a rule can name; {also}")
+        raise NotKnownError(f"{rule.field} is not a number that a rule can name; {also}")
     if (field.kind == "flag") != isinstance(rule.limit, bool):
         wanted = "true or false" if field.kind == "flag" else "a number"
         raise NotKnownError(f"{rule.field} is {wanted}, and can't be compared with {rule.written}")
