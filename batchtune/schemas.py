@@ -109,7 +109,7 @@ def render_list() -> str:
             "name": name,
             "file": one.file,
             "description": one.one_line,
-            "version": version_of(one.record),
+            "version": one.record.VERSION,
             "id": identifier_of(name),
         }
         for name, one in SCHEMAS.items()
@@ -119,12 +119,7 @@ def render_list() -> str:
 
 def identifier_of(name: str) -> str:
     """The `$id` of a schema: it ends in the version of the files that it is of."""
-    return f"urn:batchtune:schema:{name}:{version_of(SCHEMAS[name].record)}"
-
-
-def version_of(record: type[Record]) -> int:
-    """The version of the file that holds a record; 1 for one that carries none."""
-    return int(getattr(record, "VERSION", 1))
+    return f"urn:batchtune:schema:{name}:{SCHEMAS[name].record.VERSION}"
 
 
 def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:

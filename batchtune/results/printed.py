@@ -169,3 +169,29 @@ class Verdict(Record, frozen=True, kw_only=True):
     limit: float | bool
     baseline: float | int | None = None
     message: str
+
+
+class Drift(Record, frozen=True, kw_only=True):
+    """How far other lengths are from those that a run was tuned for.
+
+    Attributes:
+        lengths: The others.
+        changed: Whether the fingerprint differs.
+        distance: Kolmogorov-Smirnov: the largest difference between the two distribution functions, 0 to 1.
+        beyond: How many of the others are longer than the last boundary of the recommended table.
+        batches: What the tuned table needs for the others; those beyond it are batches of one.
+        retuned_batches: What a table tuned for the others, with the same strategy, sizing and number of buckets, needs.
+        epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
+        stale: How much the tuned table costs above one tuned anew, in time where it is known, else in batches: 0.02 is
+            2% more; 0 where it costs no more.
+    """
+
+    lengths: LengthsSummary
+    changed: bool
+    distance: float
+    beyond: int
+    batches: int
+    retuned_batches: int
+    epoch_seconds: float | None
+    retuned_epoch_seconds: float | None
+    stale: float

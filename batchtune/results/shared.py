@@ -32,6 +32,8 @@ _LARGEST_BATCH = 4e18
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the records: frozen, named fields."""
 
+    VERSION: ClassVar[int] = 1
+
 
 class Meta(Record, frozen=True, kw_only=True):
     """What a result file is."""
@@ -42,10 +44,9 @@ class Meta(Record, frozen=True, kw_only=True):
 
 
 class Result(Record, frozen=True, kw_only=True):
-    """Base of the files: `meta` comes first; FORMAT and VERSION say what it must hold."""
+    """Base of the files: `meta` comes first; FORMAT and VERSION say what it holds."""
 
     FORMAT: ClassVar[str]
-    VERSION: ClassVar[int] = 1
 
     meta: Meta
 

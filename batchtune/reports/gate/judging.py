@@ -21,7 +21,7 @@ from batchtune.reports.gate.rules import (
     all_fields,
     nearest,
 )
-from batchtune.results import Answer, Drift, LowerBound, Row, Sweep, Verdict, Verification
+from batchtune.results import Drift, Record, Row, Sweep, Verdict, Verification
 
 Value = float | int | bool
 
@@ -79,13 +79,46 @@ def exit_code(verdicts: Sequence[Verdict]) -> int:
 def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
     try:
         field = _field(rule)
-        return _against_baseline(rule, field, inputs) if rule.operator == "worse" else _plain(rule, field, inputs)
+        value = value_of(field, inputs)
+        if rule.operator != "worse":
+            fails = bool(_COMPARE[rule.operator](exact(value), exact(rule.limit)))
+            is_so = f"{'which is' if fails else 'not'} {rule.operator} {rule.written}"
+            return _verdict(rule, fails, value, f"{rule.field} is {shown(value, rule)}, {is_so}")
+        other = baseline_value_of(field, inputs)
     except NotKnownError as error:
         return _error(rule, str(error))
+    same = inputs.sweep and inputs.baseline and inputs.sweep.lengths.fingerprint == inputs.baseline.lengths.fingerprint
+    in_baseline = f"{_digits(other)} in the baseline{'' if same else ' (which has other lengths)'}"
+    fails, how = _how_much_worse(rule, value, other, in_baseline)
+    return _verdict(rule, fails, value, f"{rule.field} is {_digits(value)}, {how}", other)
+
+
+def _verdict(rule: Rule, fails: bool, value: Value, message: str, baseline: Value | None = None) -> Verdict:
+    return Verdict(
+        rule=rule.text,
+        outcome="fails" if fails else "holds",
+        value=value,
+        limit=_as_number(rule.limit),
+        baseline=baseline,
+        message=message,
+    )
 
 
 def _error(rule: Rule, why: str) -> Verdict:
     return Verdict(rule=rule.text, outcome="error", value=None, limit=_as_number(rule.limit), message=why)
+
+
+def _how_much_worse(rule: Rule, value: Value, other: Value, in_baseline: str) -> tuple[bool, str]:
+    """Compare with a baseline; return whether the rule fails, and in words how much worse the value is."""
+    ours, theirs, allowed = exact(value), exact(other), exact(rule.limit)
+    more = theirs - ours if rule.field in HIGHER_IS_BETTER else ours - theirs
+    fails = more > allowed * theirs
+    if more <= 0:
+        return fails, f"no worse than {in_baseline}"
+    if theirs == 0:
+        return fails, f"worse than {in_baseline}"
+    share = _distinct(more / theirs * 100, allowed * 100)
+    return fails, f"{share}% worse than {in_baseline}, {'above' if fails else 'within'} {rule.written}"
 
 
 def _field(rule: Rule) -> Field:
@@ -107,50 +140,6 @@ def _field(rule: Rule) -> Field:
     elif rule.field in SHARES and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field
-
-
-def _plain(rule: Rule, field: Field, inputs: RuleInputs) -> Verdict:
-    value = value_of(field, inputs)
-    fails = bool(_COMPARE[rule.operator](exact(value), exact(rule.limit)))
-    return Verdict(
-        rule=rule.text,
-        outcome=_outcome(fails),
-        value=value,
-        limit=_as_number(rule.limit),
-        message=f"{rule.field} is {shown(value, rule)}, {'which is' if fails else 'not'} {rule.operator} "
-        f"{rule.written}",
-    )
-
-
-def _against_baseline(rule: Rule, field: Field, inputs: RuleInputs) -> Verdict:
-    value = value_of(field, inputs)
-    other = baseline_value_of(field, inputs)
-    ours, theirs, allowed = exact(value), exact(other), exact(rule.limit)
-    more = theirs - ours if rule.field in HIGHER_IS_BETTER else ours - theirs
-    fails = more > allowed * theirs
-    in_baseline = f"{_digits(other)} in the baseline{_of_other_lengths(inputs)}"
-    if more <= 0:
-        how = f"no worse than {in_baseline}"
-    elif theirs == 0:
-        how = f"worse than {in_baseline}"
-    else:
-        share = _distinct(more / theirs * 100, allowed * 100)
-        how = f"{share}% worse than {in_baseline}, {'above' if fails else 'within'} {rule.written}"
-    return Verdict(
-        rule=rule.text,
-        outcome=_outcome(fails),
-        value=value,
-        limit=_as_number(rule.limit),
-        baseline=other,
-        message=f"{rule.field} is {_digits(value)}, {how}",
-    )
-
-
-def _of_other_lengths(inputs: RuleInputs) -> str:
-    """What explains a difference that the table does not."""
-    ours, theirs = inputs.sweep, inputs.baseline
-    same = ours is None or theirs is None or ours.lengths.fingerprint == theirs.lengths.fingerprint
-    return "" if same else " (which has other lengths)"
 
 
 def exact(value: Value | Fraction) -> Fraction:
@@ -184,28 +173,39 @@ def _side(value: Fraction, limit: Fraction) -> int:
     return (value > limit) - (value < limit)
 
 
-def _outcome(fails: bool) -> Answer:
-    return "fails" if fails else "holds"
-
-
 def _as_number(limit: Fraction | bool) -> float | bool:
     return limit if isinstance(limit, bool) else float(limit)
 
 
 def value_of(field: Field, inputs: RuleInputs) -> Value:
-    """The field's value.
+    """Return the field's value.
 
     Raises:
-        NotKnownError: There is none.
+        NotKnownError: It is unknown.
     """
-    return _value_in(_record(field, inputs), field, "")
+    if field.source == "drift":
+        if inputs.drift is None:
+            raise NotKnownError(inputs.missing.get("drift", "no other lengths are given: use --manifest"))
+        return _value_in(inputs.drift, field, "")
+    if field.source == "verify":
+        return _value_in(_verification(inputs), field, "")
+    sweep = _sweep(inputs)
+    if field.source == "sweep":
+        return _value_in(sweep, field, "")
+    if field.source == "bound":
+        return _value_in(sweep.lower_bound, field, "")
+    if field.source == "current":
+        if sweep.current is None:
+            raise NotKnownError("the sweep knows no current config: run `batchtune sweep-buckets` with --current")
+        return _value_in(sweep.current, field, "")
+    return _value_in(_recommended(sweep), field, "")
 
 
 def baseline_value_of(field: Field, inputs: RuleInputs) -> Value:
-    """The field's value in the other run's recommended row.
+    """Return the field's value in the other run's recommended row.
 
     Raises:
-        NotKnownError: There is none, or the other run's lengths are of another unit.
+        NotKnownError: It is unknown, or the other run's lengths are of another unit.
     """
     ours, other = _sweep(inputs), inputs.baseline
     if other is None:
@@ -218,24 +218,7 @@ def baseline_value_of(field: Field, inputs: RuleInputs) -> Value:
     return _value_in(other.recommended_row, field, " in the baseline")
 
 
-def _record(field: Field, inputs: RuleInputs) -> Row | Sweep | LowerBound | Verification | Drift:
-    if field.source == "drift":
-        return _drift(inputs)
-    if field.source == "verify":
-        return _verification(inputs)
-    sweep = _sweep(inputs)
-    if field.source == "sweep":
-        return sweep
-    if field.source == "bound":
-        return sweep.lower_bound
-    if field.source == "current":
-        if sweep.current is None:
-            raise NotKnownError("the sweep knows no current config: run `batchtune sweep-buckets` with --current")
-        return sweep.current
-    return _recommended(sweep)
-
-
-def _value_in(record: Row | Sweep | LowerBound | Verification | Drift, field: Field, where: str) -> Value:
+def _value_in(record: Record, field: Field, where: str) -> Value:
     value: Any = record
     for name in field.path:
         value = None if value is None else getattr(value, name)
@@ -258,14 +241,8 @@ def _recommended(sweep: Sweep) -> Row:
     return sweep.recommended_row
 
 
-def _drift(inputs: RuleInputs) -> Drift:
-    if inputs.drift is None:
-        raise NotKnownError(inputs.missing.get("drift", "no other lengths are given: use --manifest"))
-    return inputs.drift
-
-
 def _verification(inputs: RuleInputs) -> Verification:
-    """The verification, where it speaks for the table that is recommended now."""
+    """Return the verification, if it is about the table that is recommended now."""
     found, sweep = inputs.verification, inputs.sweep
     if found is None:
         raise NotKnownError("the run has no verify.json: run `batchtune verify`")
