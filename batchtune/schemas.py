@@ -63,7 +63,7 @@ SCHEMAS = {
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The schema of a file.
+    """Return the schema of a file.
 
     Args:
         name: A name from `SCHEMAS`.
@@ -88,7 +88,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def render_schema(name: str) -> str:
-    """The schema as JSON text, with a line break at its end; the same bytes each time.
+    """Return the schema as JSON text, with a line break at its end; the same bytes each time.
 
     Raises:
         ValueError: There is no such schema.
@@ -97,13 +97,13 @@ def render_schema(name: str) -> str:
 
 
 def render_names() -> str:
-    """The names of all schemas, one a line, with what they are of."""
+    """Return the names of all schemas, one a line, with what they are of."""
     width = max(map(len, SCHEMAS))
     return "".join(f"{name:<{width}}  {one.file}: {one.one_line}\n" for name, one in SCHEMAS.items())
 
 
 def render_list() -> str:
-    """The same as JSON text."""
+    """Return the names of all schemas as JSON text."""
     listed = [
         {
             "name": name,
@@ -118,7 +118,7 @@ def render_list() -> str:
 
 
 def identifier_of(name: str) -> str:
-    """The `$id` of a schema: it ends in the version of the files that it is of."""
+    """Return the `$id` of a schema: it ends in the version of the files that it is of."""
     return f"urn:batchtune:schema:{name}:{SCHEMAS[name].record.VERSION}"
 
 
@@ -129,7 +129,7 @@ def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
 
 
 def _described(schema: dict[str, Any], record: type[Record]) -> dict[str, Any]:
-    """A record's schema with its docstring taken apart: the text at the top, each attribute's at its property."""
+    """Describe a record's schema by its docstring: the text at the top, each attribute's at its property."""
     text, attributes = read_docstring(inspect.getdoc(record) or "")
     properties: dict[str, Any] = schema["properties"]
     for name, words in attributes.items():
@@ -144,7 +144,7 @@ def _in_json(words: str) -> str:
 
 
 def _pin_format(properties: dict[str, Any], record: Any) -> None:
-    """Says which format and version the file is of, where its record says it: in `meta`, or at its top."""
+    """Say which format and version the file is of, where its record says it: in `meta`, or at its top."""
     own = {
         "format": {"type": "string", "const": record.FORMAT},
         "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
@@ -156,7 +156,7 @@ def _pin_format(properties: dict[str, Any], record: Any) -> None:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """A Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
+    """Return A Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
 
     Several names before one colon share its text; one entry may hold several attributes, as `a: ...; b: ...`.
     """

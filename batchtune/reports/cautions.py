@@ -20,7 +20,7 @@ _POOR_FIT = 0.1
 
 
 def warning_sentences(results: RunResults) -> list[str]:
-    """What the results show side by side, the probe's own warnings, then the sweep's; each once.
+    """Say what the results show side by side, the probe's own warnings, then the sweep's; each once.
 
     First comes what concerns the recommended batches, last what concerns tables that nobody need take.
     """

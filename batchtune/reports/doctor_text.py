@@ -15,7 +15,7 @@ _NAMES = 14  # columns for the names of facts, where none needs more
 
 
 def render_doctor(found: Doctor, width: int = _WIDTH) -> str:
-    """All of it: versions, GPUs, CPU, settings, packages, and what stands in the way.
+    """Show all of it: versions, GPUs, CPU, settings, packages, and what stands in the way.
 
     Args:
         found: What to show.
@@ -107,7 +107,7 @@ def _probe(process: int | None) -> str:
 
 
 def _block(title: str, facts: Iterable[tuple[str, str]], width: int) -> list[str]:
-    """A title and its facts, names and values in columns; a value that is too long is broken."""
+    """Return a title and its facts, names and values in columns; a value that is too long is broken."""
     facts = list(facts)
     columns = max(_NAMES, *(len(name) + 2 for name, _ in facts))
     lines = [title] if title else []

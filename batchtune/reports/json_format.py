@@ -25,7 +25,7 @@ class Report(Result, frozen=True, kw_only=True):
 
 
 def report_of(results: RunResults) -> Report:
-    """The results and their summary as one record."""
+    """Return the results and their summary as one record."""
     return Report(
         meta=meta_of(Report),
         summary=summary_sentences(results),
@@ -39,5 +39,5 @@ def report_of(results: RunResults) -> Report:
 
 
 def render(results: RunResults) -> str:
-    """The report as JSON; the same results give the same bytes, wherever the run folder lies."""
+    """Return the report as JSON; the same results give the same bytes, wherever the run folder lies."""
     return encode(report_of(results)).decode()

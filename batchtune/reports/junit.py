@@ -15,7 +15,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0
 
 
 def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
-    """One test suite, one test case a rule: a failure where it fails, an error where it can't be told.
+    """Return one test suite, one test case a rule: a failure where it fails, an error where it can't be judged.
 
     `time` is 0 throughout: rules take none, and the same verdicts give the same bytes.
 

@@ -25,7 +25,7 @@ _BLOCK_START = re.compile(r"^([#+\-=]|\d+(?=[.)](\s|$)))")
 
 
 def render(results: RunResults) -> str:
-    """The report as Markdown, verdicts and summary first; at most 60,000 bytes.
+    """Return the report as Markdown, verdicts and summary first; at most 60,000 bytes.
 
     GitHub takes 65,536 characters in a comment. Where all would be more, tables and lists are shortened, and the last
     sections left out; a note says so.
@@ -39,7 +39,7 @@ def render(results: RunResults) -> str:
 
 
 def _blocks(page: Page, most: int) -> list[str]:
-    """The report's sections, each table and list of at most so many rows."""
+    """Return the report's sections, each table and list of at most so many rows."""
     blocks = [f"# {escape(page.title)}"]
     if page.verdicts is not None:
         blocks.append(_section(_signed(page.verdicts), most))
@@ -51,7 +51,7 @@ def _blocks(page: Page, most: int) -> list[str]:
 
 
 def _cut(blocks: list[str]) -> str:
-    """As many of the first sections as there is room for."""
+    """Return as many of the first sections as there is room for."""
     kept, room = 1, MAX_BYTES - 200 - len(blocks[0].encode())
     while kept < len(blocks) and room >= len(blocks[kept].encode()) + 2:
         room -= len(blocks[kept].encode()) + 2
@@ -70,7 +70,7 @@ def _signed(verdicts: Table) -> Table:
 
 
 def escape(text: str) -> str:
-    """One line of text as Markdown that shows it unchanged, also inside a table's cell."""
+    """Return one line of text as Markdown that shows it unchanged, also inside a table's cell."""
     escaped = _MARKUP.sub(lambda match: f"\\{match[0]}", text)
     escaped = "".join(_HTML.get(char, char) for char in escaped)
     return _BLOCK_START.sub(lambda match: _escape_start(match[0]), escaped)
@@ -99,7 +99,7 @@ def _section(table: Table, most: int) -> str:
 
 
 def _shown(table: Table, most: int) -> list[int]:
-    """The first rows, and the marked one."""
+    """Return the first rows, and the marked one."""
     if len(table.rows) <= most:
         return list(range(len(table.rows)))
     shown = list(range(most))

@@ -82,23 +82,23 @@ def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
 
 
 def today_row(sweep: Sweep) -> Row | None:
-    """Today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
+    """Return today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
     rows = [row for row in sweep.rows if row.strategy == "speechbrain" and row.num_buckets in _TODAY_BUCKETS]
     return max(rows, key=lambda row: row.num_buckets, default=None)
 
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
-    """The largest fixed batch size, its batches drawn at random; None where it was not computed."""
+    """Return the largest fixed batch size, its batches drawn at random; None where it was not computed."""
     return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
 
 
 def describe_device(device: Device) -> str:
-    """The device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
+    """Return the device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
 
 
 def _headlines(results: RunResults) -> list[str]:
-    """What does not hold, as all else stands on it; then what to set; then how far other lengths are from the run's."""
+    """Say what does not hold, as all else depends on it; then what to set; then how far other lengths differ."""
     sentences = _troubles(results)
     if results.sweep is not None:
         sentences.append(_what_to_set(results.sweep))
@@ -119,7 +119,7 @@ def _drifted(results: RunResults) -> list[str]:
 
 
 def _comparison(sweep: Sweep) -> list[str]:
-    """The numbers of the recommended row beside those of others."""
+    """Compare the numbers of the recommended row with those of others."""
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     if row is not None:
         return [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
@@ -131,7 +131,7 @@ def _comparison(sweep: Sweep) -> list[str]:
 
 
 def _evidence(results: RunResults) -> list[str]:
-    """What was run for real, and whether the user's own config does as well."""
+    """Say what was run for real, and whether the user's own config does as well."""
     sweep, verification = results.sweep, results.verification
     sentences = verification_sentences(verification) if verification is not None and verification.holds else []
     if sweep is not None and (row := sweep.recommended_row) is not None:
@@ -164,7 +164,7 @@ def _what_to_set(sweep: Sweep) -> str:
 
 
 def _advantage(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
-    """How it does against the first of the others: `: 1.34 times faster than your current config`."""
+    """Compare it with the first of the others: `: 1.34 times faster than your current config`."""
     if not others:
         return ""
     name, other = others[0]
@@ -202,7 +202,7 @@ def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
 
 
 def _proof(row: Row, probe: Probe | None) -> list[str]:
-    """Whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
+    """Say whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
     if row.unproven is None:
         return []
     if (sizes := unproven_sizes(row)) is not None:
@@ -215,7 +215,7 @@ def _proof(row: Row, probe: Probe | None) -> list[str]:
 
 
 def _about_current(sweep: Sweep, row: Row) -> list[str]:
-    """What the comparison with the user's own config comes down to, where that is not plain."""
+    """Say that the user's own config is better, if it is."""
     now = sweep.current
     if now is None or sweep.current_fits is False:  # what does not fit is marked in tables, and a warning says so
         return []
@@ -299,7 +299,7 @@ def _speed(our_seconds: float, their_seconds: float) -> str:
 
 
 def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
-    """How the run stands up to all rules, in one sentence."""
+    """Say how the run stands up to all rules, in one sentence."""
     fails = sum(verdict.outcome == "fails" for verdict in verdicts)
     errors = sum(verdict.outcome == "error" for verdict in verdicts)
     if not fails and not errors:
@@ -312,7 +312,7 @@ def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
 
 
 def drift_sentences(drift: Drift) -> list[str]:
-    """How far the other lengths are from those of the run, and what that costs."""
+    """Say how far the other lengths are from those of the run, and what that costs."""
     if not drift.changed:
         return [f"The manifest has the same lengths as the run: {counted(drift.lengths.count, 'example')}."]
     beyond = (
@@ -361,13 +361,13 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
 
 
 def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "") -> str:
-    """The command for this run; its folder is named where it is not the usual one."""
+    """Return the command for this run; its folder is named where it is not the usual one."""
     named = "" if results.folder == DEFAULT_FOLDER else f" {flag}{shlex.quote(str(results.folder))}"
     return f"batchtune {command}{named}{rest}"
 
 
 def _own_workload(results: RunResults) -> str:
-    """The flags that name the user's own training step: `verify` runs none that only a file names."""
+    """Return the flags that name the user's own training step: `verify` runs none that only a file names."""
     workload = results.probe.workload if results.probe else None
     if workload is None or workload.spec.startswith("builtin:"):
         return ""

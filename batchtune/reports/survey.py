@@ -80,7 +80,7 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
 
 
 def _share(part: float, whole: float) -> str:
-    """A share as per cent, for running text: `45.6%`, `0.042%`; never 0 where there is some."""
+    """Return a share as per cent, for running text: `45.6%`, `0.042%`; never 0 where there is some."""
     percent = 100 * part / whole
     if percent >= 0.995:
         return f"{percent:.1f}%"
@@ -93,7 +93,7 @@ def _percentiles(at_ranks: Iterable[float]) -> Percentiles:
 
 
 def _ranks(size: int) -> list[int]:
-    """Nearest ranks of the percentiles 0, 50, 95, 99, 99.9 and 100; 1 is the smallest."""
+    """Return nearest ranks of the percentiles 0, 50, 95, 99, 99.9 and 100; 1 is the smallest."""
     return [max(1, -(-size * thousandths // 1000)) for thousandths in (0, 500, 950, 990, 999, 1000)]
 
 
@@ -103,7 +103,7 @@ def _chunks(values: FloatArray, *, overlap: int = 0) -> Iterator[FloatArray]:
 
 
 def _at_ranks(values: FloatArray, ranks: Sequence[int]) -> list[float]:
-    """The values of these ranks among numbers in any order, without a sorted copy of them.
+    """Return the values of these ranks among numbers in any order, without a sorted copy of them.
 
     Numbers that are not negative are ordered as the integers that their bits make, which are found 16 bits at a
     time: how many examples share the bits found so far and have each of the next ones.
@@ -133,7 +133,7 @@ def _fractional(values: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _longer(values: FloatArray, length: float) -> int:
-    """How many of the descending values are longer; where the others begin."""
+    """Return how many of the descending values are longer; where the others begin."""
     return values.size - int(np.searchsorted(values[::-1], length, side="right"))
 
 
@@ -149,7 +149,7 @@ def _decimal(digits: int, exponent: int) -> float:
 
 
 def _even_edges(spread: Percentiles, *, whole: bool) -> list[float]:
-    """Edges at multiples of 1, 2 or 5 times a power of ten, ascending, around all lengths."""
+    """Return edges at multiples of 1, 2 or 5 times a power of ten, ascending, around all lengths."""
     # Much closer edges would look alike in 4 digits.
     least = max((spread.max - spread.min) / MOST_BINS, spread.max / 500, 1 if whole else 0)
     for exponent in count(math.floor(math.log10(least))):
@@ -167,7 +167,7 @@ def _even_edges(spread: Percentiles, *, whole: bool) -> list[float]:
 
 
 def _log_edges(spread: Percentiles, *, whole: bool) -> list[float]:
-    """Edges at the same few digits of each power of ten, ascending, around all lengths."""
+    """Return edges at the same few digits of each power of ten, ascending, around all lengths."""
     lowest, highest = (math.floor(math.log10(length)) for length in (spread.min, spread.max))
     for digits, stride in _ladders():
         ladder = [
@@ -184,7 +184,7 @@ def _log_edges(spread: Percentiles, *, whole: bool) -> list[float]:
 
 
 def _ladders() -> Iterator[tuple[tuple[int, ...], int]]:
-    """Ever fewer edges: tenfold digits, and how many powers of ten lie between their repetitions."""
+    """Return ever fewer edges: tenfold digits, and how many powers of ten lie between their repetitions."""
     yield (10, 15, 20, 30, 50, 70), 1
     yield (10, 20, 50), 1
     for stride in count(1):
@@ -281,7 +281,7 @@ def _first_shorter(values: FloatArray, length: float) -> int:
 
 
 def _outliers(lengths: Lengths, spread: Percentiles) -> Iterator[Caution]:
-    """A few examples much longer than all others: one in a thousand, or in a hundred where there are no thousand."""
+    """Find a few examples much longer than all others: one in a thousand, or in a hundred in small data sets."""
     rare = spread.p999 if lengths.count >= 1000 else spread.p99
     if rare * _OUTLYING >= spread.max:
         return
@@ -304,7 +304,7 @@ def _examples(lengths: Lengths, number: int, noun: str = "example") -> str:
 
 
 def _round_up(length: float, *, below: float) -> str:
-    """The roundest number, of 2 digits or more, from `length` to less than `below`: as a user would write it."""
+    """Return the roundest number, of 2 digits or more, from `length` to less than `below`: as a user would write it."""
     whole = math.floor(math.log10(length))
     for digits in range(2, 17):
         exponent = whole + 1 - digits

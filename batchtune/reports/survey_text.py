@@ -155,7 +155,7 @@ def _with_decimals(value: float, decimals: int) -> str:
 
 
 def _histogram(found: Scan, width: int, *, ascii: bool) -> list[str]:
-    """One line a bin: its edges, the examples in it, their share of all, and a bar as long as the share."""
+    """Return one line a bin: its edges, the examples in it, their share of all, and a bar as long as the share."""
     bins, unit = found.histogram, found.lengths.unit
     edges = _edges([*(one.to for one in bins), bins[-1].from_], even=_is_even(found))
     ranges = [f"{upper} to {lower}" for upper, lower in pairwise(edges)]
@@ -171,7 +171,7 @@ def _histogram(found: Scan, width: int, *, ascii: bool) -> list[str]:
 
 
 def _edges(lengths: Sequence[float], *, even: bool) -> list[str]:
-    """Round numbers, exactly, set to the right; where they are evenly spaced, with as many decimals each."""
+    """Return round numbers, exactly, set to the right; where they are evenly spaced, with as many decimals each."""
     exact = [Decimal(repr(length).removesuffix(".0")) for length in lengths]
     places = max(len(f"{length:f}".partition(".")[2]) for length in exact)
     texts = [f"{length:,.{places}f}" if even else f"{length:,f}" for length in exact]
@@ -185,7 +185,7 @@ def _share(count: int, total: int) -> str:
 
 
 def _bar(cells: float) -> str:
-    """A bar of blocks, to an eighth of a cell; what is not 0 can be seen."""
+    """Return a bar of blocks, to an eighth of a cell; what is not 0 can be seen."""
     eighths = max(round(8 * cells), 1 if cells else 0)
     whole, rest = divmod(eighths, 8)
     return _EIGHTHS[7] * whole + (_EIGHTHS[rest - 1] if rest else "")
@@ -196,7 +196,7 @@ def _ascii_bar(cells: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells in columns, the first set to the left and the others to the right."""
+    """Return rows of cells in columns, the first set to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -206,7 +206,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _listed(title: str, texts: Iterable[str], width: int) -> list[str]:
-    """A heading, and each text under a dash; nothing where there are no texts."""
+    """Return a heading, and each text under a dash; nothing where there are no texts."""
     lines: list[str] = []
     for text in texts:
         for index, paragraph in enumerate(text.splitlines()):

@@ -13,7 +13,7 @@ _MAX_CURVE_POINTS = 12
 
 
 def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
-    """What to know beside what to set, most important first."""
+    """Say what to know besides what to set, most important first."""
     row = sweep.recommended_row
     if row is not None:
         yield from _dealt(sweep, row)
@@ -29,7 +29,7 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
 
 
 def trade_off_tables(sweep: Sweep) -> list[Table]:
-    """The curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
+    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
     tables = []
     if len(sweep.trade_off) > 1:
         tables.append(_curve_table(sweep, sweep.trade_off))
@@ -41,7 +41,7 @@ def trade_off_tables(sweep: Sweep) -> list[Table]:
 
 
 def _equals(sweep: Sweep, row: Row) -> Iterator[str]:
-    """How many rows can't be told apart by time."""
+    """Say how many rows can't be told apart by time."""
     error, seconds = row.estimated_epoch_error_seconds, row.estimated_epoch_seconds
     if error is None or not seconds:
         return
@@ -66,7 +66,7 @@ def _knee(sweep: Sweep) -> Iterator[str]:
 
 
 def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
-    """How the batch size varies, and what that means for the learning rate."""
+    """Say how the batch size varies, and what that means for the learning rate."""
     if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
         return
     sentence = (
@@ -84,7 +84,7 @@ def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
 
 
 def _dealt(sweep: Sweep, row: Row) -> Iterator[str]:
-    """What it takes that every rank has as many batches."""
+    """Say how many examples are dealt twice so that every rank has as many batches."""
     if sweep.world_size == 1 or not row.repeated_examples:
         return
     examples = f"{counted(row.repeated_examples, 'example')} {'is' if row.repeated_examples == 1 else 'are'}"

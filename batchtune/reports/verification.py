@@ -17,7 +17,7 @@ _OUTCOMES = {"oom": "out of memory"}
 
 
 def verification_sentences(verification: Verification) -> list[str]:
-    """Whether it holds and why, most important first, with what to do instead where it does not."""
+    """Say whether it holds and why, most important first, with what to do instead where it does not."""
     if verification.holds:
         steps = f"{format_number(verification.steps)} shuffled {'step' if verification.steps == 1 else 'steps'}"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
@@ -47,13 +47,13 @@ def verification_facts(verification: Verification) -> list[tuple[str, str]]:
 
 
 def verification_tables(verification: Verification) -> list[Table]:
-    """What failed, and what is proposed instead; none where all passed."""
+    """Lay out what failed, and what is proposed instead; nothing if all passed."""
     found = (_failures_table(verification), proposal_table(verification))
     return [table for table in found if table is not None]
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:
-    """What a verification said besides, and what it does not speak for in this run."""
+    """Yield the verification's own warnings, and what in this run it says nothing about."""
     verification = results.verification
     if verification is None:
         return
@@ -100,7 +100,7 @@ def _proposal_sentence(verification: Verification, proposal: Proposal) -> str:
 
 
 def _lowered(verification: Verification, proposal: Proposal) -> list[tuple[float, int, int]]:
-    """Boundary, batch size and proposed batch size of the buckets that differ."""
+    """Return boundary, batch size and proposed batch size of the buckets that differ."""
     rows = zip(
         verification.bucket_boundaries, verification.bucket_batch_sizes, proposal.bucket_batch_sizes, strict=True
     )

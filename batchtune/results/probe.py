@@ -172,7 +172,7 @@ class CostModel(Record, frozen=True, kw_only=True):
     @overload
     def per_example(self, length: FloatArray, target_length: FloatArray | float = 0.0) -> FloatArray: ...
     def per_example(self, length: Any, target_length: Any = 0.0) -> Any:
-        """What one more example costs, in the model's unit, element by element: the slope over the batch size."""
+        """Return what one more example costs, in the model's unit, element by element."""
         own = self.example + length * (self.linear + self.quadratic * length + self.cross * target_length)
         return own + target_length * (self.target_linear + self.target_quadratic * target_length)
 

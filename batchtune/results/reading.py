@@ -27,7 +27,7 @@ _ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
 
 
 def meta_of(kind: type[Result]) -> Meta:
-    """The `meta` that a newly written file of this kind carries."""
+    """Return the `meta` that a newly written file of this kind carries."""
     from batchtune import __version__
 
     return Meta(format=kind.FORMAT, version=kind.VERSION, batchtune=__version__)

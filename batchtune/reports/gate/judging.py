@@ -38,12 +38,12 @@ _DIGITS = (4, 6, 9, 12, 15, 17)
 
 
 class NotKnownError(Exception):
-    """A value can't be told; the message says why and what to do."""
+    """A value is unknown; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleInputs:
-    """What rules are judged by; None for what there is not.
+    """What rules are judged by; None: it does not exist.
 
     Attributes:
         sweep: Of the run.
@@ -61,17 +61,17 @@ class RuleInputs:
 
 
 def judge(rules: Iterable[Rule], inputs: RuleInputs) -> tuple[Verdict, ...]:
-    """All verdicts, in the order of the rules."""
+    """Return all verdicts, in the order of the rules."""
     return tuple(_judge(rule, inputs) for rule in rules)
 
 
 def not_judged(rules: Iterable[Rule], why: str) -> tuple[Verdict, ...]:
-    """The verdicts where the run itself can't be read: none can be told."""
+    """Return the verdicts where the run itself can't be read: an error for each rule."""
     return tuple(_error(rule, why) for rule in rules)
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
-    """1 where a rule can't be told, which goes before 3, where one fails; 0 where all hold."""
+    """Return 1 where a rule can't be judged, else 3 where one fails; 0 where all hold."""
     outcomes = {verdict.outcome for verdict in verdicts}
     return 1 if "error" in outcomes else 3 if "fails" in outcomes else 0
 
@@ -122,7 +122,7 @@ def _how_much_worse(rule: Rule, value: Value, other: Value, in_baseline: str) ->
 
 
 def _field(rule: Rule) -> Field:
-    """The field that the rule names, which has to fit its limit. Raises NotKnownError."""
+    """Return the field that the rule names, which has to fit its limit. Raises NotKnownError."""
     field = all_fields().get(rule.field)
     if field is None:
         meant = nearest(rule.field)
@@ -143,12 +143,12 @@ def _field(rule: Rule) -> Field:
 
 
 def exact(value: Value | Fraction) -> Fraction:
-    """A number as the decimal that files and people write for it; true as 1."""
+    """Return a number as the decimal that files and people write for it; true as 1."""
     return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
 
 def shown(value: Value, rule: Rule) -> str:
-    """The value, as short as lets it be told from the limit; in per cent where the rule is."""
+    """Return the value with enough digits to differ from the limit; in per cent where the rule is."""
     if isinstance(value, bool):
         return str(value).lower()
     if rule.percent:
@@ -161,7 +161,7 @@ def _digits(value: Value) -> str:
 
 
 def _distinct(value: Fraction, limit: Fraction) -> str:
-    """A number with as few digits as keep it on its side of the limit."""
+    """Return a number with the fewest digits that keep it on its side of the limit."""
     for digits in _DIGITS:
         text = f"{float(value):.{digits}g}"
         if _side(Fraction(text), limit) == _side(value, limit):

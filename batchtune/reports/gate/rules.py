@@ -72,7 +72,7 @@ class Rule:
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Reads rules; one that is given twice counts once.
+    """Read rules; one that is given twice counts once.
 
     Raises:
         UsageError: One is none; the message shows it and points at the place.
@@ -81,7 +81,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
 
 
 def parse_rule(text: str) -> Rule:
-    """Reads one rule.
+    """Read one rule.
 
     Raises:
         UsageError: It is none; the message shows it and points at the place.
@@ -114,7 +114,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def _limit(text: str, start: int) -> tuple[Fraction | bool, bool, int]:
-    """The limit, whether it is in per cent, and where what follows it begins."""
+    """Return the limit, whether it is in per cent, and where what follows it begins."""
     flag = _FLAG.match(text, start)
     if flag is not None:
         return flag[0].lower() == "true", False, _after(text, flag.end())
@@ -153,7 +153,7 @@ def _refuse(text: str, at: int, what: str) -> NoReturn:
 
 
 def _after(text: str, at: int) -> int:
-    """Where the next word begins: there is one space at most."""
+    """Return where the next word begins: there is one space at most."""
     return at + 1 if text[at : at + 1] == " " else at
 
 
@@ -227,13 +227,13 @@ def all_fields() -> dict[str, Field]:
 
 
 def nearest(name: str) -> str | None:
-    """The field that was probably meant; None where none is near."""
+    """Return the field that was probably meant; None where none is near."""
     near = difflib.get_close_matches(name, all_fields(), n=1)
     return near[0] if near else None
 
 
 def _leaves(record: type[Record]) -> Iterator[tuple[tuple[str, ...], Kind]]:
-    """The numbers and flags of a record and of the records in it, in their order."""
+    """Return the numbers and flags of a record and of the records in it, in their order."""
     for field in msgspec.structs.fields(record):
         kind = _bare(field.type)
         if kind is bool:

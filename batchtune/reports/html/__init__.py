@@ -34,7 +34,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str:
-    """The report as an HTML page; every string in it is escaped.
+    """Return the report as an HTML page; every string in it is escaped.
 
     Args:
         results: What the run folder holds.
@@ -68,7 +68,7 @@ def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str
 
 
 def figures(results: RunResults) -> list[Figure]:
-    """The charts of a run, in the order to show them."""
+    """Return the charts of a run, in the order to show them."""
     sweep, probe = results.sweep, results.probe
     drawn: list[Figure | None] = []
     if sweep is not None:
@@ -110,7 +110,7 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """A script as it may stand in a script element; line ends as a browser reads them, so that hashes agree.
+    """Return a script as it may stand in a script element; line ends as a browser reads them, so that hashes agree.
 
     In JavaScript's strings and regular expressions, where alone these can occur, the escapes mean the same:
     https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
@@ -120,7 +120,7 @@ def _script(text: str) -> str:
 
 
 def _source(script: str) -> str:
-    """The hash by which a policy knows a script."""
+    """Return the hash by which a policy knows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -136,7 +136,7 @@ def _policy(sources: list[str]) -> str:
 
 
 def _data(drawn: list[Figure]) -> str:
-    """The figures as JSON that nothing in it can get out of its script element."""
+    """Return the figures as JSON that nothing in it can get out of its script element."""
     views = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
     text = msgspec.json.encode(views).decode()
     return "".join(_ESCAPES.get(char, char) for char in text)

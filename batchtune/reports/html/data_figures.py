@@ -24,7 +24,7 @@ from batchtune.units import counted, format_length, format_number, format_percen
 
 
 def histogram_figure(sweep: Sweep) -> Figure | None:
-    """How many examples have which length, with the recommended boundaries; None without a histogram."""
+    """Draw how many examples have which length, with the recommended boundaries; None without a histogram."""
     bins = [b for b in sweep.histogram if drawable(b.from_) and drawable(b.to) and drawable(b.count) and b.to > b.from_]
     if not bins:
         return None
@@ -51,7 +51,7 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
 
 
 def padding_figure(sweep: Sweep) -> Figure | None:
-    """What each bucket of the recommended table holds and pads; None where it is not known."""
+    """Draw what each bucket of the recommended table holds and pads; None where it is not known."""
     buckets = [b for b in sweep.buckets if drawable(b.length) and drawable(b.padded_length)]
     if not buckets:
         return None
@@ -83,7 +83,7 @@ def padding_figure(sweep: Sweep) -> Figure | None:
 
 
 def _widen(bins: list[HistogramBin]) -> bool:
-    """Whether bins are spaced by their logarithm."""
+    """Return whether bins are spaced by their logarithm."""
     return (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
 
 

@@ -42,7 +42,7 @@ def environment(results: RunResults) -> list[tuple[str, Facts]]:
 
 
 def trial_log(probe: Probe) -> Table | None:
-    """Every trial, in order; None where there is none."""
+    """Return every trial, in order; None where there is none."""
     if not probe.trials:
         return None
     shown = spread(probe.trials, _MOST_TRIALS)

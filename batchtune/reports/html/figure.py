@@ -68,12 +68,12 @@ class Figure:
 
 
 def label(text: str) -> str:
-    """One line of text that plotly.js shows unchanged: it reads tags and entities, and these are neither."""
+    """Return one line of text that plotly.js shows unchanged: it reads tags and entities, and these are neither."""
     return html.escape(clean(text), quote=False)
 
 
 def hover(title: str, *lines: str) -> str:
-    """A hover text: a title in bold over lines, all of them escaped."""
+    """Return a hover text: a title in bold over lines, all of them escaped."""
     return "<br>".join([f"<b>{label(title)}</b>", *(label(line) for line in lines if line)])
 
 
@@ -83,7 +83,7 @@ def short(value: float | None) -> float | None:
 
 
 def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
-    """Whether a value can be drawn on a linear or a logarithmic axis."""
+    """Return whether a value can be drawn on a linear or a logarithmic axis."""
     return value is not None and (_SMALLEST if logarithmic else 0) <= value <= _LARGEST
 
 
@@ -93,7 +93,7 @@ def thinned(items: Sequence[T]) -> list[T]:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit of a time axis that ends there, in seconds, and its name."""
+    """Return the unit of a time axis that ends there, in seconds, and its name."""
     for unit_seconds, name in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= 2 * unit_seconds:
             return unit_seconds, name
@@ -101,7 +101,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def length_unit(length: float, unit: str | None) -> tuple[float, str]:
-    """The unit of an axis of summed lengths: seconds become minutes or hours, other units stay as they are."""
+    """Return the unit of an axis of summed lengths: seconds become minutes or hours, other units stay as they are."""
     if unit == "s" and length >= 120:
         return time_unit(length)
     return 1.0, unit or ""
@@ -137,7 +137,7 @@ def points(name: str, values: Iterable[Point], *, color: str, **settings: Any) -
 
 
 def beyond(text: str, place: int, x: float | None = None) -> Layout:
-    """A note at the upper edge of a chart, for what lies above its scale.
+    """Return a note at the upper edge of a chart, for what lies above its scale.
 
     Args:
         text: Name and value.

@@ -34,7 +34,7 @@ _OUTCOMES = (
 
 
 def frontier_figure(probe: Probe) -> Figure | None:
-    """The frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
+    """Draw the frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
     frontier = sorted(
         (p for p in probe.frontier if drawable(p.length, logarithmic=True) and drawable(p.batch_size)),
         key=lambda point: point.length,
@@ -65,7 +65,7 @@ def frontier_figure(probe: Probe) -> Figure | None:
 
 
 def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float, float]]:
-    """Length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
+    """Return length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
 
     From peak = constant + batch size · per example. Where memory depends on target lengths, only the frontier's own
     points are known with their targets.
@@ -114,7 +114,7 @@ def _traces(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, flo
 
 
 def _limits(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> Iterator[Trace]:
-    """The memory model's curve, and that of max_batch_length."""
+    """Return the memory model's curve, and that of max_batch_length."""
     unit = probe.lengths.unit
     curve = limit_curve(probe, frontier)
     if len(curve) > 1:
