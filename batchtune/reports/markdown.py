@@ -46,7 +46,8 @@ def _blocks(page: Page, most: int) -> list[str]:
     blocks.append(_bullets(page.summary, most))
     if page.warnings:
         blocks.append(f"## Warnings\n\n{_bullets(page.warnings, most)}")
-    blocks.append(f"## What was measured\n\n{_table(('', ''), (':--', ':--'), page.facts)}")
+    facts = [[escape(cell) for cell in fact] for fact in page.facts]
+    blocks.append(f"## What was measured\n\n{_lines(('', ''), (':--', ':--'), facts)}")
     return blocks + [_section(table, most) for table in page.tables]
 
 
@@ -73,11 +74,7 @@ def escape(text: str) -> str:
     """Return one line of text as Markdown that shows it unchanged, also inside a table's cell."""
     escaped = _MARKUP.sub(lambda match: f"\\{match[0]}", text)
     escaped = "".join(_HTML.get(char, char) for char in escaped)
-    return _BLOCK_START.sub(lambda match: _escape_start(match[0]), escaped)
-
-
-def _escape_start(start: str) -> str:
-    return f"{start}\\" if start[-1].isdigit() else f"\\{start}"
+    return _BLOCK_START.sub(lambda start: f"{start[0]}\\" if start[0][-1].isdigit() else f"\\{start[0]}", escaped)
 
 
 def _section(table: Table, most: int) -> str:
@@ -106,10 +103,6 @@ def _shown(table: Table, most: int) -> list[int]:
     if table.marked is not None and table.marked >= most:
         shown[-1] = table.marked
     return shown
-
-
-def _table(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    return _lines(header, alignment, [[escape(cell) for cell in row] for row in rows])
 
 
 def _lines(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -115,7 +115,7 @@ def with_unproven(sweep: Sweep) -> Sweep:
     """
 
     def counted(row: AnyRow) -> AnyRow:
-        return row if row.unproven is not None else msgspec.structs.replace(row, unproven=row.sizes)
+        return row if row.unproven is not None else msgspec.structs.replace(row, unproven=row.sizes_in_use)
 
     return msgspec.structs.replace(
         sweep,

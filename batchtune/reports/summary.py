@@ -18,6 +18,7 @@ from batchtune.results import (
     Row,
     Sweep,
     Verdict,
+    cost_of,
     unproven_sizes,
 )
 from batchtune.units import (
@@ -48,21 +49,29 @@ def summary_sentences(results: RunResults) -> list[str]:
 
     The first is a headline: short, and enough where there is room for one sentence only.
     """
-    return [
-        *_headlines(results),
-        *(_comparison(results.sweep) if results.sweep is not None else []),
-        *_evidence(results),
-        *(_details(results.sweep) if results.sweep is not None else []),
-        *(_about_limit(results.probe) if results.probe is not None and results.sweep is not None else []),
-        *(_about_frontier(results.probe) if results.probe is not None else []),
-        *([_SWEEP_NEXT] if results.sweep is None else []),
-    ]
+    probe, sweep = results.probe, results.sweep
+    frontier = _about_frontier(probe) if probe is not None else []
+    if sweep is None:
+        return [*_headlines(results), *_evidence(results), *frontier, _SWEEP_NEXT]
+    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
+    said = _headlines(results)
+    if row is not None:
+        said += [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
+    elif fixed is not None:
+        batches = _batches(fixed.batches)
+        said.append(f"A fixed batch size of {format_number(fixed.batch_size)} needs {batches} for an epoch.")
+    said += _evidence(results)
+    if row is not None:
+        said += [_bound(sweep, row), _padding(row, compared(sweep))]
+        said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
+        said += trade_off_sentences(sweep)
+    return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
 
 def brief_sentences(results: RunResults) -> list[str]:
-    """Say what to set and what speaks for it; the numbers that are compared are left to a table."""
+    """Say what to set and what speaks for it; a table compares the numbers."""
     if results.verification is not None and not results.verification.holds:
-        return [*_troubles(results), *_drifted(results)]  # what to set, and what that saves, is then no news
+        return _headlines(results, troubles_only=True)  # what to set, and what that saves, is then no news
     frontier = _about_frontier(results.probe) if results.probe is not None and results.sweep is None else []
     return [*_headlines(results), *_evidence(results), *frontier]
 
@@ -97,37 +106,16 @@ def describe_device(device: Device) -> str:
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
 
 
-def _headlines(results: RunResults) -> list[str]:
+def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]:
     """Say what does not hold, as all else depends on it; then what to set; then how far other lengths differ."""
-    sentences = _troubles(results)
-    if results.sweep is not None:
-        sentences.append(_what_to_set(results.sweep))
-    elif results.probe is not None:
-        sentences += _about_limit(results.probe)
-    return sentences + _drifted(results)
-
-
-def _troubles(results: RunResults) -> list[str]:
     sentences = [verdict_sentence(results.verdicts)] if results.verdicts else []
     if results.verification is not None and not results.verification.holds:
         sentences += verification_sentences(results.verification)
-    return sentences
-
-
-def _drifted(results: RunResults) -> list[str]:
-    return drift_sentences(results.drift) if results.drift is not None else []
-
-
-def _comparison(sweep: Sweep) -> list[str]:
-    """Compare the numbers of the recommended row with those of others."""
-    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
-    if row is not None:
-        return [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
-    if fixed is not None:
-        return [
-            f"A fixed batch size of {format_number(fixed.batch_size)} needs {_batches(fixed.batches)} for an epoch."
-        ]
-    return []
+    if results.sweep is not None and not troubles_only:
+        sentences.append(_what_to_set(results.sweep))
+    elif results.probe is not None and not troubles_only:
+        sentences.append(_limit(results.probe))
+    return sentences + (drift_sentences(results.drift) if results.drift is not None else [])
 
 
 def _evidence(results: RunResults) -> list[str]:
@@ -137,18 +125,6 @@ def _evidence(results: RunResults) -> list[str]:
     if sweep is not None and (row := sweep.recommended_row) is not None:
         sentences += [*_proof(row, results.probe), *_about_current(sweep, row)]
     return sentences
-
-
-def _details(sweep: Sweep) -> list[str]:
-    row = sweep.recommended_row
-    if row is None:
-        return []
-    return [
-        _bound(sweep, row),
-        _padding(row, compared(sweep)),
-        *([f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []),
-        *trade_off_sentences(sweep),
-    ]
 
 
 def _what_to_set(sweep: Sweep) -> str:
@@ -219,13 +195,11 @@ def _about_current(sweep: Sweep, row: Row) -> list[str]:
     now = sweep.current
     if now is None or sweep.current_fits is False:  # what does not fit is marked in tables, and a warning says so
         return []
-    ours, theirs = row.estimated_epoch_seconds, now.estimated_epoch_seconds
-    timed = ours is not None and theirs is not None
+    timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
     if timed and row.equal_to_best and now.equal_to_best:  # the headline says so
         return []
-    if (theirs < ours) if timed and ours is not None and theirs is not None else now.batches < row.batches:
-        return ["Your current config is better than the recommended table: keep it."]
-    return []
+    is_better = (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0)
+    return ["Your current config is better than the recommended table: keep it."] if is_better else []
 
 
 def _bound(sweep: Sweep, row: Row) -> str:
@@ -247,11 +221,10 @@ def _padding(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     return f"{sentence}, against {against}." if against else f"{sentence}."
 
 
-def _about_limit(probe: Probe) -> list[str]:
-    return [
-        f"max_batch_length = {format_length(probe.max_batch_length, probe.lengths.unit)} is the most that fits at "
-        f"every length, measured on {describe_device(probe.device)}."
-    ]
+def _limit(probe: Probe) -> str:
+    limit = format_length(probe.max_batch_length, probe.lengths.unit)
+    device = describe_device(probe.device)
+    return f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
 
 
 def _about_frontier(probe: Probe) -> list[str]:

@@ -279,15 +279,10 @@ def fold(table: Table) -> Table:
     height = -(-len(table.rows) // _FOLD_BLOCKS)
     empty = ("",) * len(table.columns)
     cells = table.rows + (empty,) * (height * _FOLD_BLOCKS - len(table.rows))
-    return Table(
-        title=table.title,
-        columns=table.columns * _FOLD_BLOCKS,
-        rows=tuple(
-            tuple(cell for block in range(_FOLD_BLOCKS) for cell in cells[row + block * height])
-            for row in range(height)
-        ),
-        notes=table.notes,
+    rows = (
+        tuple(cell for block in range(_FOLD_BLOCKS) for cell in cells[row + block * height]) for row in range(height)
     )
+    return replace(table, columns=table.columns * _FOLD_BLOCKS, rows=tuple(rows), marked=None, break_before=None)
 
 
 def _text(text: str, console: Console, style: str = "") -> Text:

@@ -108,8 +108,8 @@ class Row(Record, frozen=True, kw_only=True):
     repeated_examples: Count | None = None
 
     @property
-    def sizes(self) -> int:
-        """How many batch sizes the epoch's batches have, as far as they may need a proof."""
+    def sizes_in_use(self) -> int:
+        """How many buckets hold examples, and so need a batch size that fits."""
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
@@ -245,7 +245,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
     unproven: Count | None = None
 
     @property
-    def sizes(self) -> int:
+    def sizes_in_use(self) -> int:
         """As for a row."""
         return len(self.buckets)
 
@@ -373,6 +373,6 @@ def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
     """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None where all are."""
     if not row.unproven:
         return None
-    if row.unproven == row.sizes > 1:
-        return f"none of the {row.sizes} batch sizes is proven to fit"
-    return f"{row.unproven} of {row.sizes} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"
+    if row.unproven == row.sizes_in_use > 1:
+        return f"none of the {row.sizes_in_use} batch sizes is proven to fit"
+    return f"{row.unproven} of {row.sizes_in_use} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"

@@ -329,7 +329,7 @@ def test_a_rule_without_end_is_not_shown_whole() -> None:
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}"))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=50)
 def test_any_text_is_a_rule_or_wrong_usage_and_never_fails_otherwise(text: str) -> None:
     try:
         rules = parse_rules([text])
@@ -339,14 +339,14 @@ def test_any_text_is_a_rule_or_wrong_usage_and_never_fails_otherwise(text: str) 
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([">", ">=", "<", "<=", "==", "!="]))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 def test_a_rule_fails_exactly_where_its_comparison_is_true(value: int, limit: int, operator: str) -> None:
     failed = outcome(f"batches {operator} {limit}", with_row(batches=value)) == "fails"
     assert failed == eval(f"{value} {operator} {limit}")
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 def test_floats_are_compared_as_they_are_written(value: float, limit: float) -> None:
     rule = f"padding_ratio > {limit:.20f}"  # no exponent
     written = Fraction(f"{limit:.20f}")

@@ -8,12 +8,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Annotated, Literal, NoReturn, Union, cast, get_args, get_origin
+from typing import Literal, NoReturn, cast
 
 import msgspec
 
@@ -159,6 +158,11 @@ def _after(text: str, at: int) -> int:
 
 Source = Literal["row", "sweep", "current", "verify", "bound", "drift"]
 Kind = Literal["number", "count", "flag"]
+_KINDS: dict[type[msgspec.inspect.Type], Kind] = {
+    msgspec.inspect.BoolType: "flag",
+    msgspec.inspect.IntType: "count",
+    msgspec.inspect.FloatType: "number",
+}
 
 _ROOTS: tuple[tuple[str, Source, type[Record]], ...] = (
     ("", "row", Row),
@@ -232,24 +236,15 @@ def nearest(name: str) -> str | None:
     return near[0] if near else None
 
 
-def _leaves(record: type[Record]) -> Iterator[tuple[tuple[str, ...], Kind]]:
-    """Return the numbers and flags of a record and of the records in it, in their order."""
-    for field in msgspec.structs.fields(record):
-        kind = _bare(field.type)
-        if kind is bool:
-            yield (field.name,), "flag"
-        elif kind is int:
-            yield (field.name,), "count"
-        elif kind is float:
-            yield (field.name,), "number"
-        elif isinstance(kind, type) and issubclass(kind, Record) and field.name != "meta":
-            for path, inner in _leaves(kind):
+def _leaves(record: type[msgspec.Struct]) -> Iterator[tuple[tuple[str, ...], Kind]]:
+    """Yield the numbers and flags of a record and of the records in it, in their order."""
+    described = msgspec.inspect.type_info(record)
+    assert isinstance(described, msgspec.inspect.StructType)
+    for field in described.fields:
+        union = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+        kinds = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
+        if len(kinds) == 1 and type(kinds[0]) in _KINDS:
+            yield (field.name,), _KINDS[type(kinds[0])]
+        elif isinstance(kinds[0], msgspec.inspect.StructType) and field.name != "meta":
+            for path, inner in _leaves(kinds[0].cls):
                 yield (field.name, *path), inner
-
-
-def _bare(annotation: object) -> object:
-    """Return a field's type without None and without its range."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        others = [one for one in get_args(annotation) if one is not type(None)]
-        annotation = others[0] if len(others) == 1 else annotation
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

@@ -12,7 +12,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -52,17 +52,17 @@ def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str
         keep_trailing_newline=True,
     ).get_template("page.html.j2")
     drawn, script = figures(results), _script(_asset("page.js"))
-    plotly = _plotly() if drawn else None
+    plotly, *sources = _plotly() if drawn else ("",)
     return template.render(
         page=build_page(results),
         figures=drawn,
         configs=configs,
         trial_log=trial_log(results.probe) if results.probe is not None else None,
         environment=environment(results),
-        policy=_policy([*([plotly.source] if plotly else []), _source(script)]),
+        policy=_policy([*sources, _source(script)]),
         style=Markup(_asset("page.css")),
         data=Markup(_data(drawn)),
-        plotly=plotly.packed if plotly else "",
+        plotly=plotly,
         script=Markup(script),
     )
 
@@ -83,26 +83,13 @@ def figures(results: RunResults) -> list[Figure]:
     return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Library:
-    """A script that the page unpacks by itself.
-
-    Attributes:
-        packed: Compressed, in base64; the same script gives the same bytes.
-        source: How a policy names it.
-    """
-
-    packed: str
-    source: str
-
-
 @cache
-def _plotly() -> _Library:
+def _plotly() -> tuple[str, str]:
+    """Return plotly.js, compressed, in base64, and its hash for the policy; the same bytes each time."""
     from plotly.offline import get_plotlyjs
 
     script = str(get_plotlyjs())
-    packed = gzip.compress(script.encode(), mtime=0)
-    return _Library(packed=base64.b64encode(packed).decode(), source=_source(script))
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _source(script)
 
 
 def _asset(name: str) -> str:
