@@ -278,35 +278,31 @@ def failures_table(probe: Probe) -> Table | None:
         (format_shape(trial.batch_size, trial.length, probe.lengths.unit), trial.outcome, trial.error or UNKNOWN)
         for trial in failed[:_MAX_FAILURES]
     )
-    return (
-        Table(
-            title="Trials that failed, but not for lack of memory",
-            columns=(
-                Column("batch shape", numeric=False),
-                Column("outcome", numeric=False),
-                Column("message", numeric=False, wraps=True),
-            ),
-            rows=rows,
-            notes=shown_of(len(rows), len(failed), "", "probe.json"),
-        )
-        if failed
-        else None
+    if not failed:
+        return None
+    return Table(
+        title="Trials that failed, but not for lack of memory",
+        columns=(
+            Column("batch shape", numeric=False),
+            Column("outcome", numeric=False),
+            Column("message", numeric=False, wraps=True),
+        ),
+        rows=rows,
+        notes=shown_of(len(rows), len(failed), "", "probe.json"),
     )
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    return (
-        Table(
-            title="Rules",
-            columns=(
-                Column("verdict", numeric=False),
-                Column("fails if", numeric=False, wraps=True),
-                Column("found", numeric=False, wraps=True),
-            ),
-            rows=tuple((verdict.outcome, verdict.rule, verdict.message) for verdict in ordered),
-        )
-        if verdicts
-        else None
+    if not verdicts:
+        return None
+    return Table(
+        title="Rules",
+        columns=(
+            Column("verdict", numeric=False),
+            Column("fails if", numeric=False, wraps=True),
+            Column("found", numeric=False, wraps=True),
+        ),
+        rows=tuple((verdict.outcome, verdict.rule, verdict.message) for verdict in ordered),
     )

@@ -132,20 +132,18 @@ def _failures_table(verification: Verification) -> Table | None:
         )
         for failure in failures[:_MAX_FAILURES]
     )
-    return (
-        Table(
-            title="Batches that failed in the verification",
-            columns=(
-                Column("batch shape", numeric=False),
-                Column("bucket"),
-                Column("outcome", numeric=False),
-                Column("message", numeric=False, wraps=True),
-            ),
-            rows=rows,
-            notes=shown_of(len(rows), len(failures), "", "verify.json"),
-        )
-        if failures
-        else None
+    if not failures:
+        return None
+    return Table(
+        title="Batches that failed in the verification",
+        columns=(
+            Column("batch shape", numeric=False),
+            Column("bucket"),
+            Column("outcome", numeric=False),
+            Column("message", numeric=False, wraps=True),
+        ),
+        rows=rows,
+        notes=shown_of(len(rows), len(failures), "", "verify.json"),
     )
 
 

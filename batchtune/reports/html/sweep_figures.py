@@ -35,33 +35,29 @@ _LEAST_SPREAD = 1.5
 def buckets_figure(sweep: Sweep) -> Figure | None:
     """Draw time and batches of an epoch against the number of buckets; None without rows."""
     measures = _measures(sweep)
-    return (
-        Figure(
-            name="sweep",
-            title="What an epoch costs, by number of buckets",
-            caption=_describe_sweep(sweep, measures[0]),
-            views=tuple(_buckets_view(sweep, timed) for timed in measures),
-        )
-        if measures
-        else None
+    if not measures:
+        return None
+    return Figure(
+        name="sweep",
+        title="What an epoch costs, by number of buckets",
+        caption=_describe_sweep(sweep, measures[0]),
+        views=tuple(_buckets_view(sweep, timed) for timed in measures),
     )
 
 
 def randomness_figure(sweep: Sweep) -> Figure | None:
     """Draw cost against effective buckets, with the curve that no table beats; None without rows."""
     measures = _measures(sweep)
-    return (
-        Figure(
-            name="randomness",
-            title="Speed against randomness",
-            caption=(
-                "Each point is a table: lower is faster, further left is more random (1 effective bucket: any two "
-                "examples can meet in a batch). No table swept is both faster and more random than one on the line."
-            ),
-            views=tuple(_randomness_view(sweep, timed) for timed in measures),
-        )
-        if measures
-        else None
+    if not measures:
+        return None
+    return Figure(
+        name="randomness",
+        title="Speed against randomness",
+        caption=(
+            "Each point is a table: lower is faster, further left is more random (1 effective bucket: any two "
+            "examples can meet in a batch). No table swept is both faster and more random than one on the line."
+        ),
+        views=tuple(_randomness_view(sweep, timed) for timed in measures),
     )
 
 
