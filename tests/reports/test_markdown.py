@@ -68,7 +68,7 @@ def test_the_recommended_row_is_marked_and_bold() -> None:
     assert f"| ▶ {row} |" in render(RESULTS).splitlines()
 
 
-def test_every_table_row_has_as_many_cells_as_its_header_whatever_the_strings() -> None:
+def test_every_table_row_has_as_many_cells_as_its_header() -> None:
     tokens = PARSER.parse(render(hostile_results("a|b\n\n<b>`c`</b>\\|")))
     widths = []
     for token in tokens:

@@ -52,7 +52,7 @@ def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
 
 @given(st.lists(st.one_of(st.floats(0, 1e15), st.just(-0.0), st.integers(0, 9).map(float)), min_size=1, max_size=200))
 @settings(deadline=None, max_examples=50)
-def test_percentiles_of_targets_are_those_of_lengths_in_any_order(targets: list[float]) -> None:
+def test_percentiles_of_targets_are_the_nearest_ranks(targets: list[float]) -> None:
     found = survey(Lengths.of(np.arange(1, len(targets) + 1), targets)).targets
     assert found is not None
     assert percentiles(found) == [nearest_rank(targets, part) for part in (0, 500, 950, 990, 999, 1000)]
@@ -151,7 +151,7 @@ def test_ordinary_data_give_no_caution(values: list[float], unit: Unit | None) -
     assert warnings_of(values, unit) == []
 
 
-def test_a_few_very_long_examples_are_told_with_what_leaving_them_out_costs_and_gives() -> None:
+def test_a_few_very_long_examples_come_with_cost_and_gain() -> None:
     (warning,) = warnings_of([*[16.2] * 3000, *spoken(997), 33.0, 34.0, 35.2], "s")
     assert warning == (
         "3 examples (0.075%) are longer than 17 s, up to 35.2 s: they alone decide how large a fixed batch can be. "
@@ -175,7 +175,7 @@ def test_the_max_length_of_a_remedy_leaves_out_what_it_says(values: list[float],
     assert f"{outlier / max(v for v in lengths.values if v <= limit):,.0f} times" in warning
 
 
-def test_many_examples_of_exactly_the_longest_length_look_cut_off() -> None:
+def test_many_examples_of_the_longest_length_look_cut_off() -> None:
     (warning,) = warnings_of([*spoken(2000), *[30.0] * 160], "s")
     assert warning.startswith("160 examples (7.4%) have exactly the longest length, 30 s: they look cut off there.")
     assert "--max-length 16 leaves" in warning
@@ -186,7 +186,7 @@ def test_texts_cut_at_a_number_of_tokens_look_cut_off() -> None:
     assert "--max-length 4095 leaves" in warning
 
 
-def test_a_longest_length_as_frequent_as_its_neighbours_is_not_cut_off() -> None:
+def test_a_longest_length_of_usual_frequency_is_not_cut_off() -> None:
     assert warnings_of([float(1 + index % 17) for index in range(3000)], "tokens") == []
 
 

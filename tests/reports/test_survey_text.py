@@ -140,7 +140,7 @@ def test_the_third_line_says_how_long_targets_are() -> None:
     )
 
 
-def test_the_headline_ends_with_what_was_left_out_and_the_readers_notes() -> None:
+def test_the_headline_ends_with_left_out_examples_and_notes() -> None:
     lengths = Lengths.of([4, 3], left_out={"shorter than --min-length 1": 1, "empty": 2}, notes=("Read twice.",))
     assert headline(lengths)[-3:] == [
         "Left out: 1 example, shorter than --min-length 1.",
@@ -149,13 +149,13 @@ def test_the_headline_ends_with_what_was_left_out_and_the_readers_notes() -> Non
     ]
 
 
-def test_the_headline_shows_the_histogram_in_one_line_longest_first() -> None:
+def test_the_headline_shows_the_histogram_longest_first() -> None:
     lengths = Lengths.of([1] * 8 + [3] * 4 + [9], unit="s")
     (line,) = [line for line in headline(lengths) if line.startswith("From")]
     assert line == "From 9 s to 0 s: ▕▁     ▄ █▏"
 
 
-def test_a_stream_that_can_not_show_blocks_gets_no_histogram_in_its_headline() -> None:
+def test_an_ascii_headline_has_no_histogram() -> None:
     assert all(line.isascii() for line in headline(Lengths.of([1, 2, 3]), ascii=True))
 
 

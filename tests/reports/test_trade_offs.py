@@ -47,7 +47,7 @@ def test_the_knee_is_named() -> None:
     )
 
 
-def test_the_batch_sizes_vary_and_the_learning_rate_goes_with_them() -> None:
+def test_the_learning_rate_scales_with_the_batch_size() -> None:
     assert sentence(whole_sweep(), "Batches hold") == (
         "Batches hold 3 to 425 examples, 45.01 on average (coefficient of variation 0.61); a learning rate tuned for "
         "your current config scales by 1.61 (linear) or 1.27 (square root), as a hint."
@@ -77,7 +77,7 @@ def test_a_smaller_limit_that_is_as_fast_is_told() -> None:
     )
 
 
-def test_a_table_of_the_frontier_is_not_held_to_the_throughput_by_max_batch_length() -> None:
+def test_a_table_of_the_frontier_has_its_own_throughput() -> None:
     sweep = whole_sweep()
     frontier = next(index for index, row in enumerate(sweep.rows) if row.sizing == "frontier")
     sweep = msgspec.structs.replace(sweep, recommended=frontier)
@@ -86,7 +86,7 @@ def test_a_table_of_the_frontier_is_not_held_to_the_throughput_by_max_batch_leng
     assert "The recommended table, with measured batch sizes, reaches 99.0% of that best." in notes
 
 
-def test_where_only_the_largest_limit_is_fast_enough_nothing_is_said() -> None:
+def test_a_largest_limit_that_is_needed_is_not_mentioned() -> None:
     sweep = whole_sweep()
     assert sweep.saturation is not None
     full = msgspec.structs.replace(sweep.saturation, max_batch_length=600.0)
@@ -121,7 +121,7 @@ def test_every_format_shows_it_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_without_a_recommendation_every_format_still_shows_the_rest(name: str) -> None:
+def test_every_format_works_without_a_recommendation(name: str) -> None:
     sweep = without_recommendation(whole_sweep())
     assert render(name, RunResults(name="run", probe=None, sweep=sweep))
 
