@@ -63,7 +63,7 @@ SCHEMAS = {
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The schema of a file.
+    """Return the schema of a file.
 
     Args:
         name: A name from `SCHEMAS`.
@@ -75,7 +75,7 @@ def schema_of(name: str) -> dict[str, Any]:
         raise ValueError(f"name must be one of {', '.join(SCHEMAS)}, got {name!r}")
     record = SCHEMAS[name].record
     (_,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
-    records = {kind.__name__: kind for kind in _records(record)}
+    records = {kind.__name__: kind for kind in (record, *_subclasses(Record)) if kind.__name__ in components}
     definitions = {own: _described(schema, records[own]) for own, schema in components.items()}
     root = definitions.pop(record.__name__)
     return {
@@ -88,7 +88,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def render_schema(name: str) -> str:
-    """The schema as JSON text, with a line break at its end; the same bytes each time.
+    """Return the schema as JSON text, with a line break at its end; the same bytes each time.
 
     Raises:
         ValueError: There is no such schema.
@@ -97,19 +97,19 @@ def render_schema(name: str) -> str:
 
 
 def render_names() -> str:
-    """The names of all schemas, one a line, with what they are of."""
+    """Return the names of all schemas, one a line, with what they are of."""
     width = max(map(len, SCHEMAS))
     return "".join(f"{name:<{width}}  {one.file}: {one.one_line}\n" for name, one in SCHEMAS.items())
 
 
 def render_list() -> str:
-    """The same as JSON text."""
+    """Return the names of all schemas as JSON text."""
     listed = [
         {
             "name": name,
             "file": one.file,
             "description": one.one_line,
-            "version": version_of(one.record),
+            "version": one.record.VERSION,
             "id": identifier_of(name),
         }
         for name, one in SCHEMAS.items()
@@ -118,38 +118,18 @@ def render_list() -> str:
 
 
 def identifier_of(name: str) -> str:
-    """The `$id` of a schema: it ends in the version of the files that it is of."""
-    return f"urn:batchtune:schema:{name}:{version_of(SCHEMAS[name].record)}"
+    """Return the `$id` of a schema: it ends in the version of the files that it is of."""
+    return f"urn:batchtune:schema:{name}:{SCHEMAS[name].record.VERSION}"
 
 
-def version_of(record: type[Record]) -> int:
-    """The version of the file that holds a record; 1 for one that carries none."""
-    return int(getattr(record, "VERSION", 1))
-
-
-def _records(kind: Any, seen: frozenset[type] = frozenset()) -> Iterator[type[Record]]:
-    """A record and all that it holds, through unions and containers; some more than once."""
-    if isinstance(kind, type) and issubclass(kind, Record):
-        if kind in seen:
-            return
-        yield kind
-        for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]  # a struct's
-            yield from _inner(field.type, seen | {kind})
-
-
-def _inner(kind: msgspec.inspect.Type, seen: frozenset[type]) -> Iterator[type[Record]]:
-    if isinstance(kind, msgspec.inspect.StructType):
-        yield from _records(kind.cls, seen)
-        return
-    parts = [getattr(kind, name, None) for name in ("item_type", "key_type", "value_type")]
-    parts += [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
-    for part in parts:
-        if part is not None:
-            yield from _inner(part, seen)
+def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _described(schema: dict[str, Any], record: type[Record]) -> dict[str, Any]:
-    """A record's schema with its docstring taken apart: the text at the top, each attribute's at its property."""
+    """Describe a record's schema by its docstring: the text at the top, each attribute's at its property."""
     text, attributes = read_docstring(inspect.getdoc(record) or "")
     properties: dict[str, Any] = schema["properties"]
     for name, words in attributes.items():
@@ -164,7 +144,7 @@ def _in_json(words: str) -> str:
 
 
 def _pin_format(properties: dict[str, Any], record: Any) -> None:
-    """Says which format and version the file is of, where its record says it: in `meta`, or at its top."""
+    """Say which format and version the file is of, where its record says it: in `meta`, or at its top."""
     own = {
         "format": {"type": "string", "const": record.FORMAT},
         "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
@@ -176,7 +156,7 @@ def _pin_format(properties: dict[str, Any], record: Any) -> None:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """A Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
+    """Return A Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
 
     Several names before one colon share its text; one entry may hold several attributes, as `a: ...; b: ...`.
     """

@@ -80,3 +80,19 @@ def format_seconds(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def format_ratio(value: float) -> str:
+    """A ratio with 3 significant digits that keeps its zeros: `1.60`, `12.3`, `104`."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def format_percent(ratio: float) -> str:
+    """A ratio as per cent: `11.4%`."""
+    return f"{100 * ratio:.1f}%"
+
+
+def with_full_stop(text: str) -> str:
+    """Return a sentence from a result file, where most have no full stop, with one."""
+    text = text.strip()
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "batchtune"
 
 # Level by level, what may import what lies below. Packages on one level do not import each other.
 BASE = {
-    *("configs", "consistency", "errors", "files", "lengths", "machine", "proofs", "results", "shapes", "survey"),
+    *("configs", "errors", "files", "lengths", "machine", "results", "shapes"),
     "trust",
     "units",
 }

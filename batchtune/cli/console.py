@@ -101,13 +101,8 @@ def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
 def describe(lengths: Lengths) -> list[str]:
     """The data in a few lines: what was read, what was left out, what the reader found, what looks wrong."""
     from batchtune.reports.survey_text import headline
-    from batchtune.survey import survey
 
-    found = survey(lengths)
-    return [
-        *headline(found, lengths.unit, ascii=not encodes_blocks(sys.stderr)),
-        *(f"Warning: {caution}" for caution in found.cautions),
-    ]
+    return headline(lengths, ascii=not encodes_blocks(sys.stderr))
 
 
 def encodes_blocks(stream: TextIO) -> bool:

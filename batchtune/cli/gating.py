@@ -17,8 +17,8 @@ from batchtune.errors import BatchtuneError, UsageError
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.reports import RunResults
-    from batchtune.reports.gate import Rule, Verdict
-    from batchtune.results import Drift, Sweep
+    from batchtune.reports.gate import Rule
+    from batchtune.results import Drift, Sweep, Verdict
 
 RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
@@ -150,7 +150,7 @@ def workflow_command(kind: str, title: str, message: str) -> str:
 
 def _judged(results: RunResults, folder: Path, gate: Gate) -> RunResults:
     """The run with its verdicts and drift."""
-    from batchtune.reports.gate import Evidence, judge
+    from batchtune.reports.gate import RuleInputs, judge
 
     missing: dict[str, str] = {}
     baseline = drift = None
@@ -168,10 +168,10 @@ def _judged(results: RunResults, folder: Path, gate: Gate) -> RunResults:
         if not any(rule.needs_drift for rule in gate.rules):
             raise
         missing["drift"] = error.message
-    evidence = Evidence(
+    inputs = RuleInputs(
         sweep=results.sweep, verification=results.verification, baseline=baseline, drift=drift, missing=missing
     )
-    return replace(results, verdicts=judge(gate.rules, evidence), drift=drift)
+    return replace(results, verdicts=judge(gate.rules, inputs), drift=drift)
 
 
 def _baseline(folder: Path | None) -> Sweep | None:

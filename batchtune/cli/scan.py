@@ -95,13 +95,12 @@ def _check_output(output: Path) -> None:
 
 def _show(lengths: Lengths, sources: Sequence[str], *, json: bool) -> None:
     from batchtune.cli import console
+    from batchtune.reports.survey import survey
     from batchtune.reports.survey_text import render_survey
     from batchtune.results import encode
-    from batchtune.survey import scan_of, survey
 
-    found = survey(lengths)
     if json:
-        console.write_result(encode(scan_of(lengths, found, sources)).decode(), None)
+        console.write_result(encode(survey(lengths, sources)).decode(), None)
     else:
-        text = render_survey(found, lengths.unit, ascii=not console.encodes_blocks(sys.stdout))
+        text = render_survey(lengths, ascii=not console.encodes_blocks(sys.stdout))
         console.write_result(console.harmless(text), None)

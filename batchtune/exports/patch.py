@@ -17,8 +17,7 @@ from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import Chosen, Patched, Tuned
 from batchtune.exports.speechbrain import kept_cap, leaving_out, length_function, needed_cap, plain_row, table_row
 from batchtune.exports.text import LengthLimits, commented, flow_list, number, one_line
-from batchtune.proofs import unproven_sizes
-from batchtune.results import Row
+from batchtune.results import Row, unproven_sizes
 
 _PASTE_IN = "`batchtune export --to speechbrain` writes a block to paste in by hand."
 # Settings of old recipes, whose train.py picks each by its name: it can't be given new ones.

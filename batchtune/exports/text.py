@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from batchtune.errors import ResultError, without_commands
-from batchtune.proofs import unproven_sizes
-from batchtune.results import ReadingRecord, Row, Sweep
+from batchtune.results import ReadingRecord, Row, Sweep, unproven_sizes
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 100

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from batchtune import consistency
 from batchtune.errors import ResultError
 from batchtune.files import read_regular, unwritable, write_whole
 from batchtune.results import LARGEST_BYTES, Trial
@@ -34,7 +33,7 @@ def read_trials(path: Path) -> list[Trial]:
     for number, line in enumerate(lines, 1):
         try:
             trial = msgspec.json.decode(line, type=Trial)
-            for problem in consistency.of_trial(trial, number - 1):
+            for problem in trial.problems(number - 1):
                 raise msgspec.ValidationError(problem)
             trials.append(trial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -24,7 +24,7 @@ FORMATS = {
 
 
 def render(report_format: str, results: RunResults) -> str:
-    """A run's report as text.
+    """Return a run's report as text.
 
     Args:
         report_format: A name from `FORMATS`. `terminal` gives plain text, 80 columns wide; to print on a real

@@ -10,12 +10,12 @@ from batchtune.trust import busy_with
 from batchtune.units import counted, format_size
 
 _WIDTH = 100
-_NO_SETTINGS = "of the environment: none that changes what a step takes"
+_NO_SETTINGS = "no environment variable changes what a step takes"
 _NAMES = 14  # columns for the names of facts, where none needs more
 
 
 def render_doctor(found: Doctor, width: int = _WIDTH) -> str:
-    """All of it: versions, GPUs, CPU, settings, packages, and what stands in the way.
+    """Show all of it: versions, GPUs, CPU, settings, packages, and what stands in the way.
 
     Args:
         found: What to show.
@@ -39,9 +39,9 @@ def _versions(found: Doctor) -> Iterator[tuple[str, str]]:
     if found.driver is not None:
         yield "Driver", f"NVIDIA {found.driver}"
     elif found.nvml_problem is not None:
-        yield "Driver", f"none of NVIDIA's can be asked ({found.nvml_problem})"
+        yield "Driver", f"no NVIDIA driver answers ({found.nvml_problem})"
     else:
-        yield "Driver", "NVIDIA's, of unknown version"
+        yield "Driver", "NVIDIA, of unknown version"
     if not found.gpus:
         yield "GPUs", "none"
     yield "--device auto", f"takes {next((gpu.device for gpu in found.gpus if gpu.device), 'cpu')}"
@@ -69,7 +69,7 @@ def _gpu(gpu: DoctorGpu) -> Iterator[tuple[str, str]]:
     if gpu.processes is None:
         yield "used by", "unknown"
     else:
-        idle = "nobody, but for processes that hold next to nothing" if gpu.processes else "nobody"
+        idle = "only processes that hold almost nothing" if gpu.processes else "nobody"
         yield "used by", busy_with(gpu.processes) or idle
     yield "a probe", _probe(gpu.probe_process)
     yield "MIG", {None: "unknown, or not supported", True: "on", False: "off"}[gpu.mig]
@@ -81,7 +81,7 @@ def _clock(gpu: DoctorGpu) -> str:
     if gpu.sm_clock_mhz is None:
         return "unknown"
     most = f" of at most {gpu.max_sm_clock_mhz:,} MHz" if gpu.max_sm_clock_mhz else ""
-    held = f", held down now: {', '.join(gpu.throttle_reasons)}" if gpu.throttle_reasons else ""
+    held = f", lowered now: {', '.join(gpu.throttle_reasons)}" if gpu.throttle_reasons else ""
     return f"{gpu.sm_clock_mhz:,} MHz{most}{held}"
 
 
@@ -98,7 +98,7 @@ def _cpu(cpu: DoctorCpu) -> Iterator[tuple[str, str]]:
 def _memory(total_bytes: int | None, free_bytes: int | None, free: str) -> str:
     if total_bytes is None:
         return "unknown"
-    left = "what is free is unknown" if free_bytes is None else f"{format_size(free_bytes)} {free}"
+    left = "the free part is unknown" if free_bytes is None else f"{format_size(free_bytes)} {free}"
     return f"{format_size(total_bytes)}, {left}"
 
 
@@ -107,7 +107,7 @@ def _probe(process: int | None) -> str:
 
 
 def _block(title: str, facts: Iterable[tuple[str, str]], width: int) -> list[str]:
-    """A title and its facts, names and values in columns; a value that is too long is broken."""
+    """Return a title and its facts, names and values in columns; a value that is too long is broken."""
     facts = list(facts)
     columns = max(_NAMES, *(len(name) + 2 for name, _ in facts))
     lines = [title] if title else []

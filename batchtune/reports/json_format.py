@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from batchtune.reports.cautions import warning_sentences
-from batchtune.reports.gate import Verdict
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences
-from batchtune.results import Drift, Probe, Result, Sweep, Verification, encode, meta_of
+from batchtune.results import Drift, Probe, Result, Sweep, Verdict, Verification, encode, meta_of
 
 
 class Report(Result, frozen=True, kw_only=True):
@@ -26,7 +25,7 @@ class Report(Result, frozen=True, kw_only=True):
 
 
 def report_of(results: RunResults) -> Report:
-    """The results and their summary as one record."""
+    """Return the results and their summary as one record."""
     return Report(
         meta=meta_of(Report),
         summary=summary_sentences(results),
@@ -40,5 +39,5 @@ def report_of(results: RunResults) -> Report:
 
 
 def render(results: RunResults) -> str:
-    """The report as JSON; the same results give the same bytes, wherever the run folder lies."""
+    """Return the report as JSON; the same results give the same bytes, wherever the run folder lies."""
     return encode(report_of(results)).decode()

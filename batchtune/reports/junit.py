@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from batchtune.errors import without_commands
-from batchtune.reports.gate import Verdict
+from batchtune.results import Verdict
 
 _CLASS = "batchtune.report"
 # What XML 1.0 can't hold, not even escaped (https://www.w3.org/TR/xml/#charsets), and control characters that it can.
@@ -15,7 +15,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0
 
 
 def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
-    """One test suite, one test case a rule: a failure where it fails, an error where it can't be told.
+    """Return one test suite, one test case a rule: a failure where it fails, an error where it can't be judged.
 
     `time` is 0 throughout: rules take none, and the same verdicts give the same bytes.
 

@@ -14,7 +14,7 @@ from batchtune.units import counted
 MAX_BYTES = 60_000
 # The most rows of a table and sentences of a list: as they are, then less and less, until there is room.
 _SHORTER = (1_000_000, 200, 100, 50, 25, 12, 6, 3)
-_WHOLE = "all is in `batchtune report --format html`."
+_WHOLE = "`batchtune report --format html` shows all."
 _SIGNS = {"holds": "✅", "fails": "❌", "error": "⚠️"}
 
 # What Markdown reads as markup anywhere in a line. An underscore inside a word is none; "://" makes a link.
@@ -25,7 +25,7 @@ _BLOCK_START = re.compile(r"^([#+\-=]|\d+(?=[.)](\s|$)))")
 
 
 def render(results: RunResults) -> str:
-    """The report as Markdown, verdicts and summary first; at most 60,000 bytes.
+    """Return the report as Markdown, verdicts and summary first; at most 60,000 bytes.
 
     GitHub takes 65,536 characters in a comment. Where all would be more, tables and lists are shortened, and the last
     sections left out; a note says so.
@@ -39,19 +39,20 @@ def render(results: RunResults) -> str:
 
 
 def _blocks(page: Page, most: int) -> list[str]:
-    """The report's sections, each table and list of at most so many rows."""
+    """Return the report's sections, each table and list of at most so many rows."""
     blocks = [f"# {escape(page.title)}"]
     if page.verdicts is not None:
         blocks.append(_section(_signed(page.verdicts), most))
     blocks.append(_bullets(page.summary, most))
     if page.warnings:
         blocks.append(f"## Warnings\n\n{_bullets(page.warnings, most)}")
-    blocks.append(f"## What was measured\n\n{_table(('', ''), (':--', ':--'), page.facts)}")
+    facts = [[escape(cell) for cell in fact] for fact in page.facts]
+    blocks.append(f"## What was measured\n\n{_lines(('', ''), (':--', ':--'), facts)}")
     return blocks + [_section(table, most) for table in page.tables]
 
 
 def _cut(blocks: list[str]) -> str:
-    """As many of the first sections as there is room for."""
+    """Return as many of the first sections as there is room for."""
     kept, room = 1, MAX_BYTES - 200 - len(blocks[0].encode())
     while kept < len(blocks) and room >= len(blocks[kept].encode()) + 2:
         room -= len(blocks[kept].encode()) + 2
@@ -70,14 +71,10 @@ def _signed(verdicts: Table) -> Table:
 
 
 def escape(text: str) -> str:
-    """One line of text as Markdown that shows it unchanged, also inside a table's cell."""
+    """Return one line of text as Markdown that shows it unchanged, also inside a table's cell."""
     escaped = _MARKUP.sub(lambda match: f"\\{match[0]}", text)
     escaped = "".join(_HTML.get(char, char) for char in escaped)
-    return _BLOCK_START.sub(lambda match: _escape_start(match[0]), escaped)
-
-
-def _escape_start(start: str) -> str:
-    return f"{start}\\" if start[-1].isdigit() else f"\\{start}"
+    return _BLOCK_START.sub(lambda start: f"{start[0]}\\" if start[0][-1].isdigit() else f"\\{start[0]}", escaped)
 
 
 def _section(table: Table, most: int) -> str:
@@ -99,17 +96,13 @@ def _section(table: Table, most: int) -> str:
 
 
 def _shown(table: Table, most: int) -> list[int]:
-    """The first rows, and the marked one."""
+    """Return the first rows, and the marked one."""
     if len(table.rows) <= most:
         return list(range(len(table.rows)))
     shown = list(range(most))
     if table.marked is not None and table.marked >= most:
         shown[-1] = table.marked
     return shown
-
-
-def _table(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    return _lines(header, alignment, [[escape(cell) for cell in row] for row in rows])
 
 
 def _lines(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

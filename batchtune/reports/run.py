@@ -1,13 +1,14 @@
-"""What a run folder holds, read and checked."""
+"""A run folder's results, read and checked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.proofs import with_unproven
-from batchtune.reports.gate.verdict import Verdict
 from batchtune.results import (
     PROBE_FILE,
     SWEEP_FILE,
@@ -15,7 +16,10 @@ from batchtune.results import (
     Drift,
     LengthsSummary,
     Probe,
+    Row,
     Sweep,
+    TwoDimensionalRow,
+    Verdict,
     Verification,
     read_result,
 )
@@ -29,18 +33,18 @@ _HOW_TO_MAKE = (
 # Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
 DEFAULT_FOLDER = Path("batchtune-run")
 
+AnyRow = TypeVar("AnyRow", Row, TwoDimensionalRow)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
-    """The results of one run: a probe, a sweep or both.
+    """The results of one run: a probe, a sweep or both. None: the file does not exist, or nobody asked.
 
     Attributes:
         name: Name of the run folder, without the path to it.
-        probe: `probe.json`, or None where there is none.
-        sweep: `sweep.json`, or None where there is none.
-        verification: `verify.json`, or None where there is none.
-        verdicts: What the gate says of the rules that the run was held to; empty without any.
-        drift: How far other lengths are from the run's; None where none were given.
+        probe, sweep, verification: `probe.json`, `sweep.json`, `verify.json`.
+        verdicts: One for each rule that the run was held to.
+        drift: How far other lengths are from the run's.
         folder: Where the files lie, as the user named it; only commands that are proposed name it.
     """
 
@@ -57,26 +61,20 @@ class RunResults:
             raise ValueError("a run without a probe and without a sweep has no results")
 
     @property
-    def lengths(self) -> LengthsSummary:
-        """The data set that the results are about."""
-        if self.sweep is not None:
-            return self.sweep.lengths
-        assert self.probe is not None
-        return self.probe.lengths
+    def main(self) -> Sweep | Probe:
+        """The sweep, or the probe without one: they agree on the lengths."""
+        found = self.sweep or self.probe
+        assert found is not None
+        return found
 
     @property
-    def max_batch_length(self) -> float:
-        """The sweep's max_batch_length; the probe's where there is no sweep."""
-        if self.sweep is not None:
-            return self.sweep.max_batch_length
-        assert self.probe is not None
-        return self.probe.max_batch_length
+    def lengths(self) -> LengthsSummary:
+        """The data set that the results are about."""
+        return self.main.lengths
 
 
 def load_run(folder: Path) -> RunResults:
-    """Reads the results in a run folder.
-
-    Batch sizes of an older batchtune count as unproven.
+    """Read the results in a run folder. Batch sizes of an older batchtune count as unproven.
 
     Raises:
         ResultError: The folder is missing or holds neither `probe.json` nor `sweep.json`; one of them
@@ -87,25 +85,41 @@ def load_run(folder: Path) -> RunResults:
         raise ResultError(f"There is no run folder {folder}", how)
     if not folder.is_dir():
         raise ResultError(f"{folder} is a file; a run folder is needed here", "Give the folder that holds it.")
-    probe_path, sweep_path = folder / PROBE_FILE, folder / SWEEP_FILE
+    paths = [folder / name for name in (PROBE_FILE, SWEEP_FILE, VERIFY_FILE)]
+    probe_path, sweep_path, verify_path = paths
     probe = read_result(probe_path, Probe) if probe_path.exists() else None
     sweep = read_result(sweep_path, Sweep) if sweep_path.exists() else None
     if probe is None and sweep is None:
         raise ResultError(f"{folder} holds neither {PROBE_FILE} nor {SWEEP_FILE}", how)
-    if probe is not None and sweep is not None and probe.lengths.fingerprint != sweep.lengths.fingerprint:
-        raise ResultError(
-            f"{probe_path} and {sweep_path} are of different data: {_name_data(probe.lengths)} and "
-            f"{_name_data(sweep.lengths)}",
-            "Make the older one anew from the same manifest and with the same filters.",
-        )
-    if sweep is not None:
-        sweep = with_unproven(sweep, probe)
-    verify_path = folder / VERIFY_FILE
+    if probe is not None and sweep is not None:
+        if probe.lengths.fingerprint != sweep.lengths.fingerprint:
+            data = [
+                f"{one.lengths.count:,} examples (fingerprint {one.lengths.fingerprint[:12]})" for one in (probe, sweep)
+            ]
+            raise ResultError(
+                f"{probe_path} and {sweep_path} are of different data: {' and '.join(data)}",
+                "Make the older one anew from the same manifest and with the same filters.",
+            )
+        if not probe.is_proven or sweep.device_name is not None:
+            sweep = with_unproven(sweep)
     verification = read_result(verify_path, Verification) if verify_path.exists() else None
     return RunResults(
         name=folder.resolve().name or "run", probe=probe, sweep=sweep, verification=verification, folder=folder
     )
 
 
-def _name_data(lengths: LengthsSummary) -> str:
-    return f"{lengths.count:,} examples (fingerprint {lengths.fingerprint[:12]})"
+def with_unproven(sweep: Sweep) -> Sweep:
+    """Count all batch sizes as unproven where an older batchtune did not count them.
+
+    It interpolated between lengths, ran few of the batches in turns, and left no margin.
+    """
+
+    def counted(row: AnyRow) -> AnyRow:
+        return row if row.unproven is not None else msgspec.structs.replace(row, unproven=row.sizes_in_use)
+
+    return msgspec.structs.replace(
+        sweep,
+        rows=[counted(row) for row in sweep.rows],
+        current=None if sweep.current is None else counted(sweep.current),
+        two_dimensional=[counted(row) for row in sweep.two_dimensional],
+    )

@@ -1,15 +1,36 @@
-"""The summary of a run, in sentences that a person can read aloud: what to set, and what it saves."""
+"""The summary of a run, in sentences that a person can read aloud: what to set, what it saves, and what to do next."""
 
 from __future__ import annotations
 
-from batchtune.proofs import unproven_sizes
-from batchtune.reports.gate.words import drift_sentences, verdict_sentence
-from batchtune.reports.run import RunResults
+import shlex
+from collections.abc import Iterator, Sequence
+
+from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences
-from batchtune.reports.words import format_percent, format_ratio, with_full_stop
-from batchtune.results import Baseline, Confirmation, Device, Probe, Row, Sweep
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size
+from batchtune.results import (
+    SAMPLER_FILE,
+    Baseline,
+    Confirmation,
+    Device,
+    Drift,
+    Probe,
+    Row,
+    Sweep,
+    Verdict,
+    cost_of,
+    unproven_sizes,
+)
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    format_size,
+    with_full_stop,
+)
 
 _AS_FAST = "as fast as"
 
@@ -28,21 +49,29 @@ def summary_sentences(results: RunResults) -> list[str]:
 
     The first is a headline: short, and enough where there is room for one sentence only.
     """
-    return [
-        *_headlines(results),
-        *(_comparison(results.sweep) if results.sweep is not None else []),
-        *_evidence(results),
-        *(_details(results.sweep) if results.sweep is not None else []),
-        *(_about_limit(results.probe) if results.probe is not None and results.sweep is not None else []),
-        *(_about_frontier(results.probe) if results.probe is not None else []),
-        *([_SWEEP_NEXT] if results.sweep is None else []),
-    ]
+    probe, sweep = results.probe, results.sweep
+    frontier = _about_frontier(probe) if probe is not None else []
+    if sweep is None:
+        return [*_headlines(results), *_evidence(results), *frontier, _SWEEP_NEXT]
+    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
+    said = _headlines(results)
+    if row is not None:
+        said += [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
+    elif fixed is not None:
+        batches = _batches(fixed.batches)
+        said.append(f"A fixed batch size of {format_number(fixed.batch_size)} needs {batches} for an epoch.")
+    said += _evidence(results)
+    if row is not None:
+        said += [_bound(sweep, row), _padding(row, compared(sweep))]
+        said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
+        said += trade_off_sentences(sweep)
+    return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
 
 def brief_sentences(results: RunResults) -> list[str]:
-    """Say what to set and what speaks for it; the numbers that are compared are left to a table."""
+    """Say what to set and what speaks for it; a table compares the numbers."""
     if results.verification is not None and not results.verification.holds:
-        return [*_troubles(results), *_drifted(results)]  # what to set, and what that saves, is then no news
+        return _headlines(results, troubles_only=True)  # what to set, and what that saves, is then no news
     frontier = _about_frontier(results.probe) if results.probe is not None and results.sweep is None else []
     return [*_headlines(results), *_evidence(results), *frontier]
 
@@ -62,73 +91,40 @@ def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
 
 
 def today_row(sweep: Sweep) -> Row | None:
-    """Today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
+    """Return today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
     rows = [row for row in sweep.rows if row.strategy == "speechbrain" and row.num_buckets in _TODAY_BUCKETS]
     return max(rows, key=lambda row: row.num_buckets, default=None)
 
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
-    """The largest fixed batch size, its batches drawn at random; None where it was not computed."""
+    """Return the largest fixed batch size, its batches drawn at random; None where it was not computed."""
     return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
 
 
 def describe_device(device: Device) -> str:
-    """The device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
+    """Return the device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
 
 
-def _headlines(results: RunResults) -> list[str]:
-    """What does not hold, as all else stands on it; then what to set; then how far other lengths are from the run's."""
-    sentences = _troubles(results)
-    if results.sweep is not None:
-        sentences.append(_what_to_set(results.sweep))
-    elif results.probe is not None:
-        sentences += _about_limit(results.probe)
-    return sentences + _drifted(results)
-
-
-def _troubles(results: RunResults) -> list[str]:
+def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]:
+    """Say what does not hold, as all else depends on it; then what to set; then how far other lengths differ."""
     sentences = [verdict_sentence(results.verdicts)] if results.verdicts else []
     if results.verification is not None and not results.verification.holds:
         sentences += verification_sentences(results.verification)
-    return sentences
-
-
-def _drifted(results: RunResults) -> list[str]:
-    return drift_sentences(results.drift) if results.drift is not None else []
-
-
-def _comparison(sweep: Sweep) -> list[str]:
-    """The numbers of the recommended row beside those of others."""
-    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
-    if row is not None:
-        return [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
-    if fixed is not None:
-        return [
-            f"A fixed batch size of {format_number(fixed.batch_size)} needs {_batches(fixed.batches)} for an epoch."
-        ]
-    return []
+    if results.sweep is not None and not troubles_only:
+        sentences.append(_what_to_set(results.sweep))
+    elif results.probe is not None and not troubles_only:
+        sentences.append(_limit(results.probe))
+    return sentences + (drift_sentences(results.drift) if results.drift is not None else [])
 
 
 def _evidence(results: RunResults) -> list[str]:
-    """What was run for real, and whether the user's own config does as well."""
+    """Say what was run for real, and whether the user's own config does as well."""
     sweep, verification = results.sweep, results.verification
     sentences = verification_sentences(verification) if verification is not None and verification.holds else []
     if sweep is not None and (row := sweep.recommended_row) is not None:
         sentences += [*_proof(row, results.probe), *_about_current(sweep, row)]
     return sentences
-
-
-def _details(sweep: Sweep) -> list[str]:
-    row = sweep.recommended_row
-    if row is None:
-        return []
-    return [
-        _bound(sweep, row),
-        _padding(row, compared(sweep)),
-        *([f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []),
-        *trade_off_sentences(sweep),
-    ]
 
 
 def _what_to_set(sweep: Sweep) -> str:
@@ -144,7 +140,7 @@ def _what_to_set(sweep: Sweep) -> str:
 
 
 def _advantage(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
-    """How it does against the first of the others: `: 1.34 times faster than your current config`."""
+    """Compare it with the first of the others: `: 1.34 times faster than your current config`."""
     if not others:
         return ""
     name, other = others[0]
@@ -170,7 +166,7 @@ def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     seconds = row.estimated_epoch_seconds
     if seconds is None:
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-        unknown = "Step times are not known, so batches are what is compared"
+        unknown = "Step times are not known, so tables are compared by batches"
         return f"{unknown}: {' and '.join(saved)}." if saved else f"{unknown}."
     faster = [
         f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
@@ -182,7 +178,7 @@ def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
 
 
 def _proof(row: Row, probe: Probe | None) -> list[str]:
-    """Whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
+    """Say whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
     if row.unproven is None:
         return []
     if (sizes := unproven_sizes(row)) is not None:
@@ -195,17 +191,15 @@ def _proof(row: Row, probe: Probe | None) -> list[str]:
 
 
 def _about_current(sweep: Sweep, row: Row) -> list[str]:
-    """What the comparison with the user's own config comes down to, where that is not plain."""
+    """Say that the user's own config is better, if it is."""
     now = sweep.current
     if now is None or sweep.current_fits is False:  # what does not fit is marked in tables, and a warning says so
         return []
-    ours, theirs = row.estimated_epoch_seconds, now.estimated_epoch_seconds
-    timed = ours is not None and theirs is not None
+    timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
     if timed and row.equal_to_best and now.equal_to_best:  # the headline says so
         return []
-    if (theirs < ours) if timed and ours is not None and theirs is not None else now.batches < row.batches:
-        return ["Your current config is better than the recommended table: keep it."]
-    return []
+    is_better = (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0)
+    return ["Your current config is better than the recommended table: keep it."] if is_better else []
 
 
 def _bound(sweep: Sweep, row: Row) -> str:
@@ -227,11 +221,10 @@ def _padding(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
     return f"{sentence}, against {against}." if against else f"{sentence}."
 
 
-def _about_limit(probe: Probe) -> list[str]:
-    return [
-        f"max_batch_length = {format_length(probe.max_batch_length, probe.lengths.unit)} is the most that fits at "
-        f"every length, measured on {describe_device(probe.device)}."
-    ]
+def _limit(probe: Probe) -> str:
+    limit = format_length(probe.max_batch_length, probe.lengths.unit)
+    device = describe_device(probe.device)
+    return f"max_batch_length = {limit} is the most that fits at every length, measured on {device}."
 
 
 def _about_frontier(probe: Probe) -> list[str]:
@@ -255,7 +248,7 @@ def _about_frontier(probe: Probe) -> list[str]:
 def _confirmed(confirmation: Confirmation) -> str:
     shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
     which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
-    again = f" after {counted(confirmation.given_up, 'larger one')} had failed so" if confirmation.given_up else ""
+    again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
     return f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
 
 
@@ -276,3 +269,79 @@ def _speed(our_seconds: float, their_seconds: float) -> str:
     if our_seconds < their_seconds:
         return f"{format_ratio(their_seconds / our_seconds)} times faster than"
     return f"{format_ratio(our_seconds / their_seconds)} times slower than"
+
+
+def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
+    """Say how the run stands up to all rules, in one sentence."""
+    fails = sum(verdict.outcome == "fails" for verdict in verdicts)
+    errors = sum(verdict.outcome == "error" for verdict in verdicts)
+    if not fails and not errors:
+        return "The rule holds." if len(verdicts) == 1 else f"All {len(verdicts)} rules hold."
+    if len(verdicts) == 1:
+        return "The rule fails." if fails else "The rule can't be judged."
+    parts = [f"{fails} {'fails' if fails == 1 else 'fail'}"] if fails else []
+    parts += [f"{errors} can't be judged"] if errors else []
+    return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
+
+
+def drift_sentences(drift: Drift) -> list[str]:
+    """Say how far the other lengths are from those of the run, and what that costs."""
+    if not drift.changed:
+        return [f"The manifest has the same lengths as the run: {counted(drift.lengths.count, 'example')}."]
+    beyond = (
+        f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'} beyond the last boundary"
+        if drift.beyond
+        else "none is beyond the last boundary"
+    )
+    return [
+        f"The lengths of the manifest ({counted(drift.lengths.count, 'example')}) differ from those of the run: "
+        f"their distributions differ by {drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond}.",
+        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {_drift_costs(drift)}.",
+    ]
+
+
+def _drift_costs(drift: Drift) -> str:
+    batches = f"{drift.batches:,} batches against {drift.retuned_batches:,}"
+    if drift.epoch_seconds is None or drift.retuned_epoch_seconds is None:
+        return batches
+    times = f"{format_seconds(drift.epoch_seconds)} against {format_seconds(drift.retuned_epoch_seconds)} an epoch"
+    return f"{times}, {batches}"
+
+
+def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
+    """Pair each command, or file, with what it is for, in the order to take them."""
+    sweep, verification = results.sweep, results.verification
+    config = str(results.folder / SAMPLER_FILE)
+    if sweep is None:
+        yield _command(results, "sweep-buckets MANIFEST", flag="--run "), "find the buckets that waste least"
+    elif sweep.recommended is None:
+        yield _command(results, "sweep-buckets MANIFEST --num-buckets 20:60", flag="--run "), "compare more buckets"
+    elif verification is not None and not verification.holds:
+        # Without a proposal memory was not what failed: the reasons say what to do.
+        if verification.proposal is not None and verification.proposal.verified:
+            yield config, "set the safe sizes there"
+        elif verification.proposal is not None:
+            yield _command(results, "tune MANIFEST --workload W --force", flag="--run "), "probe anew"
+        yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches again"
+    else:
+        yield config, "the config, for BucketBatchSampler"
+        if results.probe is None:
+            yield _command(results, "probe-oom MANIFEST --workload W", flag="--run "), "measure what fits"
+        elif verification is None:
+            yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches for real"
+        yield _command(results, "export", " --to FRAMEWORK"), "the same for SpeechBrain, NeMo, ..."
+    yield _command(results, "report", " --full"), "all tables (-o report.html: charts)"
+
+
+def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "") -> str:
+    """Return the command for this run; its folder is named where it is not the usual one."""
+    named = "" if results.folder == DEFAULT_FOLDER else f" {flag}{shlex.quote(str(results.folder))}"
+    return f"batchtune {command}{named}{rest}"
+
+
+def _own_workload(results: RunResults) -> str:
+    """Return the flags that name the user's own training step: `verify` runs none that only a file names."""
+    workload = results.probe.workload if results.probe else None
+    if workload is None or workload.spec.startswith("builtin:"):
+        return ""
+    return f" --workload {shlex.quote(workload.spec)}{' --set ...' if workload.options else ''}"

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
 
-from batchtune.lengths import Unit
-from batchtune.survey import Spread, Survey
+from batchtune.lengths import Lengths
+from batchtune.reports.survey import survey
+from batchtune.results import Percentiles, Scan
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 80
@@ -25,78 +26,88 @@ _OPTION = re.compile(r"(--[a-z-]+) (?=\S)")
 _GLUE = "\0"
 
 
-def headline(survey: Survey, unit: Unit | None, *, ascii: bool = False) -> list[str]:
-    """The data in a few lines, as every command shows them: the lengths, what was left out, what the reader found.
+def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
+    """Show the data in a few lines, as every command does: the lengths, what was left out, notes and warnings.
 
     Args:
-        survey: What to show.
-        unit: What the lengths count.
+        lengths: What to show.
         ascii: Whether the histogram is left out, for streams that can't encode block characters.
     """
-    spark = [] if ascii or survey.distinct == 1 else [_spark(survey, unit)]
-    return [*_summary(survey, unit), *spark, *(f"Left out: {text}" for text in _left_out(survey)), *survey.notes]
+    found = survey(lengths)
+    spread, unit, targets = found.percentiles, lengths.unit, found.targets
+    lines = [_extent(found)]
+    if found.distinct > 1:
+        lines.append(
+            f"Median {format_number(spread.median)}, p95 {format_number(spread.p95)}, "
+            f"p99 {format_length(spread.p99, unit)}; {found.distinct:,} different lengths."
+        )
+    if targets is not None and lengths.targets is not None:
+        lines.append(
+            f"Targets: {format_number(targets.max)} to {format_number(targets.min)}, "
+            f"{_large(float(lengths.targets.sum()))} in all; median {format_number(targets.median)}, "
+            f"p95 {format_number(targets.p95)}, p99 {format_number(targets.p99)}."
+        )
+    if found.distinct > 1 and not ascii:
+        lines.append(_spark(found))
+    lines += [f"Left out: {text}" for text in _left_out(found)]
+    return [*lines, *found.notes, *(f"Warning: {text}" for text in found.warnings)]
 
 
-def render_survey(survey: Survey, unit: Unit | None, width: int = _WIDTH, *, ascii: bool = False) -> str:
-    """The whole survey: lengths, percentiles, histogram, what was left out, and what looks wrong.
+def render_survey(lengths: Lengths, width: int = _WIDTH, *, ascii: bool = False) -> str:
+    """Show the whole survey: lengths, percentiles, histogram, what was left out, and what looks wrong.
 
     Args:
-        survey: What to show.
-        unit: What the lengths count.
+        lengths: What to show.
         width: Of a line, at least 60; running text is broken into lines, an option from its value never.
-        ascii: Whether nothing but ASCII is wanted, for streams that can't encode block characters.
+        ascii: Whether to write nothing but ASCII, for streams that can't encode block characters.
     """
-    extent = _wrapped(_extent(survey, unit), width)
+    found = survey(lengths)
+    extent = _wrapped(_extent(found), width)
     blocks = [
-        [*extent, f"They take {survey.distinct:,} different values."] if survey.distinct > 1 else extent,
-        _percentiles(survey, width),
-        _histogram(survey, unit, width, ascii=ascii),
-        _listed("Left out", _left_out(survey), width),
-        _listed("Notes", survey.notes, width),
-        _listed("Warnings", (f"{caution.message}\n{caution.remedy}" for caution in survey.cautions), width),
+        [*extent, f"They take {found.distinct:,} different values."] if found.distinct > 1 else extent,
+        _percentiles(found, lengths, width),
+        _histogram(found, width, ascii=ascii),
+        _listed("Left out", _left_out(found), width),
+        _listed("Notes", found.notes, width),
+        # A warning's first sentence says what is wrong, the others what to do.
+        _listed("Warnings", (text.replace(". ", ".\n", 1) for text in found.warnings), width),
     ]
     text = "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
     return text.replace("µ", "u").encode("ascii", "replace").decode() if ascii else text
 
 
-def _summary(survey: Survey, unit: Unit | None) -> Iterator[str]:
-    yield _extent(survey, unit)
-    if survey.distinct > 1:
-        yield (
-            f"Median {format_number(survey.median)}, p95 {format_number(survey.p95)}, "
-            f"p99 {format_length(survey.p99, unit)}; {survey.distinct:,} different lengths."
-        )
-    if survey.targets is not None:
-        targets = survey.targets
-        yield (
-            f"Targets: {format_number(targets.longest)} to {format_number(targets.shortest)}, "
-            f"{_large(targets.total)} in all; median {format_number(targets.median)}, "
-            f"p95 {format_number(targets.p95)}, p99 {format_number(targets.p99)}."
-        )
-
-
-def _spark(survey: Survey, unit: Unit | None) -> str:
-    """The histogram in one line: a bar for each bin, the longest lengths first; a bin without examples is blank."""
-    most = max(one.count for one in survey.histogram)
-    heights = [math.ceil(one.count / most * len(_HEIGHTS)) for one in survey.histogram]
+def _spark(found: Scan) -> str:
+    """Draw the histogram in one line: a bar for each bin, the longest first; a bin without examples is blank."""
+    unit, most = found.lengths.unit, max(one.count for one in found.histogram)
+    heights = [math.ceil(one.count / most * len(_HEIGHTS)) for one in found.histogram]
     bars = "".join(_HEIGHTS[height - 1] if height else " " for height in heights)
-    edges = survey.histogram[0].up_to, survey.histogram[-1].above
-    scale = " on a logarithmic scale" if survey.log_bins else ""
-    return f"From {format_length(max(edges), unit)} to {format_length(min(edges), unit)}{scale}: ▕{bars}▏"
+    high, low = found.histogram[0].to, found.histogram[-1].from_
+    scale = "" if _is_even(found) else " on a logarithmic scale"
+    return f"From {format_length(high, unit)} to {format_length(low, unit)}{scale}: ▕{bars}▏"
 
 
-def _extent(survey: Survey, unit: Unit | None) -> str:
-    lengths, total = counted(survey.count, "length"), _total(survey.total, unit)
-    shortest, longest = format_length(survey.shortest, unit), format_length(survey.longest, unit)
-    if survey.distinct == 1:
-        return f"{lengths}, all of {longest}: {total} in all." if survey.count > 1 else f"1 length: {longest}."
-    if unit not in _SECONDS:
-        longest = format_number(survey.longest)
+def _is_even(found: Scan) -> bool:
+    """Return whether the bins have the same width, but for rounding errors."""
+    first, last = found.histogram[0], found.histogram[-1]
+    return first.to - first.from_ < 1.5 * (last.to - last.from_)
+
+
+def _extent(found: Scan) -> str:
+    summary = found.lengths
+    lengths, longest = counted(summary.count, "length"), format_length(summary.max, summary.unit)
+    if found.distinct == 1 == summary.count:
+        return f"1 length: {longest}."
+    total = _total(summary.total, summary.unit)
+    if found.distinct == 1:
+        return f"{lengths}, all of {longest}: {total} in all."
+    if summary.unit not in _SECONDS:
+        longest = format_number(summary.max)
+    shortest = format_length(summary.min, summary.unit)
     return f"{lengths} in descending order: {longest} to {shortest}, {total} in all."
 
 
-def _total(total: float, unit: Unit | None) -> str:
-    """A total length, as people say it: time in hours, all else in thousands, millions or billions."""
+def _total(total: float, unit: str | None) -> str:
+    """Return a total length as people say it: time in hours, all else in thousands, millions or billions."""
     if unit in _SECONDS:
         seconds = total * _SECONDS[unit]
         return f"{format_number(seconds / _HOUR)} h" if seconds >= _HOUR else format_seconds(seconds)
@@ -111,31 +122,31 @@ def _large(number: float) -> str:
     return f"{format_number(number / 1e9)} billion"
 
 
-def _left_out(survey: Survey) -> Iterator[str]:
-    for reason, count in survey.left_out.items():
+def _left_out(found: Scan) -> Iterator[str]:
+    for reason, count in found.left_out.items():
         yield f"{counted(count, 'example')}, {reason}."
 
 
-def _percentiles(survey: Survey, width: int) -> list[str]:
+def _percentiles(found: Scan, lengths: Lengths, width: int) -> list[str]:
     rows = [
         ["", "longest", "p99.9", "p99", "p95", "median", "mean", "shortest"],
-        ["length", *_figures(survey)],
+        ["length", *_figures(found.percentiles, lengths.total / lengths.count)],
     ]
-    if survey.targets is not None:
-        rows.append(["target", *_figures(survey.targets)])
+    if found.targets is not None and lengths.targets is not None:
+        rows.append(["target", *_figures(found.targets, float(lengths.targets.sum()) / lengths.count)])
     lines = _aligned(rows)
     # Very long numbers find room one below the other.
     return lines if max(map(len, lines)) <= width else _aligned([*zip(*rows, strict=True)])
 
 
-def _figures(spread: Spread) -> list[str]:
-    """The figures of a row, with the decimals that give the median 4 digits; none where lengths are whole numbers."""
-    lengths = [spread.longest, spread.p999, spread.p99, spread.p95, spread.median, spread.shortest]
+def _figures(spread: Percentiles, mean: float) -> list[str]:
+    """Return a row's figures, with the decimals that give the median 4 digits; none where lengths are whole numbers."""
+    lengths = [spread.max, spread.p999, spread.p99, spread.p95, spread.median, spread.min]
     decimals = of_mean = max(0, 4 - len(f"{spread.median:.0f}"))
     if all(length.is_integer() for length in lengths):
-        decimals, of_mean = 0, 0 if spread.mean.is_integer() else min(of_mean, 1)
+        decimals, of_mean = 0, 0 if mean.is_integer() else min(of_mean, 1)
     *longer, shortest = (_with_decimals(length, decimals) for length in lengths)
-    return [*longer, _with_decimals(spread.mean, of_mean), shortest]
+    return [*longer, _with_decimals(mean, of_mean), shortest]
 
 
 def _with_decimals(value: float, decimals: int) -> str:
@@ -143,13 +154,13 @@ def _with_decimals(value: float, decimals: int) -> str:
     return format_number(value) if value and not float(text.replace(",", "")) else text
 
 
-def _histogram(survey: Survey, unit: Unit | None, width: int, *, ascii: bool) -> list[str]:
-    """One line a bin: its edges, the examples in it, their share of all, and a bar as long as the share."""
-    bins = survey.histogram
-    edges = _edges([*(one.up_to for one in bins), bins[-1].above], even=not survey.log_bins)
+def _histogram(found: Scan, width: int, *, ascii: bool) -> list[str]:
+    """Return one line a bin: its edges, the examples in it, their share of all, and a bar as long as the share."""
+    bins, unit = found.histogram, found.lengths.unit
+    edges = _edges([*(one.to for one in bins), bins[-1].from_], even=_is_even(found))
     ranges = [f"{upper} to {lower}" for upper, lower in pairwise(edges)]
     counts = [f"{one.count:,}" for one in bins]
-    shares = [_share(one.count, survey.count) for one in bins]
+    shares = [_share(one.count, found.lengths.count) for one in bins]
     title = (f"length ({unit})" if unit else "length", "examples", "share")
     lines = _aligned([title, *zip(ranges, counts, shares, strict=True)])
     room = max(1, width - max(map(len, lines)) - len(_INDENT))
@@ -160,7 +171,7 @@ def _histogram(survey: Survey, unit: Unit | None, width: int, *, ascii: bool) ->
 
 
 def _edges(lengths: Sequence[float], *, even: bool) -> list[str]:
-    """Round numbers, exactly, set to the right; where they are evenly spaced, with as many decimals each."""
+    """Return round numbers, exactly, set to the right; where they are evenly spaced, with as many decimals each."""
     exact = [Decimal(repr(length).removesuffix(".0")) for length in lengths]
     places = max(len(f"{length:f}".partition(".")[2]) for length in exact)
     texts = [f"{length:,.{places}f}" if even else f"{length:,f}" for length in exact]
@@ -174,7 +185,7 @@ def _share(count: int, total: int) -> str:
 
 
 def _bar(cells: float) -> str:
-    """A bar of blocks, to an eighth of a cell; what is not 0 can be seen."""
+    """Return a bar of blocks, to an eighth of a cell; what is not 0 can be seen."""
     eighths = max(round(8 * cells), 1 if cells else 0)
     whole, rest = divmod(eighths, 8)
     return _EIGHTHS[7] * whole + (_EIGHTHS[rest - 1] if rest else "")
@@ -185,7 +196,7 @@ def _ascii_bar(cells: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells in columns, the first set to the left and the others to the right."""
+    """Return rows of cells in columns, the first set to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
@@ -195,7 +206,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _listed(title: str, texts: Iterable[str], width: int) -> list[str]:
-    """A heading, and each text under a dash; nothing where there are no texts."""
+    """Return a heading, and each text under a dash; nothing where there are no texts."""
     lines: list[str] = []
     for text in texts:
         for index, paragraph in enumerate(text.splitlines()):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+from batchtune.units import format_length, format_number, format_ratio
+
+V = TypeVar("V")
 
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
@@ -44,3 +50,31 @@ class Table:
     notes: tuple[str, ...] = ()
     marked: int | None = None
     break_before: int | None = None
+
+
+def cell(value: V | None, words: Callable[[V], str]) -> str:
+    """Return a value as a cell: in words, or a dash where it is unknown."""
+    return UNKNOWN if value is None else words(value)
+
+
+def format_times(baseline_cost: float | None, cost: float | None) -> str | None:
+    """Return the baseline's cost as a multiple of the cost, `1.34×`; None where one is unknown or 0."""
+    return f"{format_ratio(baseline_cost / cost)}{TIMES}" if baseline_cost and cost else None
+
+
+def format_shape(batch_size: float, length: float, unit: str | None) -> str:
+    """Return a batch shape: `165 × 10.5 s`."""
+    return f"{format_number(batch_size)} {TIMES} {format_length(length, unit)}"
+
+
+def shown_of(shown: int, of: int, what: str, file: str) -> tuple[str, ...]:
+    """Return the note of a table that shows only some of its rows; none where it shows all."""
+    return (f"{shown} of {of}{what} shown; all are in {file}.",) if shown < of else ()
+
+
+def spread(items: Sequence[V], most: int, keep: Iterable[int | None] = ()) -> list[V]:
+    """Return at most so many items, evenly spaced, both ends in; and those at the indices `keep`."""
+    if len(items) <= most:
+        return list(items)
+    chosen = {round(step * (len(items) - 1) / (most - 1)) for step in range(most)}
+    return [item for index, item in enumerate(items) if index in chosen or index in keep]

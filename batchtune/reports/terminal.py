@@ -40,7 +40,7 @@ _PLAIN = str.maketrans({"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ"
 
 
 def render(results: RunResults, *, full: bool = True) -> str:
-    """The report as plain text, 80 columns wide, whatever the environment says of colours and widths.
+    """Return the report as plain text, 80 columns wide, whatever the environment says of colours and widths.
 
     Args:
         results: What the run folder holds.
@@ -55,7 +55,7 @@ def render(results: RunResults, *, full: bool = True) -> str:
 
 
 def render_terminal(results: RunResults, console: Console, *, full: bool) -> None:
-    """Prints the report; colours and width are the console's."""
+    """Print the report; colours and width are the console's."""
     if full:
         _render_page(build_page(results), console)
     else:
@@ -63,7 +63,7 @@ def render_terminal(results: RunResults, console: Console, *, full: bool) -> Non
 
 
 def render_verification(results: RunResults, console: Console, *, full: bool) -> None:
-    """Prints what the run's verification showed; colours and width are the console's."""
+    """Print what the run's verification showed; colours and width are the console's."""
     if full:
         _render_page(build_verification_page(results), console)
     else:
@@ -71,7 +71,7 @@ def render_verification(results: RunResults, console: Console, *, full: bool) ->
 
 
 def _render_brief(page: Page, console: Console) -> None:
-    """What fits on a screen: a headline, a table, a few sentences, the warnings that matter most, what to do next."""
+    """Print what fits on a screen: a headline, a table, a few sentences, the first warnings, what to do next."""
     before: list[RenderableType] = []
     if page.verdicts is not None:
         before += [_verdicts(page.verdicts, console), ""]
@@ -91,7 +91,7 @@ def _height(part: RenderableType, console: Console) -> int:
 
 
 def _first_warnings(warnings: Sequence[str], room: int, console: Console) -> list[RenderableType]:
-    """The first one, the next ones while there is room for them, and how many more there are."""
+    """Lay out the first warning, the next ones while there is room, and how many more there are."""
     bullets = [_bullets([warning], "!", console, style="yellow") for warning in warnings]
     count = len(warnings)
     while count > 1 and sum(_height(bullet, console) for bullet in bullets[:count]) + (count < len(warnings)) > room:
@@ -104,7 +104,7 @@ def _first_warnings(warnings: Sequence[str], room: int, console: Console) -> lis
 
 
 def _steps(steps: Sequence[tuple[str, str]], console: Console) -> list[RenderableType]:
-    """Commands that can be copied, so that none is broken, and beside each what it is for, or below a long one."""
+    """Lay out commands, unbroken so that they can be copied, each with its purpose next to it, or below a long one."""
     gap, width, rest = 2, 0, 0
     for command, purpose in sorted(steps, key=lambda step: len(step[0])):
         if len(command) + gap + max(rest, len(purpose)) <= console.width:
@@ -174,7 +174,7 @@ def _bullets(sentences: Sequence[str], bullet: str, console: Console, style: str
 
 
 def _with_words(table: Table, console: Console) -> list[RenderableType]:
-    """A table as airy as the width allows, with its title above and its notes below.
+    """Lay out a table as airy as the width allows, with its title above and its notes below.
 
     Where it is too wide even with its words below each other, columns are left out, and a note names them; those that
     tell rows apart never are: beyond that, lines are wider than the terminal.
@@ -186,7 +186,7 @@ def _with_words(table: Table, console: Console) -> list[RenderableType]:
 
 
 def _fitted(table: Table, console: Console) -> tuple[RichTable, list[str]]:
-    """The table laid out for the width, and the titles of the columns that it has no room for."""
+    """Return the table laid out for the width, and the titles of the columns that it has no room for."""
     if any(column.wraps for column in table.columns):
         return _lay_out(table, console, one_line=True, padding=1), []
     left_out: list[str] = []
@@ -209,7 +209,7 @@ def _fitted(table: Table, console: Console) -> tuple[RichTable, list[str]]:
 
 
 def _stacked(table: Table) -> Table:
-    """The table with the words of its texts below each other."""
+    """Return the table with the words of its texts below each other."""
     rows = (
         tuple(
             cell if column.numeric else "\n".join(cell.split()) for cell, column in zip(row, table.columns, strict=True)
@@ -250,7 +250,7 @@ def _lay_out(table: Table, console: Console, *, one_line: bool, padding: int) ->
 
 
 def _beside(mark: Text, cell: RenderableType) -> RichTable:
-    """The cell with room before it for the mark, also before its second line."""
+    """Return the cell with room before it for the mark, also before its second line."""
     grid = RichTable.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column()
@@ -270,7 +270,7 @@ def _rich_column(column: Column, console: Console, one_line: bool) -> RichColumn
 
 
 def fold(table: Table) -> Table:
-    """A long table of three columns or fewer in two blocks side by side, the first to be read first.
+    """Return a long table of three columns or fewer in two blocks side by side, the first to be read first.
 
     Other tables come back as they are.
     """
@@ -279,19 +279,14 @@ def fold(table: Table) -> Table:
     height = -(-len(table.rows) // _FOLD_BLOCKS)
     empty = ("",) * len(table.columns)
     cells = table.rows + (empty,) * (height * _FOLD_BLOCKS - len(table.rows))
-    return Table(
-        title=table.title,
-        columns=table.columns * _FOLD_BLOCKS,
-        rows=tuple(
-            tuple(cell for block in range(_FOLD_BLOCKS) for cell in cells[row + block * height])
-            for row in range(height)
-        ),
-        notes=table.notes,
+    rows = (
+        tuple(cell for block in range(_FOLD_BLOCKS) for cell in cells[row + block * height]) for row in range(height)
     )
+    return replace(table, columns=table.columns * _FOLD_BLOCKS, rows=tuple(rows), marked=None, break_before=None)
 
 
 def _text(text: str, console: Console, style: str = "") -> Text:
-    """Text that is no markup, with nothing in it that the terminal's encoding can't write."""
+    """Return text without markup, and without what the terminal's encoding can't write."""
     try:
         text.encode(console.encoding)
     except UnicodeEncodeError:

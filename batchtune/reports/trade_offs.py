@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
-from batchtune.reports.words import format_percent, format_times
-from batchtune.results import Row, Saturation, Sweep, TwoDimensionalRow
-from batchtune.units import counted, format_length, format_number, format_seconds
+from batchtune.reports.table import TIMES, UNKNOWN, Column, Table, cell, format_times, shown_of, spread
+from batchtune.results import Row, Saturation, Sweep, cost_of
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 _MAX_SATURATION_POINTS = 10
 _MAX_CURVE_POINTS = 12
 
 
 def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
-    """What to know beside what to set, most important first."""
+    """Say what to know besides what to set, most important first."""
     row = sweep.recommended_row
     if row is not None:
         yield from _dealt(sweep, row)
@@ -30,11 +29,10 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
 
 
 def trade_off_tables(sweep: Sweep) -> list[Table]:
-    """The curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
+    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
     tables = []
-    curve = [index for index in sweep.trade_off if 0 <= index < len(sweep.rows)]
-    if len(curve) > 1:
-        tables.append(_curve_table(sweep, curve))
+    if len(sweep.trade_off) > 1:
+        tables.append(_curve_table(sweep, sweep.trade_off))
     if sweep.saturation is not None and len(sweep.saturation.points) > 1:
         tables.append(_saturation_table(sweep, sweep.saturation))
     if sweep.two_dimensional:
@@ -43,11 +41,11 @@ def trade_off_tables(sweep: Sweep) -> list[Table]:
 
 
 def _equals(sweep: Sweep, row: Row) -> Iterator[str]:
-    """How many rows can't be told apart by time."""
+    """Say how many rows can't be told apart by time."""
     error, seconds = row.estimated_epoch_error_seconds, row.estimated_epoch_seconds
     if error is None or not seconds:
         return
-    sentence = f"The measured steps tell the time to within {format_percent(2 * error / seconds)} (two standard errors)"
+    sentence = f"The measured steps give the time to within {format_percent(2 * error / seconds)} (two standard errors)"
     equal = sum(other.equal_to_best is True for other in sweep.rows)
     if equal > 1:
         sentence += f"; {equal} of {len(sweep.rows)} tables are equal to the fastest within that error"
@@ -55,10 +53,11 @@ def _equals(sweep: Sweep, row: Row) -> Iterator[str]:
 
 
 def _knee(sweep: Sweep) -> Iterator[str]:
-    if sweep.knee is None or not 0 <= sweep.knee < len(sweep.rows):
+    if sweep.knee is None:
         return
     row = sweep.rows[sweep.knee]
-    times = format_times(_cost(row), min(_cost(other) for other in sweep.rows))
+    costs = [cost_of(other, timed=sweep.has_times) or 0.0 for other in sweep.rows]
+    times = format_times(costs[sweep.knee], min(costs))
     at = f", at {times} the cost of the fastest" if times else ""
     yield (
         f"The curve of speed against randomness bends at {row.strategy} with {counted(len(row.boundaries), 'bucket')}: "
@@ -67,7 +66,7 @@ def _knee(sweep: Sweep) -> Iterator[str]:
 
 
 def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
-    """How the batch size varies, and what that means for the learning rate."""
+    """Say how the batch size varies, and what that means for the learning rate."""
     if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
         return
     sentence = (
@@ -85,7 +84,7 @@ def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
 
 
 def _dealt(sweep: Sweep, row: Row) -> Iterator[str]:
-    """What it takes that every rank has as many batches."""
+    """Say how many examples are dealt twice so that every rank has as many batches."""
     if sweep.world_size == 1 or not row.repeated_examples:
         return
     examples = f"{counted(row.repeated_examples, 'example')} {'is' if row.repeated_examples == 1 else 'are'}"
@@ -105,11 +104,11 @@ def _waiting(sweep: Sweep, row: Row) -> Iterator[str]:
         format_percent(max(0.0, seconds / least - 1))
         for seconds in (ranks.independent_epoch_seconds, ranks.same_bucket_epoch_seconds)
     ]
-    which = "all in the same bucket" if sweep.settings.get("same_bucket") else "each with whatever batch comes"
+    which = "all of the same bucket" if sweep.settings.get("same_bucket") else "each rank with any batch"
     yield (
-        f"On {world_size} ranks an epoch takes {format_seconds(ranks.independent_epoch_seconds)} where each takes "
-        f"whatever batch comes ({more[0]} more than if none waited), "
-        f"{format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) where all take the same bucket's; "
+        f"On {world_size} ranks an epoch takes {format_seconds(ranks.independent_epoch_seconds)} if each rank takes "
+        f"any batch ({more[0]} more than if none waited), "
+        f"{format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) if all take batches of the same bucket; "
         f"{counted(row.steps or 0, 'step')}, {which}."
     )
 
@@ -129,29 +128,32 @@ def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
 
 
 def _two_dimensions(sweep: Sweep) -> Iterator[str]:
-    rows = sweep.two_dimensional
-    if not rows:
+    if not sweep.two_dimensional:
         return
-    best = max(rows, key=_gain)
-    if _gain(best) > 1.005:
+    gains = _gains(sweep)
+    best = max(gains)
+    if best > 1.005:
+        row = sweep.two_dimensional[gains.index(best)]
         yield (
-            f"Buckets over both lengths, as NeMo takes them, would be {_gain(best):.2f} times as fast as over the "
-            f"first alone, with {best.num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
+            f"Buckets over both lengths, as NeMo takes them, would be {best:.2f} times as fast as over the "
+            f"first alone, with {row.num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
         )
     else:
         yield "Buckets over both lengths would gain nothing over the first alone."
 
 
-def _gain(row: TwoDimensionalRow) -> float:
-    """How many times as fast as one dimension; by the number of batches where no time is known."""
-    if row.estimated_epoch_seconds and row.one_dimensional_epoch_seconds:
-        return row.one_dimensional_epoch_seconds / row.estimated_epoch_seconds
-    return row.one_dimensional_batches / row.batches if row.batches else 0.0
+def _gains(sweep: Sweep) -> list[float]:
+    """Return how many times as fast as one dimension each table is; by batches where not all times are known."""
+    rows = sweep.two_dimensional
+    times = [(row.one_dimensional_epoch_seconds, row.estimated_epoch_seconds) for row in rows]
+    known = [one / two for one, two in times if one and two]
+    return known if len(known) == len(rows) else [row.one_dimensional_batches / row.batches for row in rows]
 
 
 def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
-    shown = _spread(indices, _MAX_CURVE_POINTS, {sweep.knee, sweep.recommended})
-    fastest = _cost(sweep.rows[indices[0]])
+    kept = [indices.index(index) for index in (sweep.knee, sweep.recommended) if index in indices]
+    shown, timed = spread(indices, _MAX_CURVE_POINTS, kept), sweep.has_times
+    fastest = cost_of(sweep.rows[indices[0]], timed=timed)
     lines = []
     for index in shown:
         row = sweep.rows[index]
@@ -162,8 +164,8 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
                 f"{row.effective_buckets:.1f}",
                 f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else UNKNOWN,
                 format_number(row.mean_batch_size),
-                UNKNOWN if row.batch_size_variation is None else f"{row.batch_size_variation:.2f}",
-                format_times(_cost(row), fastest) or UNKNOWN,
+                cell(row.batch_size_variation, "{:.2f}".format),
+                format_times(cost_of(row, timed=timed), fastest) or UNKNOWN,
             )
         )
     columns = (
@@ -177,30 +179,19 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
     notes = [
         f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these."
     ]
-    if len(shown) < len(indices):
-        notes.append(f"{len(shown)} of {len(indices)} tables on the curve shown; all are in sweep.json.")
+    notes += shown_of(len(shown), len(indices), " tables on the curve", "sweep.json")
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
     return Table(
         title="Speed against randomness", columns=columns, rows=tuple(lines), notes=tuple(notes), marked=marked
     )
 
 
-def _cost(row: Row) -> float:
-    return row.estimated_epoch_seconds if row.estimated_epoch_seconds is not None else float(row.batches)
-
-
 def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
     unit, row = sweep.lengths.unit, sweep.recommended_row
     best = max(point.throughput for point in saturation.points)
-    at = next(
-        (
-            index
-            for index, point in enumerate(saturation.points)
-            if point.max_batch_length == saturation.max_batch_length
-        ),
-        None,
-    )
-    shown = _spread(list(range(len(saturation.points))), _MAX_SATURATION_POINTS, {at})
+    limits = [point.max_batch_length for point in saturation.points]
+    at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
+    shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
     rows = tuple(
         (
             format_length(point.max_batch_length, unit),
@@ -240,9 +231,9 @@ def _two_dimensional_table(sweep: Sweep) -> Table:
             format_number(row.batches),
             format_number(row.one_dimensional_batches),
             *([format_seconds(row.estimated_epoch_seconds or 0)] if timed else []),
-            f"{_gain(row):.2f}{TIMES}",
+            f"{gain:.2f}{TIMES}",
         )
-        for row in sweep.two_dimensional
+        for row, gain in zip(sweep.two_dimensional, _gains(sweep), strict=True)
     )
     columns = [Column("buckets"), Column("batches", leaves=2), Column("over length alone", leaves=3)]
     columns += [Column("estimated epoch", leaves=4)] if timed else []
@@ -253,12 +244,3 @@ def _two_dimensional_table(sweep: Sweep) -> Table:
         rows=rows,
         notes=("Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank.",),
     )
-
-
-def _spread(indices: list[int], most: int, kept: set[int | None]) -> list[int]:
-    """At most about so many of them, evenly spaced, both ends and the kept ones in."""
-    if len(indices) <= most:
-        return indices
-    chosen = {indices[round(step * (len(indices) - 1) / (most - 1))] for step in range(most)}
-    chosen |= {index for index in indices if index in kept}
-    return [index for index in indices if index in chosen]

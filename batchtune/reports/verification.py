@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
-from batchtune.reports.words import with_full_stop
-from batchtune.results import Probe, Proposal, Sweep, Verification, WorkloadRecord
+from batchtune.reports.table import UNKNOWN, Column, Table, format_shape, shown_of
+from batchtune.results import Probe, Proposal, Sweep, Verification
 from batchtune.trust import settings_differences
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size
+from batchtune.units import counted, format_length, format_number, format_seconds, format_size, with_full_stop
 
 _MAX_FAILURES = 10
 _MAX_NAMED = 3
@@ -18,9 +17,9 @@ _OUTCOMES = {"oom": "out of memory"}
 
 
 def verification_sentences(verification: Verification) -> list[str]:
-    """Whether it holds and why, most important first, with what to do instead where it does not."""
+    """Say whether it holds and why, most important first, with what to do instead where it does not."""
     if verification.holds:
-        steps = f"{format_number(verification.steps)} shuffled {_plural(verification.steps, 'step')}"
+        steps = f"{format_number(verification.steps)} shuffled {'step' if verification.steps == 1 else 'steps'}"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
     reasons = [with_full_stop(reason) for reason in verification.reasons] or ["No reason is given."]
     reasons.insert(0, "The verification does not hold.")
@@ -37,16 +36,24 @@ def verification_facts(verification: Verification) -> list[tuple[str, str]]:
         f"{format_number(verification.steps)}{planned} shuffled ones; an epoch has "
         f"{format_number(verification.epoch_batches)}"
     )
-    return [("Verification", run), *_memory_fact(verification), *_time_fact(verification)]
+    facts = [("Verification", run)]
+    if memory := _memory(verification):
+        facts.append(("Memory", memory))
+    if verification.measured_epoch_seconds is not None:
+        spread = verification.time_ratio_spread
+        between = "" if spread is None else f"; from step to step the ratio spreads by {spread:.2f}"
+        facts.append(("Time", f"{_time(verification)}{between}"))
+    return facts
 
 
 def verification_tables(verification: Verification) -> list[Table]:
-    """What failed, and what is proposed instead; none where all passed."""
-    return [*_failures_table(verification), *proposal_table(verification)]
+    """Lay out what failed, and what is proposed instead; nothing if all passed."""
+    found = (_failures_table(verification), proposal_table(verification))
+    return [table for table in found if table is not None]
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:
-    """What a verification said besides, and what it does not speak for in this run."""
+    """Yield the verification's own warnings, and what in this run it says nothing about."""
     verification = results.verification
     if verification is None:
         return
@@ -93,57 +100,41 @@ def _proposal_sentence(verification: Verification, proposal: Proposal) -> str:
 
 
 def _lowered(verification: Verification, proposal: Proposal) -> list[tuple[float, int, int]]:
-    """Boundary, batch size and proposed batch size of the buckets that differ."""
+    """Return boundary, batch size and proposed batch size of the buckets that differ."""
     rows = zip(
         verification.bucket_boundaries, verification.bucket_batch_sizes, proposal.bucket_batch_sizes, strict=True
     )
     return [(boundary, old, new) for boundary, old, new in rows if old != new]
 
 
-def _memory_fact(verification: Verification) -> list[tuple[str, str]]:
+def _memory(verification: Verification) -> str:
     words = []
     if verification.peak_bytes is not None:
         words.append(f"at most {format_size(verification.peak_bytes)} in use")
     if verification.reserved_bytes is not None:
         words.append(f"{format_size(verification.reserved_bytes)} held by the allocator")
-    if verification.rest_growth_bytes is not None:
-        words.append(f"between steps {_grew(verification.rest_growth_bytes)}")
+    growth = verification.rest_growth_bytes
+    if growth is not None:
+        words.append("between steps " + (f"it grew by {format_size(growth)}" if growth > 0 else "it did not grow"))
     if verification.alloc_retries:
         words.append(f"the allocator's cache was emptied {counted(verification.alloc_retries, 'time')}")
-    return [("Memory", ", ".join(words))] if words else []
+    return ", ".join(words)
 
 
-def _grew(growth_bytes: int) -> str:
-    if growth_bytes > 0:
-        return f"it grew by {format_size(growth_bytes)}"
-    return "it did not grow"
-
-
-def _time_fact(verification: Verification) -> list[tuple[str, str]]:
-    if verification.measured_epoch_seconds is None:
-        return []
-    spread = ""
-    if verification.time_ratio_spread is not None:
-        spread = f"; from step to step the ratio spreads by {verification.time_ratio_spread:.2f}"
-    return [("Time", f"{_time(verification)}{spread}")]
-
-
-def _failures_table(verification: Verification) -> Iterator[Table]:
+def _failures_table(verification: Verification) -> Table | None:
     failures = verification.failures
-    if not failures:
-        return
-    unit = verification.lengths.unit
     rows = tuple(
         (
-            f"{format_number(failure.batch_size)} {TIMES} {format_length(failure.length, unit)}",
+            format_shape(failure.batch_size, failure.length, verification.lengths.unit),
             str(failure.bucket + 1),
             _OUTCOMES.get(failure.outcome, failure.outcome),
             failure.error or UNKNOWN,
         )
         for failure in failures[:_MAX_FAILURES]
     )
-    left_out = f"{len(rows)} of {len(failures)} shown; all are in verify.json."
-    yield Table(
+    if not failures:
+        return None
+    return Table(
         title="Batches that failed in the verification",
         columns=(
             Column("batch shape", numeric=False),
@@ -152,20 +143,20 @@ def _failures_table(verification: Verification) -> Iterator[Table]:
             Column("message", numeric=False, wraps=True),
         ),
         rows=rows,
-        notes=(left_out,) if len(rows) < len(failures) else (),
+        notes=shown_of(len(rows), len(failures), "", "verify.json"),
     )
 
 
-def proposal_table(verification: Verification) -> Iterator[Table]:
-    """The batch sizes that differ in what is proposed instead; none where nothing is, or it failed too."""
+def proposal_table(verification: Verification) -> Table | None:
+    """Lay out the batch sizes that are safe instead; None where none are proposed, or they failed too."""
     proposal = verification.proposal
     if proposal is None or not proposal.verified:
-        return
+        return None
     rows = tuple(
         (format_length(boundary, verification.lengths.unit), format_number(old), format_number(new))
         for boundary, old, new in _lowered(verification, proposal)
     )
-    yield Table(
+    return Table(
         title="Batch sizes that are safe instead",
         columns=(Column("up to"), Column("batch size"), Column("safe")),
         rows=rows,
@@ -179,7 +170,7 @@ def proposal_table(verification: Verification) -> Iterator[Table]:
 def _other_table(verification: Verification, sweep: Sweep) -> Iterator[str]:
     if verification.lengths.fingerprint != sweep.lengths.fingerprint:
         yield (
-            "The verification is of other lengths than the sweep: it says nothing of these. "
+            "The verification used other lengths than the sweep, so it says nothing about these. "
             "Run `batchtune verify` again."
         )
         return
@@ -189,8 +180,8 @@ def _other_table(verification: Verification, sweep: Sweep) -> Iterator[str]:
         verification.bucket_batch_sizes,
     ):
         yield (
-            "The verification is of another bucket table than the sweep recommends: of an earlier sweep's, or of a "
-            "sampler.yaml that was edited. Take that table for training, or run `batchtune sweep-buckets` and "
+            "The verification ran another bucket table than the sweep recommends: that of an earlier sweep, or of an "
+            "edited sampler.yaml. Use that table for training, or run `batchtune sweep-buckets` and "
             "`batchtune verify` again."
         )
 
@@ -198,13 +189,13 @@ def _other_table(verification: Verification, sweep: Sweep) -> Iterator[str]:
 def _other_conditions(verification: Verification, probe: Probe) -> Iterator[str]:
     if verification.workload != probe.workload:
         yield (
-            f"The verification ran the workload {_workload(verification.workload)}, the probe "
-            f"{_workload(probe.workload)}: one says little of the other. {_AGAIN}"
+            f"The verification ran the workload {verification.workload.words}, the probe "
+            f"{probe.workload.words}: one says little about the other. {_AGAIN}"
         )
     if verification.device.name != probe.device.name:
         yield (
-            f"The verification ran on {verification.device.name}, the probe on {probe.device.name}: one says little of "
-            f"the other. {_AGAIN}"
+            f"The verification ran on {verification.device.name}, the probe on {probe.device.name}: one says little "
+            f"about the other. {_AGAIN}"
         )
     elif verification.device.limit_bytes != probe.device.limit_bytes:
         yield (
@@ -212,12 +203,3 @@ def _other_conditions(verification: Verification, probe: Probe) -> Iterator[str]
             f"{format_size(probe.device.limit_bytes)}. {_AGAIN}"
         )
     yield from settings_differences(probe.device, verification.device)
-
-
-def _workload(workload: WorkloadRecord) -> str:
-    options = "".join(f" {key}={value}" for key, value in workload.options.items())
-    return f"{workload.spec}{options}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"

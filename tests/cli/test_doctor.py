@@ -105,7 +105,7 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_pat
         "which PyTorch does not see",
         "80 GiB, 79 GiB free",
         "1 other process (4711 with 5 GiB)",
-        "1,500 MHz of at most 1,980 MHz, held down now: power cap",
+        "1,500 MHz of at most 1,980 MHz, lowered now: power cap",
     ):
         assert words in shown
 

@@ -21,11 +21,11 @@ from report_records import (
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
-from batchtune.reports.gate import Evidence, Verdict, exit_code, judge, not_judged, parse_rules
-from batchtune.reports.gate.fields import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, all_fields
-from batchtune.reports.gate.grammar import parse_rule
-from batchtune.reports.gate.words import drift_sentences, verdict_sentence, verdict_table
-from batchtune.results import Drift, Sweep, write_result
+from batchtune.reports.gate import RuleInputs, exit_code, judge, not_judged, parse_rules
+from batchtune.reports.gate.rules import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, all_fields, parse_rule
+from batchtune.reports.summary import drift_sentences, verdict_sentence
+from batchtune.reports.tables import verdict_table
+from batchtune.results import Drift, Sweep, Verdict, write_result
 
 replace = msgspec.structs.replace
 SWEEP = made_sweep()
@@ -55,13 +55,13 @@ def made_drift(**changes: Any) -> Drift:
     return replace(drift, **changes)
 
 
-def verdict_of(rule: str, evidence: Evidence) -> Verdict:
+def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:
     (verdict,) = judge(parse_rules([rule]), evidence)
     return verdict
 
 
 def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
-    return verdict_of(rule, Evidence(sweep=sweep or SWEEP, **evidence)).outcome
+    return verdict_of(rule, RuleInputs(sweep=sweep or SWEEP, **evidence)).outcome
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_what_is_shown_as_a_round_number_is_not_taken_for_one(seconds: float, ex
     assert outcome("estimated_epoch_seconds > 100", sweep) == expected
 
 
-def test_a_message_has_the_digits_that_tell_the_value_from_the_limit() -> None:
+def test_a_message_has_enough_digits_to_differ_from_the_limit() -> None:
     sweep = with_row(estimated_epoch_seconds=99.9999)
-    verdict = verdict_of("estimated_epoch_seconds >= 100", Evidence(sweep=sweep))
+    verdict = verdict_of("estimated_epoch_seconds >= 100", RuleInputs(sweep=sweep))
     assert verdict.message == "estimated_epoch_seconds is 99.9999, not >= 100"
 
 
 def test_a_limit_in_per_cent_is_answered_in_per_cent() -> None:
-    verdict = verdict_of("padding_ratio > 8%", Evidence(sweep=with_row(padding_ratio=0.09421)))
+    verdict = verdict_of("padding_ratio > 8%", RuleInputs(sweep=with_row(padding_ratio=0.09421)))
     assert verdict.message == "padding_ratio is 9.421%, which is > 8%"
     assert (verdict.value, verdict.limit, verdict.outcome) == (0.09421, 0.08, "fails")
 
@@ -158,7 +158,7 @@ def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float
 
 
 def test_a_worse_value_is_told_with_the_baselines() -> None:
-    evidence = Evidence(sweep=with_row(batches=655), baseline=with_row(batches=634))
+    evidence = RuleInputs(sweep=with_row(batches=655), baseline=with_row(batches=634))
     verdict = verdict_of("batches worse 2%", evidence)
     assert verdict.message == "batches is 655, 3.312% worse than 634 in the baseline, above 2%"
     assert (verdict.value, verdict.baseline, verdict.limit) == (655, 634, 0.02)
@@ -166,13 +166,13 @@ def test_a_worse_value_is_told_with_the_baselines() -> None:
 
 def test_a_baseline_of_other_lengths_is_told_as_such() -> None:
     other = replace(SWEEP, lengths=replace(SWEEP.lengths, fingerprint="0" * 64))
-    verdict = verdict_of("batches worse 2%", Evidence(sweep=SWEEP, baseline=other))
-    assert verdict.message == "batches is 634, no worse than 634 in the baseline (of other lengths)"
+    verdict = verdict_of("batches worse 2%", RuleInputs(sweep=SWEEP, baseline=other))
+    assert verdict.message == "batches is 634, no worse than 634 in the baseline (which has other lengths)"
 
 
 def test_verdicts_are_read_back_as_they_were_written() -> None:
     rules = parse_rules(["batches > 1", "padding_ratio > 8%", "verify.holds == false", "batchs > 1"])
-    verdicts = judge(rules, Evidence(sweep=SWEEP, verification=made_verification()))
+    verdicts = judge(rules, RuleInputs(sweep=SWEEP, verification=made_verification()))
     assert msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...]) == verdicts
 
 
@@ -221,9 +221,9 @@ def test_other_records_can_be_named(rule: str) -> None:
 CAN_NOT_TELL = {
     "a field that is none": ("batchs > 600", {}, "did you mean batches"),
     "a field like no other": ("xyzzy > 1", {}, "some that are: num_buckets"),
-    "a field that is text": ("strategy > 1", {}, "no number"),
-    "a list": ("boundaries > 1", {}, "no number"),
-    "a method": ("__class__ > 1", {}, "no number"),
+    "a field that is text": ("strategy > 1", {}, "not a number"),
+    "a list": ("boundaries > 1", {}, "not a number"),
+    "a method": ("__class__ > 1", {}, "not a number"),
     "no sweep": ("batches > 600", {"sweep": None}, "sweep-buckets"),
     "no sweep for a bound": ("bound.batches > 600", {"sweep": None}, "sweep-buckets"),
     "nothing recommended": (
@@ -264,7 +264,7 @@ CAN_NOT_TELL = {
     "a field without a direction": ("num_buckets worse 2%", {"baseline": made_sweep()}, "can't be worse"),
     "a flag that is held to a number": ("verify.holds == 1", {}, "true or false"),
     "a number that is held to a flag": ("batches == true", {}, "a number"),
-    "a count in per cent": ("batches > 8%", {}, "no ratio"),
+    "a count in per cent": ("batches > 8%", {}, "not a ratio"),
     "a share above 1": ("padding_ratio > 8", {}, "from 0 to 1"),
     "a negative share": ("drift > -1", {"drift": made_drift()}, "from 0 to 1"),
 }
@@ -273,7 +273,7 @@ CAN_NOT_TELL = {
 @pytest.mark.parametrize("name", CAN_NOT_TELL)
 def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
     rule, changes, words = CAN_NOT_TELL[name]
-    verdict = verdict_of(rule, Evidence(**{"sweep": made_sweep(), **changes}))
+    verdict = verdict_of(rule, RuleInputs(**{"sweep": made_sweep(), **changes}))
     assert verdict.outcome == "error"
     assert words in verdict.message
 
@@ -312,7 +312,7 @@ TYPOS = {
 
 
 @pytest.mark.parametrize("text", TYPOS)
-def test_a_typo_is_wrong_usage_that_shows_the_place_and_an_example(text: str) -> None:
+def test_a_typo_is_shown_with_its_place_and_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_rule(text)
     assert "padding_ratio > 8%" in str(caught.value.hint)
@@ -329,24 +329,24 @@ def test_a_rule_without_end_is_not_shown_whole() -> None:
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z_.]{1,6} ?(>=|<|worse|==) ?[-0-9.e%a-z]{1,8}"))
-@settings(deadline=None, max_examples=300)
-def test_any_text_is_a_rule_or_wrong_usage_and_never_fails_otherwise(text: str) -> None:
+@settings(deadline=None, max_examples=50)
+def test_any_text_is_a_rule_or_wrong_usage(text: str) -> None:
     try:
         rules = parse_rules([text])
     except UsageError:
         return
-    assert judge(rules, Evidence(sweep=SWEEP))[0].message
+    assert judge(rules, RuleInputs(sweep=SWEEP))[0].message
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([">", ">=", "<", "<=", "==", "!="]))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 def test_a_rule_fails_exactly_where_its_comparison_is_true(value: int, limit: int, operator: str) -> None:
     failed = outcome(f"batches {operator} {limit}", with_row(batches=value)) == "fails"
     assert failed == eval(f"{value} {operator} {limit}")
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 def test_floats_are_compared_as_they_are_written(value: float, limit: float) -> None:
     rule = f"padding_ratio > {limit:.20f}"  # no exponent
     written = Fraction(f"{limit:.20f}")
@@ -371,11 +371,11 @@ def test_a_rule_given_twice_counts_once() -> None:
     ],
 )
 def test_an_error_goes_before_a_failure_in_the_exit_code(rules: list[str], code: int) -> None:
-    assert exit_code(judge(parse_rules(rules), Evidence(sweep=made_sweep()))) == code
+    assert exit_code(judge(parse_rules(rules), RuleInputs(sweep=made_sweep()))) == code
 
 
 def test_all_rules_are_judged_in_their_order() -> None:
-    verdicts = judge(parse_rules(["batches > 1", "batchs > 1", "fill < 0"]), Evidence(sweep=made_sweep()))
+    verdicts = judge(parse_rules(["batches > 1", "batchs > 1", "fill < 0"]), RuleInputs(sweep=made_sweep()))
     assert [verdict.outcome for verdict in verdicts] == ["fails", "error", "holds"]
 
 
@@ -392,32 +392,32 @@ def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
     [
         (["batches > 1000"], "The rule holds."),
         (["batches > 1"], "The rule fails."),
-        (["batchs > 1"], "The rule can't be told."),
+        (["batchs > 1"], "The rule can't be judged."),
         (["batches > 1000", "fill < 0"], "All 2 rules hold."),
         (["batches > 1", "fill < 0"], "Of 2 rules, 1 fails."),
-        (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be told."),
+        (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be judged."),
     ],
 )
 def test_the_verdicts_in_one_sentence(rules: list[str], sentence: str) -> None:
-    assert verdict_sentence(judge(parse_rules(rules), Evidence(sweep=made_sweep()))) == sentence
+    assert verdict_sentence(judge(parse_rules(rules), RuleInputs(sweep=made_sweep()))) == sentence
 
 
 def test_what_went_wrong_comes_first_in_the_table() -> None:
-    verdicts = judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), Evidence(sweep=made_sweep()))
+    verdicts = judge(parse_rules(["fill < 0", "batches > 1", "batchs > 1"]), RuleInputs(sweep=made_sweep()))
     assert [row[0] for row in verdict_table(verdicts).rows] == ["error", "fails", "holds"]
 
 
 def test_drift_is_told_with_what_it_costs() -> None:
     assert drift_sentences(made_drift()) == [
-        "The lengths of the manifest (28,539 examples) are others than those of the run: their distributions differ "
+        "The lengths of the manifest (28,539 examples) differ from those of the run: their distributions differ "
         "by 0.034 (Kolmogorov-Smirnov, to within 0.001), and 12 examples are beyond the last boundary.",
-        "On them the table costs 3.3% more than one tuned anew: 655 batches against 634.",
+        "On them the table costs 3.3% more than a newly tuned one: 655 batches against 634.",
     ]
 
 
 def test_unchanged_lengths_are_told_as_such() -> None:
     assert drift_sentences(made_drift(changed=False)) == [
-        "The lengths of the manifest are those of the run: 28,539 examples."
+        "The manifest has the same lengths as the run: 28,539 examples."
     ]
 
 
@@ -437,7 +437,7 @@ EDITED = {
 
 
 @pytest.mark.parametrize("field", EDITED)
-def test_a_number_that_no_sweep_writes_is_told_with_its_row_and_field(tmp_path: Path, field: str) -> None:
+def test_an_impossible_number_is_named_with_its_row_and_field(tmp_path: Path, field: str) -> None:
     sweep = made_sweep()
     rows = [*sweep.rows[:3], replace(sweep.rows[3], **{field: EDITED[field]}), *sweep.rows[4:]]
     write_result(tmp_path / "sweep.json", replace(sweep, rows=rows))

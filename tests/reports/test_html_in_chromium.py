@@ -154,7 +154,7 @@ def test_a_charts_buttons_show_its_other_view(light: Opened) -> None:
         assert light.page.locator("[data-views=sweep] [aria-pressed=true]").text_content() == button
 
 
-def test_the_filter_of_the_trial_log_leaves_the_rows_that_hold_its_words(light: Opened) -> None:
+def test_the_filter_of_the_trial_log_keeps_matching_rows(light: Opened) -> None:
     light.page.locator("#trial-log summary").click()
     light.page.locator("#trial-log input").fill("OOM 12 s")
     rows = light.page.locator("#trial-log tbody tr:visible").all_text_contents()
@@ -189,7 +189,7 @@ def pasted(page: Page) -> str:
     return value
 
 
-def test_strings_of_html_and_script_do_nothing_and_are_shown_as_they_are(opened: Open) -> None:
+def test_strings_of_html_and_script_are_shown_as_text(opened: Open) -> None:
     with opened(render(hostile_full_results(HOSTILE), {HOSTILE: HOSTILE})) as report:
         report.page.locator("[data-views=frontier] button").nth(1).click()
         legend = report.page.locator("#plot-sweep .legendtext").all_text_contents()

@@ -45,7 +45,7 @@ def test_trials_are_counted_by_outcome() -> None:
     assert facts_of(probe)["Trials"] == "3: 2 ok, 1 oom"
 
 
-def test_how_far_off_a_model_is_at_most_is_told_where_it_is_known() -> None:
+def test_the_largest_error_of_a_model_is_shown_if_known() -> None:
     probe = made_probe()
     assert probe.models.peak_bytes is not None
     exact = msgspec.structs.replace(probe.models.peak_bytes, largest_error=0.0123)

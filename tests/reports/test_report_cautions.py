@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from report_records import made_probe, made_sweep, partly_proven_sweep, proven_probe, proven_sweep
 
-from batchtune.proofs import with_unproven
 from batchtune.reports import RunResults
 from batchtune.reports.cautions import warning_sentences
+from batchtune.reports.run import with_unproven
 from batchtune.results import CostModel, Models, Probe, Sweep
 
 
@@ -71,7 +71,7 @@ def test_where_all_was_run_there_is_no_warning() -> None:
     assert warnings_of(proven_probe(), msgspec.structs.replace(proven_sweep(), warnings=[])) == []
 
 
-def test_a_limit_above_what_was_measured_is_why_sizes_are_not_proven() -> None:
+def test_sizes_are_unproven_because_the_limit_was_not_measured() -> None:
     assert not_run(partly_proven_sweep(), proven_probe()) == (
         "4 of 13 batch sizes are not proven to fit: max_batch_length = 700 s is more than the 600 s that was measured "
         "to fit. Sweep again without --max-batch-length."
@@ -79,12 +79,12 @@ def test_a_limit_above_what_was_measured_is_why_sizes_are_not_proven() -> None:
 
 
 def test_an_older_batchtunes_probe_is_why_sizes_are_not_proven() -> None:
-    told = not_run(with_unproven(made_sweep(), made_probe()), made_probe())
+    told = not_run(with_unproven(made_sweep()), made_probe())
     assert told.startswith("None of the 13 batch sizes is proven to fit: batchtune 0.1.0 interpolated between")
     assert told.endswith("Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`.")
 
 
-def test_padding_beyond_what_was_measured_is_why_sizes_are_not_proven() -> None:
+def test_sizes_are_unproven_because_padding_was_not_measured() -> None:
     sweep = msgspec.structs.replace(proven_sweep(), settings={"multiple_of": 8})
     row = sweep.recommended_row
     assert row is not None
@@ -95,19 +95,19 @@ def test_padding_beyond_what_was_measured_is_why_sizes_are_not_proven() -> None:
     )
 
 
-def test_more_examples_than_the_probe_tried_are_why_sizes_are_not_proven() -> None:
+def test_sizes_are_unproven_because_the_probe_had_a_cap() -> None:
     probe = msgspec.structs.replace(proven_probe(), settings={"max_batch_size": 64})
     told = not_run(unproven(proven_sweep()), probe)
     assert "no batch of more than 64 examples was run (--max-batch-size). Sweep with --max-batch-size 64 too" in told
 
 
-def test_what_is_longer_than_all_that_passed_is_why_sizes_are_not_proven() -> None:
+def test_sizes_are_unproven_because_no_longer_batch_passed() -> None:
     probe = msgspec.structs.replace(proven_probe(), frontier=proven_probe().frontier[:-1])
     told = warnings_of(probe, msgspec.structs.replace(unproven(proven_sweep(), 1), warnings=[]))
     assert "no batch with examples longer than 23.1 s passed" in told[0]
 
 
 @pytest.mark.parametrize("probe", [None, proven_probe()])
-def test_where_it_is_not_plain_why_there_is_a_remedy_all_the_same(probe: Probe | None) -> None:
+def test_unproven_sizes_always_come_with_a_remedy(probe: Probe | None) -> None:
     told = not_run(unproven(proven_sweep()), probe)
     assert told.startswith("4 of 13 batch sizes are not proven to fit: ") and "Run `batchtune" in told

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import msgspec
 import pytest
 from report_records import (
+    failed_verification,
     made_probe,
     made_sweep,
+    made_verification,
     partly_proven_sweep,
     proven_probe,
     proven_sweep,
@@ -15,9 +20,9 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults, summary_sentences
-from batchtune.reports.summary import today_row
-from batchtune.reports.words import format_ratio
+from batchtune.reports.summary import next_steps, today_row
 from batchtune.results import Probe, Row, Sweep
+from batchtune.units import format_ratio
 
 
 def summary_of(sweep: Sweep, probe: Probe | None = None) -> list[str]:
@@ -36,7 +41,7 @@ def test_on_several_ranks_the_batches_are_those_of_all() -> None:
     assert "An epoch on 8 ranks needs 634 batches;" in summary_of(sweep)[1]
 
 
-def test_a_current_config_is_called_better_than_what_is_recommended_alone() -> None:
+def test_a_better_current_config_is_called_better() -> None:
     sweep = made_sweep()
     assert sweep.recommended_row is not None
     better = msgspec.structs.replace(sweep.recommended_row, estimated_epoch_seconds=100.0)
@@ -44,7 +49,7 @@ def test_a_current_config_is_called_better_than_what_is_recommended_alone() -> N
     assert "Your current config is better than the recommended table: keep it." in sentences
 
 
-def test_what_the_error_of_the_estimates_does_not_tell_apart_is_as_fast() -> None:
+def test_a_gain_within_the_error_of_the_estimates_says_so() -> None:
     sweep = made_sweep()
     equal = [msgspec.structs.replace(row, equal_to_best=True) for row in sweep.rows]
     assert summary_of(msgspec.structs.replace(sweep, rows=equal))[0].endswith(
@@ -64,7 +69,7 @@ def test_without_times_batches_are_compared_and_it_says_so() -> None:
         ": 37.9% fewer batches than with SpeechBrain's num_buckets=20."
     )
     assert summary_of(made_sweep(timed=False))[2] == (
-        "Step times are not known, so batches are what is compared: 37.9% fewer batches than with "
+        "Step times are not known, so tables are compared by batches: 37.9% fewer batches than with "
         "SpeechBrain's num_buckets=20 and 46.7% fewer batches than with a fixed batch size of 24."
     )
 
@@ -117,7 +122,7 @@ def test_no_recommendation_is_said_first_with_the_sweeps_reason() -> None:
     ]
 
 
-def test_a_recommended_row_that_is_todays_practice_is_not_compared_with_itself() -> None:
+def test_todays_practice_is_not_compared_with_itself() -> None:
     assert summary_of(with_recommended(made_sweep(), "speechbrain", 20))[:2] == [
         "Set 20 buckets (speechbrain) with max_batch_length = 600 s: 1.05 times faster than a fixed batch size of 24.",
         "An epoch needs 1021 batches; a fixed batch size of 24 needs 1190.",
@@ -129,14 +134,14 @@ def test_a_slower_recommendation_is_called_slower() -> None:
     assert "1.24 times slower than a fixed batch size of 24" in summary_of(sweep)[2]
 
 
-def test_a_table_of_the_frontier_is_not_said_to_be_bounded_by_max_batch_length() -> None:
+def test_a_table_of_the_frontier_names_measured_batch_sizes() -> None:
     sweep = made_sweep()
     index = next(i for i, row in enumerate(sweep.rows) if row.sizing == "frontier")
     first = summary_of(msgspec.structs.replace(sweep, recommended=index))[0]
     assert first.startswith("Set 10 buckets (optimal) with measured batch sizes: ")
 
 
-def test_a_sweep_without_speechbrain_and_baselines_still_has_a_summary() -> None:
+def test_a_sweep_with_nothing_to_compare_has_a_summary() -> None:
     sweep = made_sweep()
     rows = [row for row in sweep.rows if row.strategy == "optimal"]
     bare = msgspec.structs.replace(sweep, rows=rows, baselines=[], recommended=0, reason="")
@@ -164,9 +169,7 @@ def test_lengths_of_unknown_unit_are_bare_numbers() -> None:
 
 
 @pytest.mark.parametrize(("swept", "today"), [((5, 10, 15), 15), ((10, 20, 60), 20), ((5, 60), None), ((), None)])
-def test_todays_practice_is_speechbrain_with_the_most_of_10_to_20_buckets(
-    swept: tuple[int, ...], today: int | None
-) -> None:
+def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept: tuple[int, ...], today: int | None) -> None:
     sweep = made_sweep()
     rows: list[Row] = [msgspec.structs.replace(sweep.rows[0], num_buckets=number) for number in swept]
     row = today_row(msgspec.structs.replace(sweep, rows=rows))
@@ -179,3 +182,49 @@ def test_todays_practice_is_speechbrain_with_the_most_of_10_to_20_buckets(
 )
 def test_a_ratio_has_three_digits_and_keeps_its_zeros(value: float, text: str) -> None:
     assert format_ratio(value) == text
+
+
+BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())
+LEAK = msgspec.structs.replace(failed_verification(), proposal=None)
+
+
+@pytest.mark.parametrize(
+    ("results", "first"),
+    [
+        (RunResults(name="run", probe=made_probe(), sweep=None), ["batchtune sweep-buckets MANIFEST"]),
+        (
+            RunResults(name="run", probe=None, sweep=without_recommendation(made_sweep())),
+            ["batchtune sweep-buckets MANIFEST --num-buckets 20:60"],
+        ),
+        (
+            RunResults(name="run", probe=None, sweep=made_sweep()),
+            [
+                "batchtune-run/sampler.yaml",
+                "batchtune probe-oom MANIFEST --workload W",
+                "batchtune export --to FRAMEWORK",
+            ],
+        ),
+        (BOTH, ["batchtune-run/sampler.yaml", "batchtune verify MANIFEST", "batchtune export --to FRAMEWORK"]),
+        (
+            replace(BOTH, verification=made_verification()),
+            ["batchtune-run/sampler.yaml", "batchtune export --to FRAMEWORK"],
+        ),
+        (
+            replace(BOTH, verification=failed_verification()),
+            ["batchtune-run/sampler.yaml", "batchtune verify MANIFEST"],
+        ),
+        (
+            replace(BOTH, verification=failed_verification(verified=False)),
+            ["batchtune tune MANIFEST --workload W --force", "batchtune verify MANIFEST"],
+        ),
+        (replace(BOTH, verification=LEAK), ["batchtune verify MANIFEST"]),
+    ],
+    ids=["probe", "nothing", "sweep", "both", "verified", "safe sizes", "no safe sizes", "leak"],
+)
+def test_what_comes_next_follows_from_what_there_is(results: RunResults, first: list[str]) -> None:
+    assert [command for command, _ in next_steps(results)] == [*first, "batchtune report --full"]
+
+
+def test_a_next_command_quotes_an_unusual_folder() -> None:
+    commands = [command for command, _ in next_steps(replace(BOTH, folder=Path("my run")))]
+    assert commands[1] == "batchtune verify 'my run' MANIFEST"

@@ -12,7 +12,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
@@ -34,7 +34,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str:
-    """The report as an HTML page; every string in it is escaped.
+    """Return the report as an HTML page; every string in it is escaped.
 
     Args:
         results: What the run folder holds.
@@ -52,23 +52,23 @@ def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str
         keep_trailing_newline=True,
     ).get_template("page.html.j2")
     drawn, script = figures(results), _script(_asset("page.js"))
-    plotly = _plotly() if drawn else None
+    plotly, *sources = _plotly() if drawn else ("",)
     return template.render(
         page=build_page(results),
         figures=drawn,
         configs=configs,
         trial_log=trial_log(results.probe) if results.probe is not None else None,
         environment=environment(results),
-        policy=_policy([*([plotly.source] if plotly else []), _source(script)]),
+        policy=_policy([*sources, _source(script)]),
         style=Markup(_asset("page.css")),
         data=Markup(_data(drawn)),
-        plotly=plotly.packed if plotly else "",
+        plotly=plotly,
         script=Markup(script),
     )
 
 
 def figures(results: RunResults) -> list[Figure]:
-    """The charts of a run, in the order to show them."""
+    """Return the charts of a run, in the order to show them."""
     sweep, probe = results.sweep, results.probe
     drawn: list[Figure | None] = []
     if sweep is not None:
@@ -83,26 +83,13 @@ def figures(results: RunResults) -> list[Figure]:
     return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Library:
-    """A script that the page unpacks by itself.
-
-    Attributes:
-        packed: Compressed, in base64; the same script gives the same bytes.
-        source: How a policy names it.
-    """
-
-    packed: str
-    source: str
-
-
 @cache
-def _plotly() -> _Library:
+def _plotly() -> tuple[str, str]:
+    """Return plotly.js, compressed, in base64, and its hash for the policy; the same bytes each time."""
     from plotly.offline import get_plotlyjs
 
     script = str(get_plotlyjs())
-    packed = gzip.compress(script.encode(), mtime=0)
-    return _Library(packed=base64.b64encode(packed).decode(), source=_source(script))
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode(), _source(script)
 
 
 def _asset(name: str) -> str:
@@ -110,7 +97,7 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """A script as it may stand in a script element; line ends as a browser reads them, so that hashes agree.
+    """Return a script as it may stand in a script element; line ends as a browser reads them, so that hashes agree.
 
     In JavaScript's strings and regular expressions, where alone these can occur, the escapes mean the same:
     https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
@@ -120,7 +107,7 @@ def _script(text: str) -> str:
 
 
 def _source(script: str) -> str:
-    """The hash by which a policy knows a script."""
+    """Return the hash by which a policy knows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -136,7 +123,7 @@ def _policy(sources: list[str]) -> str:
 
 
 def _data(drawn: list[Figure]) -> str:
-    """The figures as JSON that nothing in it can get out of its script element."""
+    """Return the figures as JSON that nothing in it can get out of its script element."""
     views = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
     text = msgspec.json.encode(views).decode()
     return "".join(_ESCAPES.get(char, char) for char in text)

@@ -6,27 +6,25 @@ import math
 
 from batchtune.reports.html.figure import (
     Figure,
+    Point,
     Trace,
     View,
     axis,
-    axis_title,
     drawable,
     hover,
     label,
-    layout,
     length_unit,
     points,
     short,
     thinned,
 )
 from batchtune.reports.table import UNKNOWN, Column, Table
-from batchtune.reports.words import format_percent
-from batchtune.results import BucketUse, HistogramBin, Sweep
-from batchtune.units import counted, format_length, format_number
+from batchtune.results import BucketUse, HistogramBin, Row, Sweep
+from batchtune.units import counted, format_length, format_number, format_percent
 
 
 def histogram_figure(sweep: Sweep) -> Figure | None:
-    """How many examples have which length, with the recommended boundaries; None without a histogram."""
+    """Draw how many examples have which length, with the recommended boundaries; None without a histogram."""
     bins = [b for b in sweep.histogram if drawable(b.from_) and drawable(b.to) and drawable(b.count) and b.to > b.from_]
     if not bins:
         return None
@@ -35,26 +33,25 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
     data = [_bars(bins, unit, logarithmic)]
     row = sweep.recommended_row
     if row is not None:
-        data.append(_boundaries(row.boundaries, row.batch_sizes, unit, logarithmic))
-    x_axis = axis(axis_title("length", unit), type="log" if logarithmic else "linear")
-    shown = layout(
-        x_axis,
-        axis("examples", rangemode="tozero"),
-        barmode="overlay",
+        data.append(_boundaries(row, unit, logarithmic))
+    layout = {
+        "xaxis": axis("length", unit, type="log" if logarithmic else "linear"),
+        "yaxis": axis("examples", rangemode="tozero"),
         # Boundaries keep their height when the reader zooms into the bars.
-        yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
-    )
+        "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
+        "barmode": "overlay",
+    }
     return Figure(
         name="histogram",
         title="Lengths, and where the buckets end" if row is not None else "Lengths",
         caption=_describe_lengths(sweep),
-        views=(View(label="examples", data=data, layout=shown),),
+        views=(View(label="examples", data=data, layout=layout),),
         table=_histogram_table(bins, unit),
     )
 
 
 def padding_figure(sweep: Sweep) -> Figure | None:
-    """What each bucket of the recommended table holds and pads; None where it is not known."""
+    """Draw what each bucket of the recommended table holds and pads; None where it is not known."""
     buckets = [b for b in sweep.buckets if drawable(b.length) and drawable(b.padded_length)]
     if not buckets:
         return None
@@ -63,14 +60,16 @@ def padding_figure(sweep: Sweep) -> Figure | None:
     size, size_name = length_unit(max(b.padded_length for b in shown), unit)
     texts = [_bucket_text(bucket, unit) for bucket in shown]
     names = [label(f"≤ {format_number(bucket.boundary)}") for bucket in shown]
-    x_axis = axis(axis_title("bucket: lengths up to", unit), type="category")
+    x_axis = axis("bucket: lengths up to", unit, type="category")
     true = _stack("true length", names, [b.length / size for b in shown], texts, "--hue-4")
     padding = _stack("padding", names, [_padding(b) / size for b in shown], texts, "--hue-0")
     share = _stack("padding", names, [100 * _padding_share(b) for b in shown], texts, "--hue-0")
-    lengths = layout(
-        x_axis, axis(axis_title("length of one epoch", size_name), rangemode="tozero"), barmode="stack", bargap=0.25
-    )
-    shares = layout(x_axis, axis("padding, % of the bucket's cells", rangemode="tozero"), bargap=0.25, showlegend=False)
+    layout = {"xaxis": x_axis, "bargap": 0.25}
+    lengths = layout | {
+        "yaxis": axis("length of one epoch", size_name, rangemode="tozero"),
+        "barmode": "stack",
+    }
+    shares = layout | {"yaxis": axis("padding, % of the bucket's cells", rangemode="tozero"), "showlegend": False}
     return Figure(
         name="padding",
         title="Padding, bucket by bucket",
@@ -84,7 +83,7 @@ def padding_figure(sweep: Sweep) -> Figure | None:
 
 
 def _widen(bins: list[HistogramBin]) -> bool:
-    """Whether bins are spaced by their logarithm."""
+    """Return whether bins are spaced by their logarithm."""
     return (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
 
 
@@ -102,33 +101,23 @@ def _bars(bins: list[HistogramBin], unit: str | None, logarithmic: bool) -> Trac
             hover(f"{format_length(b.from_, unit)} to {format_length(b.to, unit)}", counted(b.count, "example"))
             for b in shown
         ],
-        "hoverinfo": "text",
-        "marker": {"color": "--hue-1", "opacity": 0.65, "line": {"width": 0}},
+        "marker": {"color": "--hue-1", "opacity": 0.65},
     }
 
 
-def _boundaries(boundaries: list[float], sizes: list[int], unit: str | None, logarithmic: bool) -> Trace:
-    """One vertical line a boundary; its points are close together, so that the pointer meets them."""
-    heights = [step / 12 for step in range(13)]
-    x: list[float | None] = []
-    y: list[float | None] = []
-    texts: list[str] = []
+def _boundaries(row: Row, unit: str | None, logarithmic: bool) -> Trace:
+    """Draw one vertical line a boundary; its points are close together, so that the pointer meets them."""
+    values: list[Point] = []
     table = [
         (number, boundary, size)
-        for number, (boundary, size) in enumerate(zip(boundaries, sizes, strict=True), start=1)
+        for number, (boundary, size) in enumerate(zip(row.boundaries, row.batch_sizes, strict=True), start=1)
         if drawable(boundary, logarithmic=logarithmic)
     ]
     for number, boundary, size in thinned(table):
         text = hover(f"bucket {number}: up to {format_length(boundary, unit)}", f"batch size {format_number(size)}")
-        x += [short(boundary)] * len(heights) + [None]
-        y += [*heights, None]
-        texts += [text] * len(heights) + [""]
-    return points("bucket boundaries", [], color="--accent", mode="lines", yaxis="y2") | {
-        "x": x,
-        "y": y,
-        "hovertext": texts,
-        "line": {"color": "--accent", "width": 1},
-    }
+        values += [(boundary, step / 12, text) for step in range(13)]
+        values.append((None, None, ""))
+    return points("bucket boundaries", values, color="--accent", mode="lines", yaxis="y2", line={"width": 1})
 
 
 def _describe_lengths(sweep: Sweep) -> str:
@@ -156,8 +145,7 @@ def _stack(name: str, names: list[str], values: list[float], texts: list[str], c
         "x": names,
         "y": [short(value) for value in values],
         "hovertext": texts,
-        "hoverinfo": "text",
-        "marker": {"color": color, "line": {"width": 0}},
+        "marker": {"color": color},
     }
 
 

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from batchtune.reports.html.figure import thinned
-from batchtune.reports.page import clean
+from batchtune.reports.page import Facts, clean_facts, clean_table
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
+from batchtune.reports.table import UNKNOWN, Column, Table, cell, format_shape, shown_of, spread
 from batchtune.results import Confirmation, Device, Margin, Probe, Trial
-from batchtune.units import counted, format_length, format_number, format_seconds, format_size
+from batchtune.units import counted, format_number, format_seconds, format_size
 
 # Enough for any search; the page's size is bounded by it.
 _MOST_TRIALS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """A titled list of names and values, all clean."""
-
-    title: str
-    facts: tuple[tuple[str, str], ...]
-
-
-def environment(results: RunResults) -> list[Facts]:
-    """The device, the settings of each step, and what wrote the files."""
+def environment(results: RunResults) -> list[tuple[str, Facts]]:
+    """Return lists of names and values, each with its title: the device, the settings, what wrote the files."""
     probe, sweep, verification = results.probe, results.sweep, results.verification
     groups: list[tuple[str, list[tuple[str, str]]]] = []
     if probe is not None:
         groups.append(("Device", list(_device_facts(probe.device))))
         groups.append(("Settings of the device", _settings(probe.device.settings)))
         groups.append(("Workload", [("spec", probe.workload.spec), *_settings(probe.workload.options)]))
-        groups.append(
-            (
-                "Probe",
-                [*_settings(probe.settings), *_confirmation_facts(probe.confirmation), *_margin_facts(probe.margin)],
-            )
-        )
+        checks = [*_confirmation_facts(probe.confirmation), *_margin_facts(probe.margin)]
+        groups.append(("Probe", _settings(probe.settings) + checks))
     if sweep is not None:
         groups.append(("Sweep", _settings(sweep.settings)))
         if sweep.current_settings is not None:
@@ -52,18 +38,14 @@ def environment(results: RunResults) -> list[Facts]:
         if result is not None
     ]
     groups.append(("Files", files))
-    return [
-        Facts(title=title, facts=tuple((clean(name), clean(value)) for name, value in facts))
-        for title, facts in groups
-        if facts
-    ]
+    return [(title, clean_facts(facts)) for title, facts in groups if facts]
 
 
 def trial_log(probe: Probe) -> Table | None:
-    """Every trial, in order; None where there is none."""
+    """Return every trial, in order; None where there is none."""
     if not probe.trials:
         return None
-    shown = thinned(probe.trials, most=_MOST_TRIALS)
+    shown = spread(probe.trials, _MOST_TRIALS)
     has_targets = any(trial.target_length is not None for trial in shown)
     columns = [
         Column("trial"),
@@ -76,30 +58,22 @@ def trial_log(probe: Probe) -> Table | None:
         Column("took"),
         Column("message", numeric=False, wraps=True),
     ]
-    left_out = f"{len(shown)} of {len(probe.trials)} shown; all are in probe.json."
-    return Table(
-        title="Every trial",
-        columns=tuple(columns),
-        rows=tuple(
-            tuple(clean(cell) for cell in _trial_row(trial, probe.lengths.unit, has_targets)) for trial in shown
-        ),
-        notes=(left_out,) if len(shown) < len(probe.trials) else (),
-    )
+    rows = tuple(tuple(_trial_row(trial, probe.lengths.unit, has_targets)) for trial in shown)
+    notes = shown_of(len(shown), len(probe.trials), "", "probe.json")
+    return clean_table(Table(title="Every trial", columns=tuple(columns), rows=rows, notes=notes))
 
 
 def _trial_row(trial: Trial, unit: str | None, has_targets: bool) -> Iterator[str]:
     yield str(trial.index)
-    yield f"{format_number(trial.batch_size)} {TIMES} {format_length(trial.length, unit)}"
+    yield format_shape(trial.batch_size, trial.length, unit)
     if has_targets:
-        yield UNKNOWN if trial.target_length is None else format_number(trial.target_length)
+        yield cell(trial.target_length, format_number)
     yield f"{trial.outcome} (in alternation)" if trial.confirmation else trial.outcome
-    if trial.step_seconds is None:
-        yield UNKNOWN
-    else:
-        spread = "" if trial.step_seconds_spread is None else f" ± {format_seconds(trial.step_seconds_spread / 2)}"
-        yield format_seconds(trial.step_seconds) + spread
-    yield UNKNOWN if trial.peak_bytes is None else format_size(trial.peak_bytes)
-    yield UNKNOWN if trial.reserved_bytes is None else format_size(trial.reserved_bytes)
+    known = trial.step_seconds is not None and trial.step_seconds_spread is not None
+    either_side = f" ± {format_seconds((trial.step_seconds_spread or 0) / 2)}" if known else ""
+    yield cell(trial.step_seconds, format_seconds) + either_side
+    yield cell(trial.peak_bytes, format_size)
+    yield cell(trial.reserved_bytes, format_size)
     yield format_seconds(trial.elapsed_seconds)
     yield trial.error or ", ".join(trial.throttle_reasons or ()) or UNKNOWN
 

@@ -8,19 +8,21 @@ the page's script puts the colours in, so that one figure serves the light and t
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from batchtune.reports.page import clean
-from batchtune.reports.table import Table
+from batchtune.reports.table import Table, spread
 
 T = TypeVar("T")
 Trace = dict[str, Any]
 Layout = dict[str, Any]
+# x, y and hover text (from `hover`); None for x and y is a gap.
+Point = tuple[float | None, float | None, str]
 
-FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif'
 # The page has this many colours for series.
 HUES = 6
 # A chart with more points is no clearer; the page's size is bounded by it.
@@ -66,35 +68,32 @@ class Figure:
 
 
 def label(text: str) -> str:
-    """One line of text that plotly.js shows unchanged: it reads tags and entities, and these are neither."""
+    """Return one line of text that plotly.js shows unchanged: it reads tags and entities, and these are neither."""
     return html.escape(clean(text), quote=False)
 
 
 def hover(title: str, *lines: str) -> str:
-    """A hover text: a title in bold over lines, all of them escaped."""
+    """Return a hover text: a title in bold over lines, all of them escaped."""
     return "<br>".join([f"<b>{label(title)}</b>", *(label(line) for line in lines if line)])
 
 
-def short(value: float) -> float:
-    """A value with 6 significant digits: a chart shows no more, and the page stays small."""
-    return float(f"{value:.6g}")
+def short(value: float | None) -> float | None:
+    """Return a value with 6 significant digits: a chart shows no more, and the page stays small. None is a gap."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
-    """Whether a value can be drawn on a linear or a logarithmic axis."""
+    """Return whether a value can be drawn on a linear or a logarithmic axis."""
     return value is not None and (_SMALLEST if logarithmic else 0) <= value <= _LARGEST
 
 
-def thinned(items: Sequence[T], keep: Iterable[int] = (), most: int = MOST_POINTS) -> list[T]:
-    """At most so many items, evenly spaced, both ends in; and those at the indices `keep`."""
-    if len(items) <= most:
-        return list(items)
-    chosen = {round(step * (len(items) - 1) / (most - 1)) for step in range(most)}
-    return [items[index] for index in sorted(chosen.union(keep))]
+def thinned(items: Sequence[T]) -> list[T]:
+    """Return as many items as a chart may show, evenly spaced, both ends in."""
+    return spread(items, MOST_POINTS)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """The unit of a time axis that ends there, in seconds, and its name."""
+    """Return the unit of a time axis that ends there, in seconds, and its name."""
     for unit_seconds, name in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if seconds >= 2 * unit_seconds:
             return unit_seconds, name
@@ -102,99 +101,43 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def length_unit(length: float, unit: str | None) -> tuple[float, str]:
-    """The unit of an axis of summed lengths: seconds become minutes or hours, other units stay as they are."""
+    """Return the unit of an axis of summed lengths: seconds become minutes or hours, other units stay as they are."""
     if unit == "s" and length >= 120:
         return time_unit(length)
     return 1.0, unit or ""
 
 
-def axis_title(what: str, unit: str | None) -> str:
-    """An axis' title, with its unit where there is one."""
-    return label(f"{what} ({unit})" if unit else what)
-
-
-def axis(title: str, **settings: Any) -> Layout:
-    """An axis in the page's colours."""
-    made: Layout = {
-        "title": {"text": title, "standoff": 12, "font": {"size": 12.5}},
-        "automargin": True,
-        "gridcolor": "--grid",
-        "linecolor": "--line",
-        "tickcolor": "--line",
-        "zeroline": False,
-    }
+def axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
+    """Return an axis with its title, and the unit where there is one; the page's script adds its looks."""
+    made: Layout = {"title": {"text": label(f"{title} ({unit})" if unit else title)}}
     if settings.get("type") == "log":
         made |= {"dtick": "D2", "exponentformat": "none"}
     return made | settings
 
 
-def layout(x_axis: Layout, y_axis: Layout, **settings: Any) -> Layout:
-    """A layout in the page's colours, without a title: the page has it as a heading."""
-    made: Layout = {
-        "font": {"family": FONT, "size": 12.5, "color": "--faint"},
-        "paper_bgcolor": "--paper",
-        "plot_bgcolor": "--paper",
-        "margin": {"l": 8, "r": 12, "t": 8, "b": 8, "pad": 0},
-        "hoverlabel": {
-            "bgcolor": "--card",
-            "bordercolor": "--line",
-            "font": {"family": FONT, "size": 12.5, "color": "--ink"},
-            "align": "left",
-            "namelength": 0,
-        },
-        "hovermode": "closest",
-        "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1.02,
-            "yanchor": "bottom",
-            "font": {"color": "--ink"},
-            "bgcolor": "--paper",
-        },
-        "showlegend": True,
-        "xaxis": x_axis | {"showgrid": x_axis.get("showgrid", False), "ticks": "outside", "showline": True},
-        "yaxis": y_axis,
-    }
-    return made | settings
-
-
-def points(
-    name: str,
-    values: Iterable[tuple[float, float, str]],
-    *,
-    color: str,
-    mode: str = "lines+markers",
-    marker: Trace | None = None,
-    **settings: Any,
-) -> Trace:
-    """A line or scatter trace.
+def points(name: str, values: Iterable[Point], *, color: str, **settings: Any) -> Trace:
+    """Return a line or scatter trace.
 
     Args:
         name: In the legend.
-        values: x, y and hover text (from `hover`) of each point.
+        values: In the order to connect them.
         color: Name of a CSS variable of the page.
-        mode: Plotly's: `lines`, `markers` or `lines+markers`.
-        marker: Overrides of the marker.
-        settings: Further attributes of the trace.
+        settings: Further attributes of the trace, as plotly.js takes them.
     """
     listed = list(values)
     trace: Trace = {
         "type": "scatter",
         "name": label(name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"),
-        "mode": mode,
+        "mode": "lines+markers",
         "x": [short(x) for x, _, _ in listed],
         "y": [short(y) for _, y, _ in listed],
         "hovertext": [text for _, _, text in listed],
-        "hoverinfo": "text",
-        "line": {"color": color, "width": 2},
-        "marker": {"color": color, "size": 6} | (marker or {}),
-    }
-    return trace | settings
+    } | settings
+    return trace | {name: {"color": color} | trace.get(name, {}) for name in ("line", "marker")}
 
 
 def beyond(text: str, place: int, x: float | None = None) -> Layout:
-    """A note at the upper edge of a chart, for what lies above its scale.
+    """Return a note at the upper edge of a chart, for what lies above its scale.
 
     Args:
         text: Name and value.
@@ -216,33 +159,13 @@ def beyond(text: str, place: int, x: float | None = None) -> Layout:
 
 
 def level(name: str, value: float, x_range: tuple[float, float], text: str, *, dash: str) -> Trace:
-    """A horizontal line to compare with, which tells its value wherever the pointer meets it."""
-    low, high = x_range
-    steps = 48 if high > low else 1
-    xs = [low + (high - low) * step / steps for step in range(steps + 1)]
-    return points(
-        name,
-        [(x, value, "") for x in xs],
-        color="--faint",
-        mode="lines",
-        line={"color": "--faint", "width": 1.5, "dash": dash},
-        hovertext=text,
-    )
+    """Return a horizontal line to compare with, which shows its value wherever the pointer meets it."""
+    values = [(x, value, "") for x in np.linspace(*x_range, 49).tolist()]
+    line = {"width": 1.5, "dash": dash}
+    return points(name, values, color="--faint", mode="lines", line=line, hovertext=text)
 
 
 def recommended_mark(x: float, y: float, text: str) -> Trace:
-    """The mark of the recommended row, drawn over everything else."""
-    star = {"symbol": "star", "size": 16, "color": "--accent", "line": {"color": "--paper", "width": 1.5}}
+    """Return the mark of the recommended row, drawn over everything else."""
+    star = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
     return points("recommended", [(x, y, text)], color="--accent", mode="markers", marker=star)
-
-
-def log_space(low: float, high: float, count: int) -> list[float]:
-    """So many values from low to high at a constant ratio.
-
-    Raises:
-        ValueError: Not 0 < low <= high.
-    """
-    if not 0 < low <= high:
-        raise ValueError(f"a logarithmic range is positive and ascending, got {low} and {high}")
-    ratio = math.log(high / low)
-    return [low * math.exp(ratio * step / (count - 1)) for step in range(count)]

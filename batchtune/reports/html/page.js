@@ -19,10 +19,35 @@
     return made;
   }
 
+  // The looks that all charts share.
+  const font = { family: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'Liberation Sans', sans-serif", size: 12.5 };
+  const axis = {
+    title: { standoff: 12, font: { size: 12.5 } }, automargin: true, zeroline: false, showline: true, ticks: "outside",
+    gridcolor: "--grid", linecolor: "--line", tickcolor: "--line",
+  };
+  const template = {
+    layout: {
+      font: { ...font, color: "--faint" }, paper_bgcolor: "--paper", plot_bgcolor: "--paper",
+      margin: { l: 8, r: 12, t: 8, b: 8, pad: 0 }, hovermode: "closest",
+      hoverlabel: { bgcolor: "--card", bordercolor: "--line", font: { ...font, color: "--ink" }, align: "left", namelength: 0 },
+      showlegend: true,
+      legend: {
+        orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom",
+        font: { color: "--ink" }, bgcolor: "--paper",
+      },
+      xaxis: { ...axis, showgrid: false },
+      yaxis: axis,
+    },
+    data: {
+      scatter: [{ hoverinfo: "text", line: { width: 2 }, marker: { size: 6 } }],
+      bar: [{ hoverinfo: "text", marker: { line: { width: 0 } } }],
+    },
+  };
+
   function draw(name) {
     const view = figures[name][shown.get(name)];
     const style = getComputedStyle(root);
-    const { data, layout } = coloured({ data: view.data, layout: view.layout }, style);
+    const { data, layout } = coloured({ data: view.data, layout: { ...view.layout, template } }, style);
     // A finger that drags scrolls the page; a mouse that drags zooms.
     layout.dragmode = matchMedia("(pointer: coarse)").matches ? false : "zoom";
     const config = { responsive: true, displayModeBar: false, displaylogo: false, showTips: false };

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from batchtune.reports.html.figure import (
     Figure,
     Trace,
     View,
     axis,
-    axis_title,
     drawable,
     hover,
-    layout,
     length_unit,
-    log_space,
     points,
     thinned,
 )
-from batchtune.reports.table import TIMES
+from batchtune.reports.table import format_shape
 from batchtune.results import FrontierPoint, Probe, Trial
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
@@ -35,7 +34,7 @@ _OUTCOMES = (
 
 
 def frontier_figure(probe: Probe) -> Figure | None:
-    """The frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
+    """Draw the frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
     frontier = sorted(
         (p for p in probe.frontier if drawable(p.length, logarithmic=True) and drawable(p.batch_size)),
         key=lambda point: point.length,
@@ -45,7 +44,7 @@ def frontier_figure(probe: Probe) -> Figure | None:
         return None
     unit = probe.lengths.unit
     size, size_name = length_unit(max(point.batch_size * point.length for point in frontier), unit)
-    x_axis = axis(axis_title("length", unit), type="log")
+    x_axis = axis("length", unit, type="log")
     return Figure(
         name="frontier",
         title="Frontier: the largest batch, by length",
@@ -54,19 +53,19 @@ def frontier_figure(probe: Probe) -> Figure | None:
             View(
                 label="batch size",
                 data=_traces(probe, frontier, lambda batch_size, length: batch_size),
-                layout=layout(x_axis, axis("batch size", type="log")),
+                layout={"xaxis": x_axis, "yaxis": axis("batch size", type="log")},
             ),
             View(
                 label="padded length",
                 data=_traces(probe, frontier, lambda batch_size, length: batch_size * length / size),
-                layout=layout(x_axis, axis(axis_title("batch size × length", size_name), rangemode="tozero")),
+                layout={"xaxis": x_axis, "yaxis": axis("batch size × length", size_name, rangemode="tozero")},
             ),
         ),
     )
 
 
 def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float, float]]:
-    """Length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
+    """Return length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
 
     From peak = constant + batch size · per example. Where memory depends on target lengths, only the frontier's own
     points are known with their targets.
@@ -78,10 +77,15 @@ def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float
     if model.target_linear or model.target_quadratic or model.cross:
         shapes = [(point.length, point.target_length or 0.0) for point in frontier]
     else:
-        shapes = [(length, 0.0) for length in log_space(frontier[0].length, frontier[-1].length, _CURVE_POINTS)]
+        shapes = [(length, 0.0) for length in _along(frontier)]
     sizes = [(length, model.per_example(length, target)) for length, target in shapes]
     curve = [(length, room / slope) for length, slope in sizes if slope > 0 and room > 0]
     return [(length, size) for length, size in curve if drawable(size, logarithmic=True)]
+
+
+def _along(frontier: list[FrontierPoint]) -> list[float]:
+    """Return lengths from the shortest to the longest, evenly spaced on a logarithmic axis."""
+    return [float(one) for one in np.geomspace(frontier[0].length, frontier[-1].length, _CURVE_POINTS)]
 
 
 def _traces(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> list[Trace]:
@@ -110,32 +114,24 @@ def _traces(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, flo
 
 
 def _limits(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> Iterator[Trace]:
-    """The memory model's curve, and that of max_batch_length."""
+    """Return the memory model's curve, and that of max_batch_length."""
     unit = probe.lengths.unit
-    faint = {"color": "--faint", "width": 1.5}
     curve = limit_curve(probe, frontier)
     if len(curve) > 1:
         name = f"memory model at {format_size(probe.device.limit_bytes)}"
-        values = [(length, y(size, length), hover(name, _shape(size, length, unit))) for length, size in curve]
-        yield points(name, values, color="--faint", mode="lines", line=faint | {"dash": "dash"})
+        values = [(length, y(size, length), hover(name, format_shape(size, length, unit))) for length, size in curve]
+        yield points(name, values, color="--faint", mode="lines", line={"width": 1.5, "dash": "dash"})
     limit = probe.max_batch_length
     if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
         name = f"max_batch_length = {format_length(limit, unit)}"
-        lengths = log_space(frontier[0].length, frontier[-1].length, _CURVE_POINTS)
-        sizes = [(length, limit / length) for length in lengths]
-        values = [
-            (length, y(size, length), hover(name, _shape(size, length, unit))) for length, size in sizes if size >= 1
-        ]
+        sizes = [(length, limit / length) for length in _along(frontier) if limit >= length]
+        values = [(length, y(size, length), hover(name, format_shape(size, length, unit))) for length, size in sizes]
         if values:
-            yield points(name, values, color="--faint", mode="lines", line=faint | {"dash": "dot"})
-
-
-def _shape(batch_size: float, length: float, unit: str | None) -> str:
-    return f"{format_number(batch_size)} {TIMES} {format_length(length, unit)}"
+            yield points(name, values, color="--faint", mode="lines", line={"width": 1.5, "dash": "dot"})
 
 
 def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
-    shape = _shape(point.batch_size, point.length, unit)
+    shape = format_shape(point.batch_size, point.length, unit)
     proof = [] if point.trial is None else [f"proven by trial {point.trial}"]
     if point.closed_by == _DATA:
         why = "no more examples are this short, or --max-batch-size allows no more"
@@ -147,7 +143,7 @@ def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
 
 
 def _trial_text(trial: Trial, unit: str | None) -> str:
-    title = f"trial {trial.index}: {_shape(trial.batch_size, trial.length, unit)}"
+    title = f"trial {trial.index}: {format_shape(trial.batch_size, trial.length, unit)}"
     return hover(title, trial.outcome, *_costs(trial))
 
 
@@ -163,9 +159,9 @@ def _costs(measured: FrontierPoint | Trial) -> Iterator[str]:
 def _describe(probe: Probe, frontier: list[FrontierPoint]) -> str:
     unit = probe.lengths.unit
     limited = [point for point in frontier if point.closed_by != _DATA]
-    shapes = [_shape(point.batch_size, point.length, unit) for point in limited]
+    shapes = [format_shape(point.batch_size, point.length, unit) for point in limited]
     ends = f"From {shapes[0]} to {shapes[-1]}" if shapes else "No batch that the data fill reaches the limit"
-    trials = "1 trial" if len(probe.trials) == 1 else f"{len(probe.trials)} trials"
+    trials = counted(len(probe.trials), "trial")
     failed = sum(trial.outcome == "oom" for trial in probe.trials)
     filled = len(frontier) - len(limited)
     of_data = (

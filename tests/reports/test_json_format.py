@@ -41,10 +41,6 @@ def test_the_warnings_are_those_that_the_terminal_shows() -> None:
     assert warnings and all(warning in " ".join(render_text(RESULTS).split()) for warning in warnings)
 
 
-def test_what_is_absent_is_null() -> None:
-    assert json.loads(render(RunResults(name="run", probe=None, sweep=made_sweep())))["probe"] is None
-
-
 def test_the_bytes_do_not_depend_on_where_the_run_lies() -> None:
     elsewhere = replace(RESULTS, name="elsewhere")
     assert render(elsewhere) == render(RESULTS)

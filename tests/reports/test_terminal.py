@@ -2,7 +2,7 @@
 
 The snapshots hold whole reports, 80 columns wide. To write them anew after a wanted change:
 
-    REFRESH_SNAPSHOTS=1 python -m pytest tests/reports/test_terminal_report.py
+    REFRESH_SNAPSHOTS=1 python -m pytest tests/reports/test_terminal.py
 
 and read the difference before keeping it.
 """
@@ -81,7 +81,7 @@ def test_no_line_is_wider_than_80_columns(name: str, full: bool) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_brief_report_has_20_lines_unless_its_first_warning_takes_more(name: str) -> None:
+def test_the_brief_report_has_20_lines_for_a_short_warning(name: str) -> None:
     lines = render(RUNS[name], full=False).splitlines()
     assert len(lines) <= 20 or sum(line.startswith("! ") for line in lines) == 1 or "1 more warning" in str(lines)
 
@@ -104,7 +104,7 @@ def test_the_environment_changes_nothing_in_a_rendered_report(monkeypatch: pytes
     assert render(RUNS["both"]) == plain
 
 
-def test_the_summary_comes_first_and_what_matters_less_after_the_tables() -> None:
+def test_the_rest_of_the_summary_follows_the_tables() -> None:
     text = render(RUNS["everything"])
     order = [
         "batchtune report: ",
@@ -158,7 +158,7 @@ def test_what_looks_like_markup_is_shown_as_it_is() -> None:
     assert "[bold]text[/bold]" in render(hostile_results("[bold]text[/bold]"))
 
 
-def test_an_encoding_without_our_signs_gets_others_in_their_place() -> None:
+def test_an_encoding_without_our_signs_gets_other_ones() -> None:
     class AsciiStream(io.StringIO):
         encoding = "ascii"
 

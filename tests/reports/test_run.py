@@ -66,7 +66,7 @@ def test_a_sweep_alone_is_a_run(tmp_path: Path) -> None:
     assert load_run(write_run(tmp_path, sweep=made_sweep())).probe is None
 
 
-def test_a_missing_folder_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match=r"no run folder .*absent") as caught:
         load_run(tmp_path / "absent")
     assert "batchtune tune MANIFEST" in str(caught.value.hint)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,161 +41,60 @@ _CUT_SHARE = 0.005
 _CUT_RATIO = 5
 _CUT_NEIGHBOURS = 10
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """How long examples are.
-
-    Percentiles are by nearest rank (NumPy's `inverted_cdf`): the smallest length that at least that share of the
-    examples does not exceed, and so always a length that occurs.
-
-    Attributes:
-        total: Of all examples together.
-        mean: total / number of examples.
-        shortest, median, p95, p99, p999, longest: Percentiles 0, 50, 95, 99, 99.9 and 100.
-    """
-
-    total: float
-    mean: float
-    shortest: float
-    median: float
-    p95: float
-    p99: float
-    p999: float
-    longest: float
+# What looks wrong, one sentence, and the remedy.
+Caution = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """The examples with lengths in (above, up_to]: as those of a bucket, the upper edge belongs to it."""
+def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
+    """Look at the lengths of a data set: their spread, a histogram, and what looks wrong or wasteful.
 
-    above: float
-    up_to: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Caution:
-    """What looks wrong or wasteful, and what to do about it; both full sentences."""
-
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey(Spread):
-    """What a data set's lengths look like; what `Spread` has is of the lengths.
-
-    Attributes:
-        count: Number of examples.
-        distinct: Number of different lengths.
-        histogram: At most `MOST_BINS` bins that cover all lengths, the longest first.
-        log_bins: Whether the bins are log-spaced, because the data have a long tail.
-        targets: Of the target lengths, or None where there are none.
-        left_out: Reason → number of examples that were left out on the way here.
-        notes: What the reader found out, as full sentences.
-        cautions: What the user should look at, the gravest first.
-    """
-
-    count: int
-    distinct: int
-    histogram: tuple[Bin, ...]
-    log_bins: bool
-    targets: Spread | None
-    left_out: dict[str, int]
-    notes: tuple[str, ...]
-    cautions: tuple[Caution, ...]
-
-
-def survey(lengths: Lengths) -> Survey:
-    """Looks at the lengths of a data set.
-
-    Needs less than 30 MB beside the lengths, however many they are.
-    """
-    values = lengths.values
-    spread = _spread(lengths.total, [float(values[values.size - rank]) for rank in _ranks(values.size)], values.size)
-    distinct = 1 + sum(int(np.count_nonzero(part[1:] != part[:-1])) for part in _chunks(values, overlap=1))
-    fractional = sum(int(np.count_nonzero(_fractional(part))) for part in _chunks(values))
-    whole = not fractional and spread.longest >= 0.5  # what is all but 0 is no whole number of anything
-    log_bins = spread.longest > 100 * spread.shortest and spread.longest > 10 * spread.median
-    targets = None
-    if lengths.targets is not None:
-        at_ranks = _at_ranks(lengths.targets, _ranks(values.size))
-        targets = _spread(float(lengths.targets.sum()), at_ranks, values.size)
-    return Survey(
-        **asdict(spread),
-        count=lengths.count,
-        distinct=distinct,
-        histogram=_histogram(values, (_log_edges if log_bins else _even_edges)(spread, whole=whole)),
-        log_bins=log_bins,
-        targets=targets,
-        left_out=dict(lengths.left_out),
-        notes=lengths.notes,
-        cautions=tuple(_cautions(lengths, spread, distinct, fractional)),
-    )
-
-
-def scan_of(lengths: Lengths, found: Survey, sources: Sequence[str]) -> Scan:
-    """The record of a survey.
+    Needs less than 30 MB beside the lengths, however many they are. Percentiles are by nearest rank (NumPy's
+    `inverted_cdf`): the smallest length that at least that share of the examples does not exceed.
 
     Args:
-        lengths: What was surveyed.
-        found: The survey.
+        lengths: The data set.
         sources: Where the lengths come from, for the record's reader.
+
+    Returns:
+        The record; each of its warnings is one sentence that says what is wrong, then the remedy.
     """
+    values, ranks = lengths.values, _ranks(lengths.count)
+    spread = _percentiles(float(values[values.size - rank]) for rank in ranks)
+    distinct = 1 + sum(int(np.count_nonzero(part[1:] != part[:-1])) for part in _chunks(values, overlap=1))
+    fractional = sum(int(np.count_nonzero(_fractional(part))) for part in _chunks(values))
+    whole = not fractional and spread.max >= 0.5  # what is all but 0 is no whole number of anything
+    long_tail = spread.max > 100 * spread.min and spread.max > 10 * spread.median
+    edges = (_log_edges if long_tail else _even_edges)(spread, whole=whole)
     return Scan(
         meta=meta_of(Scan),
         sources=list(sources),
         lengths=lengths.summary(),
-        distinct=found.distinct,
-        percentiles=_percentiles(found),
-        targets=None if found.targets is None else _percentiles(found.targets),
-        histogram=[HistogramBin(from_=one.above, to=one.up_to, count=one.count) for one in found.histogram],
-        left_out=found.left_out,
-        notes=list(found.notes),
-        warnings=[str(caution) for caution in found.cautions],
+        distinct=distinct,
+        percentiles=spread,
+        targets=None if lengths.targets is None else _percentiles(_at_ranks(lengths.targets, ranks)),
+        histogram=_histogram(values, edges),
+        left_out=dict(lengths.left_out),
+        notes=list(lengths.notes),
+        warnings=[f"{what} {remedy}" for what, remedy in _cautions(lengths, spread, distinct, fractional)],
     )
 
 
 def _share(part: float, whole: float) -> str:
-    """A share as per cent, for running text: `45.6%`, `0.042%`; never 0 where there is some."""
+    """Return a share as per cent, for running text: `45.6%`, `0.042%`; never 0 where there is some."""
     percent = 100 * part / whole
     if percent >= 0.995:
         return f"{percent:.1f}%"
     return f"{percent:.2g}%" if percent == 0 or percent >= 0.01 else "less than 0.01%"
 
 
-def _percentiles(spread: Spread) -> Percentiles:
-    return Percentiles(
-        min=spread.shortest,
-        median=spread.median,
-        p95=spread.p95,
-        p99=spread.p99,
-        p999=spread.p999,
-        max=spread.longest,
-    )
+def _percentiles(at_ranks: Iterable[float]) -> Percentiles:
+    low, median, p95, p99, p999, high = at_ranks
+    return Percentiles(min=low, median=median, p95=p95, p99=p99, p999=p999, max=high)
 
 
 def _ranks(size: int) -> list[int]:
-    """Nearest ranks of the percentiles 0, 50, 95, 99, 99.9 and 100; 1 is the smallest."""
+    """Return nearest ranks of the percentiles 0, 50, 95, 99, 99.9 and 100; 1 is the smallest."""
     return [max(1, -(-size * thousandths // 1000)) for thousandths in (0, 500, 950, 990, 999, 1000)]
-
-
-def _spread(total: float, at_ranks: Sequence[float], size: int) -> Spread:
-    shortest, median, p95, p99, p999, longest = at_ranks
-    return Spread(
-        total=total,
-        mean=total / size,
-        shortest=shortest,
-        median=median,
-        p95=p95,
-        p99=p99,
-        p999=p999,
-        longest=longest,
-    )
 
 
 def _chunks(values: FloatArray, *, overlap: int = 0) -> Iterator[FloatArray]:
@@ -205,7 +103,7 @@ def _chunks(values: FloatArray, *, overlap: int = 0) -> Iterator[FloatArray]:
 
 
 def _at_ranks(values: FloatArray, ranks: Sequence[int]) -> list[float]:
-    """The values of these ranks among numbers in any order, without a sorted copy of them.
+    """Return the values of these ranks among numbers in any order, without a sorted copy of them.
 
     Numbers that are not negative are ordered as the integers that their bits make, which are found 16 bits at a
     time: how many examples share the bits found so far and have each of the next ones.
@@ -235,43 +133,42 @@ def _fractional(values: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _longer(values: FloatArray, length: float) -> int:
-    """How many of the descending values are longer; where the others begin."""
+    """Return how many of the descending values are longer; where the others begin."""
     return values.size - int(np.searchsorted(values[::-1], length, side="right"))
 
 
-def _histogram(values: FloatArray, edges: Sequence[float]) -> tuple[Bin, ...]:
+def _histogram(values: FloatArray, edges: Sequence[float]) -> list[HistogramBin]:
+    """Count the examples between the edges, which ascend; the longest come first."""
     longer = [_longer(values, edge) for edge in edges]
-    return tuple(
-        Bin(edges[index], edges[index + 1], longer[index] - longer[index + 1])
-        for index in reversed(range(len(edges) - 1))
-    )
+    bins = zip(pairwise(edges), pairwise(longer), strict=True)
+    return [HistogramBin(from_=low, to=high, count=above - beyond) for (low, high), (above, beyond) in bins][::-1]
 
 
 def _decimal(digits: int, exponent: int) -> float:
     return float(f"{digits}e{exponent}")
 
 
-def _even_edges(spread: Spread, *, whole: bool) -> list[float]:
-    """Edges at multiples of 1, 2 or 5 times a power of ten, ascending, around all lengths."""
+def _even_edges(spread: Percentiles, *, whole: bool) -> list[float]:
+    """Return edges at multiples of 1, 2 or 5 times a power of ten, ascending, around all lengths."""
     # Much closer edges would look alike in 4 digits.
-    least = max((spread.longest - spread.shortest) / MOST_BINS, spread.longest / 500, 1 if whole else 0)
+    least = max((spread.max - spread.min) / MOST_BINS, spread.max / 500, 1 if whole else 0)
     for exponent in count(math.floor(math.log10(least))):
         for digit in (1, 2, 5):
             width = _decimal(digit, exponent)
             # From safely below: a quotient may be rounded to the wrong side of a whole number.
-            first, last = (max(0, math.floor(length / width) - 1) for length in (spread.shortest, spread.longest))
-            while _decimal((first + 1) * digit, exponent) < spread.shortest:
+            first, last = (max(0, math.floor(length / width) - 1) for length in (spread.min, spread.max))
+            while _decimal((first + 1) * digit, exponent) < spread.min:
                 first += 1
-            while _decimal(last * digit, exponent) < spread.longest:
+            while _decimal(last * digit, exponent) < spread.max:
                 last += 1
             if width >= least and last - first <= MOST_BINS:
                 return [_decimal(number * digit, exponent) for number in range(first, last + 1)]
     raise AssertionError  # count() does not end
 
 
-def _log_edges(spread: Spread, *, whole: bool) -> list[float]:
-    """Edges at the same few digits of each power of ten, ascending, around all lengths."""
-    lowest, highest = (math.floor(math.log10(length)) for length in (spread.shortest, spread.longest))
+def _log_edges(spread: Percentiles, *, whole: bool) -> list[float]:
+    """Return edges at the same few digits of each power of ten, ascending, around all lengths."""
+    lowest, highest = (math.floor(math.log10(length)) for length in (spread.min, spread.max))
     for digits, stride in _ladders():
         ladder = [
             _decimal(digit, exponent - 1)
@@ -280,21 +177,21 @@ def _log_edges(spread: Spread, *, whole: bool) -> list[float]:
         ]
         if whole:
             ladder = [0.0, *(edge for edge in ladder if edge >= 1 and edge.is_integer())]
-        first, last = bisect_left(ladder, spread.shortest) - 1, bisect_left(ladder, spread.longest)
+        first, last = bisect_left(ladder, spread.min) - 1, bisect_left(ladder, spread.max)
         if last - first <= MOST_BINS:
             return ladder[first : last + 1]
     raise AssertionError  # the ladders do not end
 
 
 def _ladders() -> Iterator[tuple[tuple[int, ...], int]]:
-    """Ever fewer edges: tenfold digits, and how many powers of ten lie between their repetitions."""
+    """Return ever fewer edges: tenfold digits, and how many powers of ten lie between their repetitions."""
     yield (10, 15, 20, 30, 50, 70), 1
     yield (10, 20, 50), 1
     for stride in count(1):
         yield (10,), stride
 
 
-def _cautions(lengths: Lengths, spread: Spread, distinct: int, fractional: int) -> Iterator[Caution]:
+def _cautions(lengths: Lengths, spread: Percentiles, distinct: int, fractional: int) -> Iterator[Caution]:
     yield from _wrong_unit(lengths, spread.median, fractional)
     yield from _zero_lengths(lengths)
     if distinct == 1:
@@ -308,30 +205,30 @@ def _wrong_unit(lengths: Lengths, median: float, fractional: int) -> Iterator[Ca
     unit = lengths.unit
     said = f"A median of {format_length(median, unit)}"
     if unit == "s" and median > _LONGEST_SECONDS:
-        yield Caution(
+        yield (
             f"{said} is {format_seconds(median)} for one example: these look like samples or milliseconds.",
             f"If they are samples at 16 kHz (a median of {format_seconds(median / 16000)}), give --length-scale "
             f"1/16000 --unit s; if milliseconds ({format_seconds(median / 1000)}), --length-scale 1/1000 --unit s.",
         )
     elif unit == "s" and median < _SHORTEST_SECONDS:
-        yield Caution(
+        yield (
             f"{said} is too short for speech: these look scaled once too often, or like hours.",
             "Check --length-scale; for hours, give --length-scale 3600 --unit s.",
         )
     elif unit == "ms" and median < 1000 * _SHORTEST_SECONDS:
-        yield Caution(
+        yield (
             f"{said} is too short for speech: these look like seconds.",
             "If they are, give --length-scale 1 --unit s.",
         )
     elif unit == "samples" and median < _FEWEST_SAMPLES:
-        yield Caution(
+        yield (
             f"{said} is {format_seconds(median / 16000)} at 16 kHz: these look like seconds.",
             "If they are, give --length-scale 1 --unit s.",
         )
     elif unit in _COUNTS and fractional:
         first = next(float(part[_fractional(part)][0]) for part in _chunks(lengths.values) if _fractional(part).any())
-        are = "is none" if fractional == 1 else "are none"
-        yield Caution(
+        are = "is not" if fractional == 1 else "are not"
+        yield (
             f"{unit.capitalize()} come in whole numbers, but {_examples(lengths, fractional, 'length')} {are}, such "
             f"as {format_number(first)}.",
             "If they are seconds, give --length-scale 1 --unit s; if --length-scale made fractions of them, take all "
@@ -343,7 +240,7 @@ def _zero_lengths(lengths: Lengths) -> Iterator[Caution]:
     zeros = lengths.left_out.get(_ZERO, 0)
     if zeros:
         was, them = ("was", "it") if zeros == 1 else ("were", "them")
-        yield Caution(
+        yield (
             f"{counted(zeros, 'example')} of length zero {was} left out.",
             f"Look for what is empty or damaged, and leave {them} out of the training data too.",
         )
@@ -351,7 +248,7 @@ def _zero_lengths(lengths: Lengths) -> Iterator[Caution]:
 
 def _all_equal(lengths: Lengths) -> Iterator[Caution]:
     if lengths.count > 1:
-        yield Caution(
+        yield (
             f"All {lengths.count:,} examples have the same length, {format_length(lengths.longest, lengths.unit)}: "
             "batches need no padding, and dynamic batching gains nothing.",
             "Use a fixed batch size; `batchtune probe-oom` finds the largest that fits.",
@@ -372,7 +269,7 @@ def _cut_off(lengths: Lengths) -> Iterator[Caution]:
     if at_longest * neighbours < _CUT_RATIO * (end - at_longest):
         return
     below = _round_up(float(values[at_longest]), below=lengths.longest)
-    yield Caution(
+    yield (
         f"{_examples(lengths, at_longest)} have exactly the longest length, "
         f"{format_length(lengths.longest, lengths.unit)}: they look cut off there.",
         f"If that is not meant, look for what cut them; --max-length {below} leaves them out.",
@@ -383,21 +280,21 @@ def _first_shorter(values: FloatArray, length: float) -> int:
     return values.size - int(np.searchsorted(values[::-1], length, side="left"))
 
 
-def _outliers(lengths: Lengths, spread: Spread) -> Iterator[Caution]:
-    """A few examples much longer than all others: one in a thousand, or in a hundred where there are no thousand."""
+def _outliers(lengths: Lengths, spread: Percentiles) -> Iterator[Caution]:
+    """Find a few examples much longer than all others: one in a thousand, or in a hundred in small data sets."""
     rare = spread.p999 if lengths.count >= 1000 else spread.p99
-    if rare * _OUTLYING >= spread.longest:
+    if rare * _OUTLYING >= spread.max:
         return
-    limit = _round_up(rare, below=spread.longest)
+    limit = _round_up(rare, below=spread.max)
     longer = _longer(lengths.values, float(limit))
-    ratio = spread.longest / float(lengths.values[longer])
+    ratio = spread.max / float(lengths.values[longer])
     lost = float(lengths.values[:longer].sum())
     unit = lengths.unit
     are = "is" if longer == 1 else "are"
-    yield Caution(
+    yield (
         f"{_examples(lengths, longer)} {are} longer than {format_length(float(limit), unit)}, up to "
-        f"{format_length(spread.longest, unit)}: they alone decide how large a fixed batch can be.",
-        f"--max-length {limit} leaves them out, {_share(lost, spread.total)} of the total length; a fixed batch "
+        f"{format_length(spread.max, unit)}: they alone decide how large a fixed batch can be.",
+        f"--max-length {limit} leaves them out, {_share(lost, lengths.total)} of the total length; a fixed batch "
         f"size can then be {ratio:,.{2 if ratio < 10 else 0}f} times as large for the same padded length.",
     )
 
@@ -407,7 +304,7 @@ def _examples(lengths: Lengths, number: int, noun: str = "example") -> str:
 
 
 def _round_up(length: float, *, below: float) -> str:
-    """The roundest number, of 2 digits or more, from `length` to less than `below`: as a user would write it."""
+    """Return the roundest number, of 2 digits or more, from `length` to less than `below`: as a user would write it."""
     whole = math.floor(math.log10(length))
     for digits in range(2, 17):
         exponent = whole + 1 - digits

@@ -17,8 +17,8 @@ from html_records import CONFIGS, full_results, hostile_full_results
 from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.reports import RunResults
-from batchtune.reports.gate import Verdict
 from batchtune.reports.html import render
+from batchtune.results import Verdict
 
 RESULTS = full_results()
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -97,7 +97,7 @@ def test_no_string_of_a_result_file_becomes_markup(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, '<a href="https://example.com">x</a>', "\u2028&lt;b&gt;\u2029"])
-def test_no_string_of_a_result_file_gets_out_of_the_data_of_the_charts_or_is_markup_in_them(text: str) -> None:
+def test_no_string_of_a_file_becomes_markup_in_a_chart(text: str) -> None:
     data = PageReader(render(hostile_full_results(text))).scripts["figures"]
     assert not set("<>&\u2028\u2029") & set(data)
     for shown in strings_of(json.loads(data)):
@@ -118,7 +118,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "url(" not in own_part(whole_page()) and "@import" not in own_part(whole_page())
 
 
-def test_the_policy_allows_the_two_scripts_of_the_page_by_their_hashes_and_nothing_else() -> None:
+def test_the_policy_allows_only_the_pages_own_two_scripts() -> None:
     page = PageReader(whole_page())
     hashes = [
         base64.b64encode(hashlib.sha256(script).digest()).decode()
@@ -134,7 +134,7 @@ def test_no_element_handles_events_in_its_attributes() -> None:
     assert not [name for name in PageReader(whole_page()).attributes() if name.startswith("on")]
 
 
-def test_the_page_of_ten_million_examples_is_as_large_as_that_of_a_thousand_and_under_6_mb() -> None:
+def test_the_pages_size_does_not_depend_on_the_data_set() -> None:
     small, large = (render(full_results(count), CONFIGS) for count in (1_000, 10_000_000))
     assert len(large.encode()) < 6_000_000
     assert abs(len(large) - len(small)) < 20_000
@@ -167,7 +167,7 @@ def test_the_summary_leads_the_page() -> None:
     assert whole_page().index("Set 13 buckets (optimal)") < whole_page().index("<table")
 
 
-def test_the_recommended_row_is_marked_in_the_table_of_rows_and_in_the_curve() -> None:
+def test_the_recommended_row_is_marked_in_its_tables() -> None:
     rows = [
         attributes
         for tag, attributes in PageReader(render(RunResults(name="", probe=None, sweep=made_sweep()))).elements
@@ -176,7 +176,7 @@ def test_the_recommended_row_is_marked_in_the_table_of_rows_and_in_the_curve() -
     assert sum(attributes.get("class") == "marked" for attributes in rows) == 1
 
 
-def test_each_chart_is_named_and_described_for_those_who_cannot_see_it() -> None:
+def test_each_chart_has_a_name_and_a_description() -> None:
     elements = PageReader(whole_page()).elements
     names = [str(attributes["aria-labelledby"]) for _, attributes in elements if attributes.get("role") == "img"]
     assert names == [

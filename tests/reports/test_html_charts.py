@@ -16,9 +16,10 @@ from report_records import made_probe, made_sweep, whole_sweep, without_recommen
 from batchtune.cost.models import predict
 from batchtune.reports.html import figures
 from batchtune.reports.html.data_figures import histogram_figure, padding_figure
-from batchtune.reports.html.figure import Figure, hover, label, length_unit, log_space, thinned, time_unit
+from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
 from batchtune.reports.html.probe_figures import frontier_figure, limit_curve
 from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
+from batchtune.reports.table import spread
 from batchtune.results import Probe, Sweep
 
 FULL = full_results()
@@ -38,7 +39,7 @@ def test_a_whole_run_has_all_charts() -> None:
     assert [figure.name for figure in figures(FULL)] == ["sweep", "histogram", "padding", "randomness", "frontier"]
 
 
-def test_there_is_one_line_for_each_strategy_and_sizing_and_each_thing_to_compare_with() -> None:
+def test_each_strategy_and_each_comparison_has_a_line() -> None:
     assert sorted(traces(buckets_figure(made_sweep()))) == [
         "exponential",
         "fixed-random",
@@ -65,7 +66,7 @@ def test_a_current_config_that_cant_fit_is_marked_in_both() -> None:
 
 
 @pytest.mark.parametrize("figure_of", [buckets_figure, randomness_figure])
-def test_costs_are_on_a_logarithmic_axis_of_which_the_rows_have_at_least_half(
+def test_the_rows_fill_at_least_half_of_a_logarithmic_axis(
     figure_of: Callable[[Sweep], Figure | None],
 ) -> None:
     """A fixed batch size may cost many times what any table costs: it is then a note above the scale."""
@@ -84,19 +85,19 @@ def test_costs_are_on_a_logarithmic_axis_of_which_the_rows_have_at_least_half(
             assert (not drawn) == any(text.startswith("↑ fixed-random: ") for text in notes)
 
 
-def test_every_row_is_a_point_at_its_bucket_count_and_its_batches() -> None:
+def test_every_row_is_a_point_at_its_buckets_and_batches() -> None:
     sweep = made_sweep()
     drawn = traces(buckets_figure(sweep), view=1)["optimal"]
     rows = [row for row in sweep.rows if (row.strategy, row.sizing) == ("optimal", "length")]
     assert list(zip(drawn["x"], drawn["y"], strict=True)) == [(row.num_buckets, row.batches) for row in rows]
 
 
-def test_the_recommended_mark_is_drawn_last_so_that_nothing_covers_it() -> None:
+def test_nothing_covers_the_recommended_mark() -> None:
     for figure in (buckets_figure(made_sweep()), randomness_figure(made_sweep())):
         assert list(traces(figure))[-1] == "recommended"
 
 
-def test_a_sweep_with_times_shows_time_first_and_batches_on_demand() -> None:
+def test_a_sweep_with_times_has_a_second_view_of_batches() -> None:
     figure = buckets_figure(made_sweep())
     assert figure is not None and [view.label for view in figure.views] == ["time", "batches"]
     assert figure.views[0].layout["yaxis"]["title"]["text"] == "estimated time of one epoch (min)"
@@ -118,7 +119,7 @@ def test_a_sweep_without_rows_has_no_charts_of_rows() -> None:
     assert buckets_figure(empty) is None and randomness_figure(empty) is None
 
 
-def test_the_curve_of_speed_against_randomness_runs_through_the_rows_on_it_and_its_knee_is_ringed() -> None:
+def test_the_trade_off_curve_meets_its_rows_and_rings_the_knee() -> None:
     sweep = sweep_of_everything()
     drawn = traces(randomness_figure(sweep))
     on_curve = sorted(sweep.rows[index].effective_buckets for index in sweep.trade_off)
@@ -127,12 +128,12 @@ def test_the_curve_of_speed_against_randomness_runs_through_the_rows_on_it_and_i
     assert drawn["knee"]["x"] == pytest.approx([sweep.rows[sweep.knee].effective_buckets])
 
 
-def test_the_curve_is_not_drawn_over_a_cost_that_it_was_not_found_by() -> None:
+def test_the_trade_off_curve_is_drawn_only_over_its_own_cost() -> None:
     assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=1)
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])
-def test_the_histogram_has_a_bar_for_each_bin_on_an_axis_that_suits_them(logarithmic: bool) -> None:
+def test_the_histogram_has_a_bar_for_each_bin(logarithmic: bool) -> None:
     sweep = with_data(made_sweep(), logarithmic=logarithmic)
     figure = histogram_figure(sweep)
     bars = traces(figure)["examples"]
@@ -150,7 +151,7 @@ def test_every_recommended_boundary_is_a_line_in_the_histogram() -> None:
     assert sorted(drawn) == pytest.approx(row.boundaries)
 
 
-def test_without_a_recommendation_the_histogram_has_no_boundaries() -> None:
+def test_the_histogram_has_no_boundaries_unless_recommended() -> None:
     assert list(traces(histogram_figure(without_recommendation(with_data(made_sweep()))))) == ["examples"]
 
 
@@ -221,7 +222,7 @@ def test_a_frontier_of_one_length_is_a_point() -> None:
     assert len(traces(frontier_figure(one))["largest that fits"]["x"]) == 1
 
 
-def test_what_the_data_close_is_drawn_and_worded_apart_from_what_memory_closes() -> None:
+def test_points_closed_by_data_look_and_read_differently() -> None:
     probe = made_probe()
     first = msgspec.structs.replace(probe.frontier[0], batch_size=2, closed_by="data", oom_batch_size=None)
     figure = frontier_figure(msgspec.structs.replace(probe, frontier=[first, *probe.frontier[1:]]))
@@ -257,20 +258,12 @@ def test_labels_show_tags_and_entities_as_they_are() -> None:
 @settings(deadline=None)
 def test_thinning_keeps_both_ends_and_what_is_to_be_kept(count: int, most: int, keep: set[int]) -> None:
     keep = {index for index in keep if index < count}
-    left = thinned(range(count), keep, most)
+    left = spread(range(count), most, keep)
     assert left == sorted(set(left)) and keep <= set(left) and len(left) <= max(most, 0) + len(keep)
     assert not count or (left[0] == 0 and left[-1] == count - 1)
 
 
-@given(st.floats(1e-6, 1e9), st.floats(1, 1e6), st.integers(2, 50))
-@settings(deadline=None)
-def test_logarithmic_spacing_has_a_constant_ratio(low: float, ratio: float, count: int) -> None:
-    values = log_space(low, low * ratio, count)
-    assert math.isclose(values[0], low) and math.isclose(values[-1], low * ratio, rel_tol=1e-9)
-    assert values == sorted(values) and len(values) == count
-
-
-def test_an_axis_of_times_or_of_summed_seconds_names_a_unit_that_suits_it() -> None:
+def test_an_axis_of_times_has_a_unit_of_suitable_size() -> None:
     assert [time_unit(seconds)[1] for seconds in (0.5, 3, 300, 20_000)] == ["ms", "s", "min", "h"]
     assert [length_unit(60, "s")[1], length_unit(9000, "s")[1], length_unit(9000, "tokens")[1]] == ["s", "h", "tokens"]
     assert length_unit(9000, None) == (1.0, "")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from report_records import made_sweep, proven_sweep, whole_sweep, with_recommended, without_recommendation
 
-from batchtune.reports.rows import chosen_rows, comparison_table, rows_table
+from batchtune.reports.tables import chosen_rows, comparison_table, rows_table
 from batchtune.results import Sweep
 
 
@@ -29,14 +29,14 @@ def test_tables_with_fewer_buckets_than_asked_for_say_why() -> None:
     ]
     notes = rows_table(msgspec.structs.replace(sweep, rows=rows)).notes
     assert "“9 of 10” buckets (optimal): more were allowed, but would take longer." in notes
-    assert "“9 of 10” buckets (linear): the others fell together, by few different lengths." in notes
+    assert "“9 of 10” buckets (linear): the others coincided, because few lengths differ." in notes
 
 
 def test_the_recommended_row_is_shown_with_its_neighbours() -> None:
     assert shown(made_sweep(), "optimal") == [10, 12, 13, 14, 20]
 
 
-def test_of_each_sizing_the_fewest_and_the_most_buckets_are_shown() -> None:
+def test_each_sizing_shows_its_fewest_and_most_buckets() -> None:
     assert shown(made_sweep(), "optimal", "frontier") == [10, 20]
 
 
@@ -93,7 +93,7 @@ def test_ratios_are_left_out_without_the_fixed_baseline() -> None:
     assert "against fixed" not in titles(msgspec.structs.replace(made_sweep(), baselines=[]))
 
 
-def test_baselines_and_bound_follow_the_rows_as_a_group_of_their_own() -> None:
+def test_baselines_and_bound_are_a_group_after_the_rows() -> None:
     table = rows_table(made_sweep())
     assert table.break_before is not None
     names = [row[0] for row in table.rows[table.break_before :]]
@@ -113,13 +113,13 @@ def test_a_sweep_without_rows_still_shows_its_baselines() -> None:
 
 
 @pytest.mark.parametrize(("fits", "name"), [(True, "current"), (None, "current"), (False, "current (does not fit)")])
-def test_a_current_config_that_cant_fit_is_marked_and_the_mark_is_explained(fits: bool | None, name: str) -> None:
+def test_a_current_config_that_cant_fit_is_marked(fits: bool | None, name: str) -> None:
     table = rows_table(msgspec.structs.replace(whole_sweep(), current_fits=fits))
     assert name in [row[0] for row in table.rows]
     assert any("does not fit: its batches are larger" in note for note in table.notes) == (fits is False)
 
 
-def test_a_current_config_that_cant_fit_stands_beside_what_is_compared_and_is_marked() -> None:
+def test_a_current_config_that_cant_fit_is_compared_and_marked() -> None:
     sweep = msgspec.structs.replace(whole_sweep(), current_fits=False)
     assert sweep.recommended_row is not None
     assert [row[0] for row in comparison_table(sweep, sweep.recommended_row).rows] == [
@@ -131,7 +131,7 @@ def test_a_current_config_that_cant_fit_stands_beside_what_is_compared_and_is_ma
     ]
 
 
-def test_tables_with_sizes_that_were_not_run_are_marked_and_the_mark_is_explained() -> None:
+def test_tables_with_unproven_sizes_are_marked() -> None:
     table = rows_table(proven_sweep())
     assert table.marked is not None
     buckets = [row[1] for row in table.rows[: table.break_before]]

@@ -1,15 +1,23 @@
-"""The rules' grammar: `FIELD OP VALUE`, or `FIELD worse SHARE%` against a baseline. A rule states what fails."""
+"""The rules of the CI gate: their grammar, and the fields that they can name.
+
+`FIELD OP VALUE`, or `FIELD worse SHARE%` against a baseline. A rule states what fails.
+"""
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Literal, NoReturn, cast
 
+import msgspec
+
 from batchtune.errors import UsageError
+from batchtune.results import Drift, LowerBound, Record, Row, Verification
 
 Operator = Literal[">", ">=", "<", "<=", "==", "!=", "worse"]
 
@@ -63,7 +71,7 @@ class Rule:
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
-    """Reads rules; one that is given twice counts once.
+    """Read rules; one that is given twice counts once.
 
     Raises:
         UsageError: One is none; the message shows it and points at the place.
@@ -72,7 +80,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
 
 
 def parse_rule(text: str) -> Rule:
-    """Reads one rule.
+    """Read one rule.
 
     Raises:
         UsageError: It is none; the message shows it and points at the place.
@@ -105,12 +113,12 @@ def parse_rule(text: str) -> Rule:
 
 
 def _limit(text: str, start: int) -> tuple[Fraction | bool, bool, int]:
-    """The limit, whether it is in per cent, and where what follows it begins."""
+    """Return the limit, whether it is in per cent, and where what follows it begins."""
     flag = _FLAG.match(text, start)
     if flag is not None:
         return flag[0].lower() == "true", False, _after(text, flag.end())
     if _NO_NUMBER.match(text, start):
-        _refuse(text, start, "this is no limit: a finite number is needed")
+        _refuse(text, start, "not a limit: a finite number is needed")
     number = _NUMBER.match(text, start)
     if number is None:
         _refuse(text, start, "a number, such as 0.08 or 8%, or true or false is expected here")
@@ -144,5 +152,99 @@ def _refuse(text: str, at: int, what: str) -> NoReturn:
 
 
 def _after(text: str, at: int) -> int:
-    """Where the next word begins: there is one space at most."""
+    """Return where the next word begins: there is one space at most."""
     return at + 1 if text[at : at + 1] == " " else at
+
+
+Source = Literal["row", "sweep", "current", "verify", "bound", "drift"]
+Kind = Literal["number", "count", "flag"]
+_KINDS: dict[type[msgspec.inspect.Type], Kind] = {
+    msgspec.inspect.BoolType: "flag",
+    msgspec.inspect.IntType: "count",
+    msgspec.inspect.FloatType: "number",
+}
+
+_ROOTS: tuple[tuple[str, Source, type[Record]], ...] = (
+    ("", "row", Row),
+    ("current.", "current", Row),
+    ("verify.", "verify", Verification),
+    ("bound.", "bound", LowerBound),
+)
+
+HIGHER_IS_BETTER = frozenset({"fill", "mean_batch_size"})
+LOWER_IS_BETTER = frozenset(
+    {
+        "batches",
+        "steps",
+        "padded_length",
+        "padding_ratio",
+        "estimated_epoch_seconds",
+        "estimated_epoch_error_seconds",
+        "effective_buckets",  # fewer: more examples can meet
+        "used_buckets",
+        "batch_size_variation",
+        "repeated_examples",
+        "unproven",
+    }
+)
+# Between 0 and 1: a limit outside would be a rule that always or never fails.
+SHARES = frozenset({"padding_ratio", "current.padding_ratio", "drift"})
+# What may be written in per cent.
+RATIOS = SHARES | {
+    *("fill", "current.fill", "batch_size_variation", "current.batch_size_variation", "stale"),
+    *("verify.time_ratio", "verify.time_ratio_spread"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A number, a count or a flag that a rule can name.
+
+    Attributes:
+        name: In a rule.
+        source: The record it is of.
+        path: Its attributes, from that record on.
+        kind: What it holds.
+    """
+
+    name: str
+    source: Source
+    path: tuple[str, ...]
+    kind: Kind
+
+
+@cache
+def all_fields() -> dict[str, Field]:
+    """Name → field, of everything that rules can name."""
+    found: dict[str, Field] = {}
+    for prefix, source, record in _ROOTS:
+        for path, kind in _leaves(record):
+            name = prefix + ".".join(path)
+            found[name] = Field(name=name, source=source, path=path, kind=kind)
+    found["max_batch_length"] = Field(
+        name="max_batch_length", source="sweep", path=("max_batch_length",), kind="number"
+    )
+    kinds = dict(_leaves(Drift))
+    for name, attribute in DRIFT_FIELDS.items():
+        found[name] = Field(name=name, source="drift", path=(attribute,), kind=kinds[(attribute,)])
+    return found
+
+
+def nearest(name: str) -> str | None:
+    """Return the field that was probably meant; None where none is near."""
+    near = difflib.get_close_matches(name, all_fields(), n=1)
+    return near[0] if near else None
+
+
+def _leaves(record: type[msgspec.Struct]) -> Iterator[tuple[tuple[str, ...], Kind]]:
+    """Yield the numbers and flags of a record and of the records in it, in their order."""
+    described = msgspec.inspect.type_info(record)
+    assert isinstance(described, msgspec.inspect.StructType)
+    for field in described.fields:
+        union = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+        kinds = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
+        if len(kinds) == 1 and type(kinds[0]) in _KINDS:
+            yield (field.name,), _KINDS[type(kinds[0])]
+        elif isinstance(kinds[0], msgspec.inspect.StructType) and field.name != "meta":
+            for path, inner in _leaves(kinds[0].cls):
+                yield (field.name, *path), inner

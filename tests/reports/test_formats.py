@@ -47,21 +47,21 @@ RUNS = {
             made_sweep(),
             rows=[
                 msgspec.structs.replace(
-                    made_sweep().rows[0], batches=0, estimated_epoch_seconds=0.0, mean_batch_size=0.0
+                    made_sweep().rows[0], batches=1, estimated_epoch_seconds=0.0, mean_batch_size=0.0
                 )
             ],
             recommended=0,
             baselines=[
                 Baseline(
                     name="fixed-random",
-                    batch_size=0,
-                    batches=0,
-                    padded_length=0.0,
+                    batch_size=1,
+                    batches=1,
+                    padded_length=1.0,
                     padding_ratio=0.0,
                     estimated_epoch_seconds=0.0,
                 )
             ],
-            lower_bound=LowerBound(batches=0, padded_length=0.0, estimated_epoch_seconds=0.0),
+            lower_bound=LowerBound(batches=1, padded_length=0.0, estimated_epoch_seconds=0.0),
         ),
     ),
     "hostile": hostile_results("\x1b[31m<script>|`\n"),

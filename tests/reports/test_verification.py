@@ -73,13 +73,13 @@ def test_its_own_warnings_are_told() -> None:
 
 def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
     other = with_recommended(SWEEP, "optimal", 10)
-    assert "of another bucket table" in warning_sentences(run_with(made_verification(), sweep=other))[0]
+    assert "ran another bucket table" in warning_sentences(run_with(made_verification(), sweep=other))[0]
 
 
 def test_other_lengths_are_told_and_nothing_else() -> None:
     lengths = replace(made_verification().lengths, fingerprint="0" * 64)
     warnings = warning_sentences(run_with(replace(made_verification(), lengths=lengths)))
-    assert len(warnings) == 1 and "of other lengths" in warnings[0]
+    assert len(warnings) == 1 and "used other lengths" in warnings[0]
 
 
 def test_another_workload_than_the_probes_is_told() -> None:

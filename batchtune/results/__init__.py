@@ -1,0 +1,16 @@
+"""The result files: typed records and their versioned JSON.
+
+A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json`,
+`sampler.yaml` and `verify.json`. Units are in the names; unknown is None (`null`), never 0.
+
+Files may come from anywhere. The types of the records say what a number may be, their method `problems` what numbers
+have to do with each other; `read_result` checks both, once, where a file is read.
+"""
+
+# ruff: noqa: F403  # every name of these modules is public here
+from batchtune.results.printed import *
+from batchtune.results.probe import *
+from batchtune.results.reading import *
+from batchtune.results.shared import *
+from batchtune.results.sweep import *
+from batchtune.results.verify import *

@@ -1,0 +1,197 @@
+"""The records that commands print with --json and write into no run folder: scan, doctor, export, the gate."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from batchtune.results.shared import DeviceProcess, LengthsSummary, Record, Result
+from batchtune.results.sweep import HistogramBin
+
+Answer = Literal["holds", "fails", "error"]
+
+
+class Percentiles(Record, frozen=True, kw_only=True):
+    """How long examples are: percentiles 0, 50, 95, 99, 99.9 and 100 by nearest rank: each one occurs."""
+
+    min: float
+    median: float
+    p95: float
+    p99: float
+    p999: float
+    max: float
+
+
+class Scan(Result, frozen=True, kw_only=True):
+    """What `batchtune scan` found out about a data set's lengths.
+
+    Attributes:
+        sources: Where the lengths come from, as the user named it.
+        distinct: Number of different lengths.
+        targets: Of the target lengths; None where there are none.
+        histogram: Bins that cover all lengths, the longest first; even or log-spaced.
+        left_out: Reason → number of examples that were left out.
+        notes: What the reader found out.
+        warnings: What looks wrong or wasteful, each with its remedy.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/scan"
+
+    sources: list[str]
+    lengths: LengthsSummary
+    distinct: int
+    percentiles: Percentiles
+    targets: Percentiles | None
+    histogram: list[HistogramBin]
+    left_out: dict[str, int]
+    notes: list[str]
+    warnings: list[str]
+
+
+class DoctorGpu(Record, frozen=True, kw_only=True):
+    """A GPU, or an instance of one (MIG), as it is now; None: can't be told.
+
+    Attributes:
+        device: What PyTorch calls it, such as `cuda:0`; None where PyTorch does not see it.
+        processes: Who uses it, each with its memory.
+        mig: Whether it is an instance, or divided into instances.
+        throttle_reasons: Why its clock is lower now than it could be.
+        probe_process: The process of batchtune that is probing it; None where there is none.
+    """
+
+    name: str
+    device: str | None
+    uuid: str | None
+    capability: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    processes: list[DeviceProcess] | None
+    mig: bool | None
+    ecc: bool | None
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    throttle_reasons: list[str] | None
+    probe_process: int | None
+
+
+class DoctorTorch(Record, frozen=True, kw_only=True):
+    """PyTorch, as a process of its own found it.
+
+    Attributes:
+        version: None where it can't be imported.
+        cuda, hip, cudnn: What it was built with; None: without.
+        problem: Why it can't be used, or sees no GPU though it was built for one.
+    """
+
+    version: str | None
+    cuda: str | None
+    hip: str | None
+    cudnn: str | None
+    problem: str | None
+
+
+class DoctorCpu(Record, frozen=True, kw_only=True):
+    """The CPU and its memory.
+
+    Attributes:
+        processors: That this process may use.
+        load_average: Of the last minute: how many processes ran or waited to run; None where the system can't tell.
+        limit_problem: Why memory can't be limited and measured here; None where it can.
+        probe_process: The process of batchtune that is probing it; None where there is none.
+    """
+
+    name: str
+    processors: int
+    total_bytes: int
+    available_bytes: int | None
+    limit_problem: str | None
+    probe_process: int | None
+    load_average: float | None = None
+
+
+class Doctor(Result, frozen=True, kw_only=True):
+    """What `batchtune doctor` found out about a machine.
+
+    Attributes:
+        driver: The NVIDIA driver's version; None where there is none.
+        nvml_problem: Why the driver can't be asked; None where it can.
+        environment: The variables that change what a training step takes, those that are set.
+        packages: Optional package → version; None where it is not installed.
+        warnings: What stands in the way of a probe, each with its remedy.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/doctor"
+
+    python: str
+    system: str
+    torch: DoctorTorch
+    driver: str | None
+    nvml_problem: str | None
+    gpus: list[DoctorGpu]
+    cpu: DoctorCpu
+    environment: dict[str, str]
+    packages: dict[str, str | None]
+    warnings: list[str]
+
+
+class Exported(Result, frozen=True, kw_only=True):
+    """What `batchtune export --json` prints: a recommendation in another framework's words.
+
+    Attributes:
+        framework: As `--to` names it.
+        title: The framework's own name.
+        file: Where it was written, or what to call it.
+        content: The config or the snippet.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/export"
+
+    framework: str
+    title: str
+    file: str
+    content: str
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """What the gate says of one rule.
+
+    Attributes:
+        rule: As it was given, white space made even.
+        outcome: `holds`; `fails`; or `error`: it can't be told, which is never a pass.
+        value: Of the rule's field; None where it is not known.
+        limit: What the rule compares it with; for `worse` the share that is allowed, 0.02 for 2%.
+        baseline: The value in the other run, for `worse`; None else.
+        message: The value and the limit, or why it can't be told; no full stop.
+    """
+
+    rule: str
+    outcome: Answer
+    value: float | int | bool | None
+    limit: float | bool
+    baseline: float | int | None = None
+    message: str
+
+
+class Drift(Record, frozen=True, kw_only=True):
+    """How far other lengths are from those that a run was tuned for.
+
+    Attributes:
+        lengths: The others.
+        changed: Whether the fingerprint differs.
+        distance: Kolmogorov-Smirnov: the largest difference between the two distribution functions, 0 to 1.
+        beyond: How many of the others are longer than the last boundary of the recommended table.
+        batches: What the tuned table needs for the others; those beyond it are batches of one.
+        retuned_batches: What a table tuned for the others, with the same strategy, sizing and number of buckets, needs.
+        epoch_seconds, retuned_epoch_seconds: The same in estimated time; None without step times.
+        stale: How much the tuned table costs above one tuned anew, in time where it is known, else in batches: 0.02 is
+            2% more; 0 where it costs no more.
+    """
+
+    lengths: LengthsSummary
+    changed: bool
+    distance: float
+    beyond: int
+    batches: int
+    retuned_batches: int
+    epoch_seconds: float | None
+    retuned_epoch_seconds: float | None
+    stale: float

@@ -1,0 +1,204 @@
+"""What several result files hold: number types, the base of the records, lengths, the workload and the device."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+# No sane number is larger: sums and products of these stay far from what a float or a 64-bit integer can hold.
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=10**18)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
+# A difference of two measurements.
+ByteChange = Annotated[int, msgspec.Meta(ge=-(2**60), le=2**60)]
+Length = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+TargetLength = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e40)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+# Of a step: at most 30,000 years.
+StepSeconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+# Numbers that follow from each other may differ by this, relatively.
+ROUNDING = 1e-6
+# Examples in a batch: a 64-bit integer may not hold more.
+_LARGEST_BATCH = 4e18
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the records: frozen, named fields."""
+
+    VERSION: ClassVar[int] = 1
+
+
+class Meta(Record, frozen=True, kw_only=True):
+    """What a result file is."""
+
+    format: str
+    version: int
+    batchtune: str
+
+
+class Result(Record, frozen=True, kw_only=True):
+    """Base of the files: `meta` comes first; FORMAT and VERSION say what it holds."""
+
+    FORMAT: ClassVar[str]
+
+    meta: Meta
+
+    def problems(self) -> Iterator[str]:
+        """Yield each contradiction between numbers that follow from each other, a phrase that names the field."""
+        return iter(())
+
+
+class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How the manifest was read: the options as they were given, None for those that were not.
+
+    Attributes:
+        length_scale: As a number or a fraction, `1/16000`.
+        tokenizer, target_file: Paths, as they were given.
+    """
+
+    format: str | None = None
+    length_key: str | None = None
+    target_key: str | None = None
+    target_file: str | None = None
+    unit: str | None = None
+    length_scale: str | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    skip_invalid: bool = False
+    measure: str | None = None
+    tokenizer: str | None = None
+    reduce: str | None = None
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Option → value, as on the command line, of those that were given; the value of --skip-invalid is empty."""
+        found = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                text = "" if value is True else f"{value:.15g}" if isinstance(value, float) else shlex.quote(value)
+                found[f"--{name.replace('_', '-')}"] = text
+        return found
+
+    @property
+    def filters(self) -> str | None:
+        """The limits as on the command line, `--min-length 1 --max-length 30`; None without any."""
+        flags = self.flags
+        return " ".join(f"{name} {flags[name]}" for name in ("--min-length", "--max-length") if name in flags) or None
+
+
+class LengthsSummary(Record, frozen=True, kw_only=True):
+    """The data set that a result is about.
+
+    Attributes:
+        reading: How its manifest was read; None where it was none, or in files of older versions.
+        left_out: Reason → number of examples that were left out: `longer than --max-length 30` → 1000.
+    """
+
+    count: Size
+    total: Amount
+    min: Length
+    max: Length
+    unit: str | None
+    fingerprint: str
+    reading: ReadingRecord | None = None
+    left_out: dict[str, Count] = {}
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong, a phrase that names the field."""
+        if self.min > self.max:
+            yield f"lengths: min is {self.min} and max {self.max}"
+        low, high = self.max, self.max * self.count
+        if not low * (1 - ROUNDING) <= self.total <= high * (1 + ROUNDING):
+            yield f"lengths: total is {self.total}, for {self.count} examples up to {self.max}"
+
+
+class WorkloadRecord(Record, frozen=True, kw_only=True):
+    """The training step that was measured."""
+
+    spec: str
+    options: dict[str, Any]
+
+    @property
+    def words(self) -> str:
+        """The step as a person reads it: `train.py:MyStep layers=4`."""
+        return self.spec + "".join(f" {key}={value}" for key, value in self.options.items())
+
+
+class DeviceProcess(Record, frozen=True, kw_only=True):
+    """A process that uses a device; None for what the driver does not tell."""
+
+    pid: Count
+    used_bytes: Bytes | None
+
+
+class Device(Record, frozen=True, kw_only=True):
+    """The device that was measured, and the limit that was enforced on it. None: the system can't tell.
+
+    Attributes:
+        limit_bytes: What the workload may take, after all that is kept free.
+        other_processes: How many other processes used the device at the start.
+        processes: Those, each with its memory.
+        uuid: Of the GPU or the MIG instance.
+        free_bytes: Of the device, before this process used it.
+        mig: Whether it is a part of a GPU (Multi-Instance GPU).
+        ecc: Whether its memory corrects errors, which takes some of it.
+        outside_bytes: Held by this process outside torch's allocator: the context, the libraries' workspaces.
+        reserve_bytes: Kept free because the user said so.
+        ddp_bytes: Kept free for the gradient buckets of DistributedDataParallel.
+        settings: What else decides memory and time: the allocator's environment variables, TF32, cudnn.benchmark,
+            deterministic algorithms; name → value, as they are after the workload's setup.
+        processors: That the worker may use; None on a GPU, as for the next two.
+        load_average: Of the last minute, before the workload was built.
+        other_processors: How many processors other programs took while the workload was built, on average.
+    """
+
+    kind: str
+    name: str
+    total_bytes: Bytes
+    limit_bytes: Bytes
+    driver: str | None
+    torch: str
+    allocator: str
+    other_processes: Count | None
+    processes: list[DeviceProcess] | None = None
+    uuid: str | None = None
+    free_bytes: Bytes | None = None
+    mig: bool | None = None
+    ecc: bool | None = None
+    outside_bytes: ByteChange | None = None
+    reserve_bytes: Bytes = 0
+    ddp_bytes: Bytes = 0
+    settings: dict[str, Any] = {}
+    processors: Count | None = None
+    load_average: Amount | None = None
+    other_processors: Amount | None = None
+
+
+def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[str]:
+    """Yield what is wrong with a max_batch_length for these lengths."""
+    if max_batch_length > _LARGEST_BATCH * lengths.min:
+        yield f"max_batch_length is {max_batch_length}, for lengths from {lengths.min}"
+
+
+def wrong_boundaries(boundaries: Sequence[float]) -> Iterator[str]:
+    """Yield what is wrong with the boundaries of a bucket table."""
+    if not boundaries:
+        yield "there are no boundaries"
+    if any(before >= after for before, after in itertools.pairwise(boundaries)):
+        yield "boundaries do not ascend"
+
+
+def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str]:
+    """Yield what is wrong with the settings of a probe or a sweep."""
+    try:
+        msgspec.convert(settings, kind)
+    except msgspec.ValidationError as error:
+        yield f"settings: {error}"

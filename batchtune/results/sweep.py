@@ -1,0 +1,378 @@
+"""The records of `sweep.json`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from batchtune.results.shared import (
+    ROUNDING,
+    Amount,
+    Count,
+    Length,
+    LengthsSummary,
+    Record,
+    Result,
+    Seed,
+    Share,
+    Size,
+    TargetLength,
+    wrong_boundaries,
+    wrong_limit,
+    wrong_settings,
+)
+
+Sizing = Literal["length", "frontier"]
+
+
+class SweptWith(Record, frozen=True, kw_only=True):
+    """The settings of a sweep, where something later reads them; missing in files of older versions."""
+
+    max_batch_size: Size | None = None
+    seed: Seed = 0
+    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    same_bucket: bool = False
+    accumulate: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
+
+class RankTimes(Record, frozen=True, kw_only=True):
+    """The time of one epoch on several ranks that wait for each other at every step.
+
+    Attributes:
+        without_waiting_epoch_seconds: If no rank ever waited: all batches' time / the number of ranks.
+        independent_epoch_seconds: Each rank takes whatever batch comes.
+        same_bucket_epoch_seconds: At each step all ranks take batches of the same bucket.
+    """
+
+    without_waiting_epoch_seconds: Amount
+    independent_epoch_seconds: Amount
+    same_bucket_epoch_seconds: Amount
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """One bucket table of a sweep and what one epoch with it costs.
+
+    On several ranks the batches are those of all ranks together, as `batchtune.BucketBatchSampler` deals them: every
+    rank has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller
+    ones.
+
+    Attributes:
+        num_buckets: What was asked for; used_buckets: how many hold an example.
+        boundaries, batch_sizes: The table, one entry a bucket; the boundary is an inclusive upper edge.
+        batches: Batches of one epoch, `drop_last` off; a multiple of the ranks.
+        padded_length: Cells of the epoch's batches, expected over shuffles.
+        padding_ratio: Padded cells / all cells; those of an example that is dealt a second time count as padded.
+        fill: True length, of each example once, / (batches × max_batch_length).
+        mean_batch_size: Examples in a batch, one that is dealt twice counted twice.
+        largest_padded_length: Of any batch that this table can form on these data.
+        effective_buckets: 1 / Σ p², p the share of the examples in each bucket.
+        estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
+        estimated_epoch_error_seconds: Its standard error; None likewise.
+        equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
+        smallest_batch_size, largest_batch_size: Of the epoch's batches, those that are not full included.
+        batch_size_variation: Their standard deviation / their mean.
+        steps: Optimizer steps of one epoch, on `world_size` ranks with gradients accumulated.
+        ranks: What the ranks' waiting for each other costs; None for one rank, or without step times.
+        unproven: How many buckets have a batch size that is not proven: no batch that ran, alone and in turns, was at
+            least as large in every respect. None without a probe.
+        repeated_examples: How many examples are dealt a second time, so that every rank has as many batches.
+    """
+
+    strategy: str
+    sizing: Sizing
+    num_buckets: Size
+    used_buckets: Count
+    boundaries: list[Length]
+    batch_sizes: list[Size]
+    batches: Size
+    padded_length: Amount
+    padding_ratio: Share
+    fill: Amount
+    mean_batch_size: Amount
+    largest_padded_length: Amount
+    effective_buckets: Amount
+    estimated_epoch_seconds: Amount | None
+    estimated_epoch_error_seconds: Amount | None = None
+    equal_to_best: bool | None = None
+    smallest_batch_size: Size | None = None
+    largest_batch_size: Size | None = None
+    batch_size_variation: Amount | None = None
+    steps: Count | None = None
+    ranks: RankTimes | None = None
+    unproven: Count | None = None
+    repeated_examples: Count | None = None
+
+    @property
+    def sizes_in_use(self) -> int:
+        """How many buckets hold examples, and so need a batch size that fits."""
+        return self.used_buckets
+
+    def problems(self) -> Iterator[str]:
+        """Yield each contradiction between the numbers."""
+        yield from wrong_boundaries(self.boundaries)
+        if len(self.boundaries) != len(self.batch_sizes):
+            yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
+        if self.padded_length <= 0:
+            yield f"padded_length is {self.padded_length}"
+
+
+class Baseline(Record, frozen=True, kw_only=True):
+    """A fixed batch size, the largest that fits the longest examples.
+
+    On several ranks batches and padded_length are those of all ranks together, each with as many batches: where the
+    number of batches is no multiple of the ranks, some are split in two.
+    """
+
+    name: str
+    batch_size: Size
+    batches: Size
+    padded_length: Amount
+    padding_ratio: Share
+    estimated_epoch_seconds: Amount | None
+
+
+class LowerBound(Record, frozen=True, kw_only=True):
+    """What no bucket table can beat; on several ranks over all of them, each with as many batches."""
+
+    batches: Size
+    padded_length: Amount
+    estimated_epoch_seconds: Amount | None
+
+
+class HistogramBin(Record, frozen=True, kw_only=True):
+    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
+
+    from_: TargetLength = msgspec.field(name="from")
+    to: Length
+    count: Count
+
+
+class BucketUse(Record, frozen=True, kw_only=True):
+    """What one bucket of the recommended table holds.
+
+    Attributes:
+        boundary: Its inclusive upper edge.
+        examples: Number of examples in it.
+        batches: Batches of one epoch, over all ranks, those that are not full included.
+        length: True length of its examples.
+        padded_length: Cells of its batches, expected over shuffles.
+        proven_by: The trial, as `trials.jsonl` counts them, that shows that its batches fit; None where none does.
+    """
+
+    boundary: Length
+    batch_size: Size
+    examples: Count
+    batches: Count
+    length: Amount
+    padded_length: Amount
+    proven_by: Count | None = None
+
+
+class SaturationPoint(Record, frozen=True, kw_only=True):
+    """What one max_batch_length brings.
+
+    Attributes:
+        batches, mean_batch_size: As for a row, over all ranks.
+        throughput: True length that is trained on, per second.
+    """
+
+    max_batch_length: Length
+    batches: Size
+    mean_batch_size: Amount
+    estimated_epoch_seconds: Amount
+    throughput: Amount
+
+
+class Saturation(Record, frozen=True, kw_only=True):
+    """How throughput grows with max_batch_length.
+
+    Attributes:
+        num_buckets: Of the optimal table at each point.
+        points: In ascending order of max_batch_length.
+        fraction: Of the best throughput.
+        max_batch_length: The smallest among the points that reaches this fraction.
+    """
+
+    num_buckets: Size
+    points: list[SaturationPoint]
+    fraction: Share
+    max_batch_length: Length
+
+
+class LearningRate(Record, frozen=True, kw_only=True):
+    """By what to multiply the learning rate, a hint, when the batch size changes.
+
+    Attributes:
+        relative_to: Whose batch size the factors start from: a baseline's name, or `current`.
+        from_batch_size, to_batch_size: Mean batch sizes, before and with the recommended row.
+        linear: to / from (Goyal et al. 2017, for SGD).
+        square_root: √(to / from) (Krizhevsky 2014; Malladi et al. 2022 for Adam).
+    """
+
+    relative_to: str
+    from_batch_size: Amount
+    to_batch_size: Amount
+    linear: Amount
+    square_root: Amount
+
+
+class TwoDimensionalRow(Record, frozen=True, kw_only=True):
+    """A bucket table over length and target length, and what it gains over one dimension, on one rank.
+
+    Attributes:
+        num_buckets: The most buckets allowed.
+        buckets: (length, target length) pairs, in ascending order, both inclusive upper edges: an example belongs
+            to the first bucket whose length boundary and whose target boundary are both not below its own.
+        batch_sizes: One for each bucket.
+        batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
+        one_dimensional_batches, one_dimensional_epoch_seconds: Of the optimal table over length alone, sized by the
+            frontier, with as many buckets, from the same shuffles.
+        unproven: As for a row.
+    """
+
+    num_buckets: Size
+    buckets: list[tuple[Length, TargetLength]]
+    batch_sizes: list[Size]
+    batches: Size
+    estimated_epoch_seconds: Amount | None
+    one_dimensional_batches: Size
+    one_dimensional_epoch_seconds: Amount | None
+    unproven: Count | None = None
+
+    @property
+    def sizes_in_use(self) -> int:
+        """As for a row."""
+        return len(self.buckets)
+
+    def problems(self) -> Iterator[str]:
+        """Yield each contradiction between the numbers."""
+        if not self.buckets or len(self.buckets) != len(self.batch_sizes):
+            yield f"it has {len(self.buckets)} buckets and {len(self.batch_sizes)} batch sizes"
+        if any(before > after for before, after in itertools.pairwise(self.buckets)):
+            yield "buckets do not ascend"
+
+
+class Sweep(Result, frozen=True, kw_only=True):
+    """`sweep.json`: the bucket tables compared.
+
+    Attributes:
+        current: The user's own settings, as a row; None where they are not known.
+        current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length where there
+            is no probe; None without one.
+        current_settings: Those settings, and `source`, where they were read.
+        trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
+        knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
+        saturation: None without step times.
+        learning_rate: None where no row is recommended.
+        two_dimensional: Empty without target lengths, or where memory does not depend on them.
+        histogram: Of the lengths, ascending bins that cover them all; empty in files of older versions.
+        quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty likewise.
+        buckets: Of the recommended table; empty without one.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/sweep"
+
+    lengths: LengthsSummary
+    max_batch_length: Length
+    settings: dict[str, Any]
+    device_name: str | None
+    rows: list[Row]
+    baselines: list[Baseline]
+    lower_bound: LowerBound
+    recommended: Count | None
+    reason: str
+    warnings: list[str]
+    current: Row | None = None
+    current_fits: bool | None = None
+    current_settings: dict[str, Any] | None = None
+    trade_off: list[Count] = msgspec.field(default_factory=list)
+    knee: Count | None = None
+    saturation: Saturation | None = None
+    learning_rate: LearningRate | None = None
+    two_dimensional: list[TwoDimensionalRow] = msgspec.field(default_factory=list)
+    histogram: list[HistogramBin] = msgspec.field(default_factory=list)
+    quantiles: list[Length] = msgspec.field(default_factory=list)
+    buckets: list[BucketUse] = msgspec.field(default_factory=list)
+
+    def problems(self) -> Iterator[str]:
+        """Yield each contradiction between the numbers."""
+        yield from wrong_settings(self.settings, SweptWith)
+        yield from self.lengths.problems()
+        yield from wrong_limit(self.max_batch_length, self.lengths)
+        tables: dict[str, Row | TwoDimensionalRow] = {f"row {index}": row for index, row in enumerate(self.rows)}
+        if self.current is not None:
+            tables["current"] = self.current
+        tables.update((f"two_dimensional, row {index}", row) for index, row in enumerate(self.two_dimensional))
+        for name, table in tables.items():
+            for wrong in table.problems():
+                yield f"{name}: {wrong}"
+        for baseline in self.baselines:
+            if baseline.padded_length <= 0:
+                yield f"baseline {baseline.name!r}: padded_length is {baseline.padded_length}"
+        chosen = [
+            ("recommended", self.recommended),
+            ("knee", self.knee),
+            *(("trade_off", one) for one in self.trade_off),
+        ]
+        missing = [(name, index) for name, index in chosen if index is not None and index >= len(self.rows)]
+        for name, index in missing:
+            yield f"{name} is row {index} of {len(self.rows)}"
+        if not missing and self.recommended_row is not None:
+            for wrong in self._disagreements(self.recommended_row):
+                yield f"row {self.recommended}: {wrong}"
+        if any(low > high for low, high in itertools.pairwise(self.quantiles)):
+            yield "quantiles do not ascend"
+
+    def _disagreements(self, row: Row) -> Iterator[str]:
+        """Yield where the numbers of the recommended row do not follow from each other."""
+        count, total = self.lengths.count, self.lengths.total
+        if not math.isclose(row.mean_batch_size * row.batches, count + (row.repeated_examples or 0), rel_tol=ROUNDING):
+            yield f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
+        if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            yield f"padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,} in all"
+        batches = sum(bucket.batches for bucket in self.buckets)
+        if self.buckets and batches != row.batches:
+            yield f"batches is {row.batches}, but those of its buckets are {batches}"
+
+    @property
+    def recommended_row(self) -> Row | None:
+        """The recommended row, or None where no row beats the baseline."""
+        return None if self.recommended is None else self.rows[self.recommended]
+
+    @property
+    def has_times(self) -> bool:
+        """Whether every row has an estimated time, so that rows are compared by it."""
+        return bool(self.rows) and all(row.estimated_epoch_seconds is not None for row in self.rows)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks whose batches are counted; 1 where the settings do not say."""
+        found = self.settings.get("world_size")
+        return found if isinstance(found, int) and found > 1 else 1
+
+
+def cost_of(costed: Row | Baseline | LowerBound, *, timed: bool) -> float | None:
+    """Return what an epoch costs, to compare tables by: its estimated seconds, or its batches.
+
+    Args:
+        costed: A row, a baseline or the bound.
+        timed: Whether times are compared, as `Sweep.has_times` says; seconds and batches are never mixed.
+
+    Returns:
+        The cost; None where times are compared and this one is unknown.
+    """
+    return costed.estimated_epoch_seconds if timed else float(costed.batches)
+
+
+def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:
+    """Say how many batch sizes are not proven: `4 of 13 batch sizes are not proven to fit`; None where all are."""
+    if not row.unproven:
+        return None
+    if row.unproven == row.sizes_in_use > 1:
+        return f"none of the {row.sizes_in_use} batch sizes is proven to fit"
+    return f"{row.unproven} of {row.sizes_in_use} batch sizes {'is' if row.unproven == 1 else 'are'} not proven to fit"
