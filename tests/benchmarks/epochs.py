@@ -27,10 +27,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
+from reproduced.lhotse import lhotse_batches
+from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
-from batchtune.batching.fixed import fixed_batches
-from batchtune.batching.lhotse import lhotse_batches, lhotse_boundaries
+from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.supervisor import Supervisor
@@ -91,8 +92,8 @@ def with_lhotse(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
 
 def with_fixed(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
     """Shuffled as torch does."""
-    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).numpy()
-    return list(fixed_batches(shuffled, swept.baselines[0].batch_size))
+    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).tolist()
+    return list(BatchSampler(shuffled, swept.baselines[0].batch_size, drop_last=False))
 
 
 def with_batchtune(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:

@@ -29,9 +29,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
+from reproduced.speechbrain import speechbrain_batches
 
 from batchtune.batching.epochs import EpochBatches
-from batchtune.batching.speechbrain import speechbrain_batches
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.sweep import Costs, SweepSettings, sweep
 
