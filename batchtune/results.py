@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, overload
 
@@ -514,6 +514,17 @@ class Baseline(Record, frozen=True, kw_only=True):
     padded_length: Amount
     padding_ratio: Share
     estimated_epoch_seconds: Amount | None
+
+
+def have_times(rows: Iterable[Row | Baseline]) -> bool:
+    """Return whether all have an estimated time, so that they are compared by it; else their batches are compared."""
+    return all(row.estimated_epoch_seconds is not None for row in rows)
+
+
+def epoch_costs(rows: Sequence[Row | Baseline]) -> list[float]:
+    """Return costs that can be compared: estimated seconds, or the numbers of batches where any row has no time."""
+    seconds = [row.estimated_epoch_seconds for row in rows if row.estimated_epoch_seconds is not None]
+    return seconds if len(seconds) == len(rows) else [float(row.batches) for row in rows]
 
 
 class LowerBound(Record, frozen=True, kw_only=True):

@@ -62,10 +62,7 @@ def speechbrain_table(
     else:
         raise ValueError("either num_buckets or bucket_boundaries is needed")
     sizes = batch_sizes_for(boundaries, max_batch_length, max_batch_ex)
-    longest = histogram.lengths[-1]
-    if longest > boundaries[-1]:
-        return BucketTable(np.append(boundaries, longest), np.append(sizes, 1))
-    return BucketTable(boundaries, sizes)
+    return BucketTable(boundaries, sizes).extended_to(float(histogram.lengths[-1]))
 
 
 def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:

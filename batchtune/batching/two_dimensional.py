@@ -1,4 +1,4 @@
-"""Bucket tables by length and target length: what they are, and the ones that no others beat.
+"""The bucket tables over length and target length that no others beat.
 
 NVIDIA NeMo takes such tables as `bucket_duration_bins: [[4.1, 30], [4.1, 48], [8.0, 51], …]`, ascending pairs of
 (largest duration, largest number of tokens), with one entry of `bucket_batch_size` each. How it finds an example's
@@ -22,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
 BatchSizesOf = Callable[[FloatArray, FloatArray], IntArray]
@@ -37,87 +38,6 @@ _TIE = 1e-12
 _CELLS_PER_GRID_POINT = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BucketTable2D:
-    """Pairs of boundaries, and one batch size per pair.
-
-    Attributes:
-        boundaries: Shape (buckets,), ascending, positive and finite: the length boundary of each bucket. The
-            buckets with the same one share a range of lengths.
-        target_boundaries: Shape (buckets,), not negative and finite; strictly ascending among the buckets with
-            the same length boundary.
-        batch_sizes: Shape (buckets,), at least 1 each.
-
-    Raises:
-        ValueError: The arrays are empty, differ in shape, or break one of these rules.
-    """
-
-    boundaries: FloatArray
-    target_boundaries: FloatArray
-    batch_sizes: IntArray
-
-    def __post_init__(self) -> None:
-        if self.boundaries.ndim != 1 or self.boundaries.size == 0:
-            raise ValueError(f"boundaries must be a non-empty one-dimensional array, got {self.boundaries.shape}")
-        if self.target_boundaries.shape != self.boundaries.shape:
-            raise ValueError(f"{self.target_boundaries.size} target boundaries for {self.boundaries.size} boundaries")
-        if self.batch_sizes.shape != self.boundaries.shape:
-            raise ValueError(f"{self.batch_sizes.size} batch sizes for {self.boundaries.size} boundaries")
-        if not (np.isfinite(self.boundaries).all() and self.boundaries[0] > 0):
-            raise ValueError("boundaries must be positive and finite")
-        if not (np.isfinite(self.target_boundaries).all() and self.target_boundaries.min() >= 0):
-            raise ValueError("target boundaries must be finite and not negative")
-        steps, target_steps = np.diff(self.boundaries), np.diff(self.target_boundaries)
-        if not ((steps > 0) | ((steps == 0) & (target_steps > 0))).all():
-            raise ValueError("pairs of boundaries must be strictly ascending, by length and then by target")
-        if self.batch_sizes.min() < 1:
-            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes.min()}")
-
-    @property
-    def num_buckets(self) -> int:
-        """Number of buckets, empty ones included."""
-        return int(self.boundaries.size)
-
-    def assign(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
-        """The bucket of each example: the first whose boundaries are both not below the example's lengths.
-
-        That is NeMo's rule without its strict mode. The strict one gives the same bucket to all examples whose
-        target is at most the last target boundary of their own length boundary, and none to the others.
-
-        Args:
-            lengths: Any shape.
-            targets: The same shape.
-
-        Returns:
-            The same shape.
-
-        Raises:
-            ValueError: The shapes differ, or an example has no bucket.
-        """
-        of, by = np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-        if of.shape != by.shape:
-            raise ValueError(f"targets of shape {by.shape} for lengths of shape {of.shape}")
-        ends, tops = np.unique(self.boundaries), np.unique(self.target_boundaries)
-        buckets = self._first_buckets(ends, tops)[np.searchsorted(ends, of), np.searchsorted(tops, by)]
-        homeless = buckets == self.num_buckets
-        if homeless.any():
-            raise ValueError(f"no bucket holds a length of {of[homeless][0]} with a target of {by[homeless][0]}")
-        return buckets
-
-    def _first_buckets(self, ends: FloatArray, tops: FloatArray) -> IntArray:
-        """Shape (ends + 1, tops + 1): the first bucket not below each pair of boundaries, or `num_buckets`.
-
-        The last row and column stand for what is beyond all boundaries.
-        """
-        first = np.full((ends.size + 1, tops.size + 1), self.num_buckets, dtype=np.int64)
-        starts = np.searchsorted(self.boundaries, ends, side="left")
-        stops = np.searchsorted(self.boundaries, ends, side="right")
-        for row in range(ends.size - 1, -1, -1):
-            own = starts[row] + np.searchsorted(self.target_boundaries[starts[row] : stops[row]], tops)
-            first[row, :-1] = np.where(own < stops[row], own, first[row + 1, :-1])
-        return first
-
-
 def optimal_table_2d(
     lengths: FloatArray,
     targets: FloatArray,
@@ -127,7 +47,7 @@ def optimal_table_2d(
     *,
     candidates: FloatArray | None = None,
     resolution: int = 64,
-) -> list[BucketTable2D]:
+) -> list[BucketTable]:
     """The tables that minimise the cost of all examples, for several bucket counts in one run.
 
     The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin
@@ -345,14 +265,14 @@ def _solve(of_bins: list[FloatArray], most: int) -> FloatArray:
 
 def _table(
     bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int, batch_sizes: BatchSizesOf
-) -> BucketTable2D:
+) -> BucketTable:
     """The best table of at most `most` buckets, of as few as cost the same."""
     totals = least[1 : most + 1, -1]
     buckets = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + _TIE))[0])
     pairs = np.array(list(_backwards(bins, of_bins, least, buckets))[::-1])
     boundaries, target_boundaries = pairs[:, 0].copy(), pairs[:, 1].copy()
     sizes = np.asarray(batch_sizes(boundaries, target_boundaries))
-    return BucketTable2D(boundaries, target_boundaries, sizes.astype(np.int64))
+    return BucketTable(boundaries, sizes.astype(np.int64), target_boundaries)
 
 
 def _backwards(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
 from batchtune.reports.table import UNKNOWN, Column, Table
 from batchtune.reports.words import format_percent, format_times
-from batchtune.results import Baseline, LowerBound, Row, Sweep
+from batchtune.results import Baseline, LowerBound, Row, Sweep, epoch_costs
 from batchtune.units import format_number, format_seconds
 
 # Of tables whose batch sizes are not all proven.
@@ -120,7 +120,7 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     Of each strategy and sizing: the fewest and the most buckets, and the best; of the recommended one
     also its neighbours; and today's practice.
     """
-    timed = has_times(sweep)
+    costs = epoch_costs(sweep.rows)
     groups: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(sweep.rows):
         groups.setdefault((row.strategy, row.sizing), []).append(index)
@@ -128,7 +128,7 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     for members in groups.values():
         members.sort(key=lambda index: sweep.rows[index].num_buckets)
         chosen |= {members[0], members[-1]}
-        chosen.add(min(members, key=lambda index: _cost(sweep.rows[index], timed)))
+        chosen.add(min(members, key=lambda index: (costs[index], sweep.rows[index].num_buckets)))
         if sweep.recommended in members:
             place = members.index(sweep.recommended)
             chosen |= set(members[max(0, place - 1) : place + 2])
@@ -136,11 +136,6 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     if today is not None:
         chosen.add(next(index for index, row in enumerate(sweep.rows) if row is today))
     return sorted(chosen)
-
-
-def _cost(row: Row, timed: bool) -> tuple[float, int]:
-    seconds = row.estimated_epoch_seconds
-    return (seconds if timed and seconds is not None else row.batches, row.num_buckets)
 
 
 def _row_line(row: Row, fixed: Baseline | None, timed: bool) -> _Line:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
 from batchtune.reports.words import format_percent, format_times
-from batchtune.results import Row, Saturation, Sweep, TwoDimensionalRow
+from batchtune.results import Row, Saturation, Sweep, TwoDimensionalRow, epoch_costs
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _MAX_SATURATION_POINTS = 10
@@ -58,7 +58,8 @@ def _knee(sweep: Sweep) -> Iterator[str]:
     if sweep.knee is None or not 0 <= sweep.knee < len(sweep.rows):
         return
     row = sweep.rows[sweep.knee]
-    times = format_times(_cost(row), min(_cost(other) for other in sweep.rows))
+    costs = epoch_costs(sweep.rows)
+    times = format_times(costs[sweep.knee], min(costs))
     at = f", at {times} the cost of the fastest" if times else ""
     yield (
         f"The curve of speed against randomness bends at {row.strategy} with {counted(len(row.boundaries), 'bucket')}: "
@@ -151,7 +152,8 @@ def _gain(row: TwoDimensionalRow) -> float:
 
 def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
     shown = _spread(indices, _MAX_CURVE_POINTS, {sweep.knee, sweep.recommended})
-    fastest = _cost(sweep.rows[indices[0]])
+    costs = epoch_costs(sweep.rows)
+    fastest = costs[indices[0]]
     lines = []
     for index in shown:
         row = sweep.rows[index]
@@ -163,7 +165,7 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
                 f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else UNKNOWN,
                 format_number(row.mean_batch_size),
                 UNKNOWN if row.batch_size_variation is None else f"{row.batch_size_variation:.2f}",
-                format_times(_cost(row), fastest) or UNKNOWN,
+                format_times(costs[index], fastest) or UNKNOWN,
             )
         )
     columns = (
@@ -183,10 +185,6 @@ def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
     return Table(
         title="Speed against randomness", columns=columns, rows=tuple(lines), notes=tuple(notes), marked=marked
     )
-
-
-def _cost(row: Row) -> float:
-    return row.estimated_epoch_seconds if row.estimated_epoch_seconds is not None else float(row.batches)
 
 
 def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:

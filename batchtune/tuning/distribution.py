@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
-from batchtune.batching.epochs import ON_ONE_RANK, Dealing
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import BucketUse, HistogramBin
-
-ProvenBy = Callable[[float, int], "int | None"]
-"""(longest length, batch size) → index of the trial that proves that such a batch fits; None where none does."""
+from batchtune.results import BucketUse, HistogramBin, Row
+from batchtune.tuning.costs import ProvenBy
+from batchtune.tuning.epoch_cost import Pricing
 
 QUANTILES = 1000
 _BINS = 60
@@ -45,28 +42,21 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     return list(map(float, quantiles))
 
 
-def bucket_uses(
-    lengths: Lengths,
-    padded: Lengths,
-    table: BucketTable,
-    dealing: Dealing = ON_ONE_RANK,
-    proven_by: ProvenBy | None = None,
-) -> list[BucketUse]:
-    """What each bucket of a table holds, and what its batches cost, over all ranks and expected over shuffles.
+def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
+    """Describe what each bucket of a row's table holds, and what its batches cost, over all ranks.
 
     Args:
         lengths: The data set, for true lengths.
-        padded: The same, each length as batches are padded to it.
-        table: Its last boundary is at least the longest padded length.
-        dealing: How the batches of all ranks are cut.
+        pricing: Its lengths as batches are padded to them, and the ranks.
+        row: The row; its last boundary is at least the longest padded length.
         proven_by: What a probe knows; None without one.
 
     Returns:
         One for each bucket, those without examples too.
     """
-    histogram = padded.histogram
+    table, histogram = BucketTable.of(row.boundaries, row.batch_sizes), pricing.lengths.histogram
     edges, counts = table.edges(histogram), table.counts(histogram)
-    expected = expected_batches(histogram, table, dealing)
+    expected = expected_batches(histogram, table, pricing.ranks.dealing)
     cells = sum(batches * sizes for sizes, batches in expected.kinds)
     batches = expected.tally.numbers.sum(axis=0)
     so_far = np.concatenate(([0.0], np.cumsum(cells * histogram.lengths)))

@@ -1,4 +1,4 @@
-"""Which target length a batch can be expected to have: what its step time depends on, beside its longest length.
+"""The target length that a batch can be expected to have, and so how long its step takes by its longest length alone.
 
 The memory must hold the worst target of all examples. A batch that happens has the longest of its own few.
 """
@@ -6,11 +6,15 @@ The memory must hold the worst target of all examples. A batch that happens has 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.expectation import BatchCost
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 
 # So many examples, evenly taken in order of length, say what is typical; more would only say it more slowly.
@@ -139,3 +143,59 @@ class RangeQuantiles:
             rank = np.where(one, rank - here, rank)
             found = 2 * found + one
         return self.values[found]
+
+
+class StepSeconds(Protocol):
+    """(batch sizes, longest lengths, longest target lengths) → seconds of one training step, element by element.
+
+    It is called without target lengths where the data set has none.
+    """
+
+    def __call__(
+        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None, /
+    ) -> FloatArray:
+        """Seconds, of the shape that the arguments broadcast to."""
+
+
+def batch_seconds(
+    step_seconds: StepSeconds, targets: TypicalTargets | None, above: Callable[[FloatArray], FloatArray] | None = None
+) -> BatchCost:
+    """The time of one step by batch size and longest length alone, with the target that is typical of such a batch.
+
+    Args:
+        step_seconds: The time of one step.
+        targets: What is typical; None: the data set has no targets.
+        above: Longest lengths → what all lengths of the batch are longer than; None: not known.
+    """
+    if targets is None:
+        return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)
+
+    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+        typical = targets(batch_sizes, lengths, None if above is None else above(lengths))
+        return step_seconds(batch_sizes, lengths, typical)
+
+    return seconds
+
+
+def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
+    """Return the time of one step of the table's batches, by batch size and longest length."""
+    return _interpolated(batch_seconds(step_seconds, targets, table.lower_edges))
+
+
+def _interpolated(cost: BatchCost) -> BatchCost:
+    """The same for many batches at once, in ascending order of length: linear between 8192 of them.
+
+    They are evenly spaced, and stand on both sides wherever the batch size changes: between them only the length
+    does, by so little that the cost is as good as linear in it.
+    """
+
+    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+        if lengths.size <= _EACH:
+            return np.asarray(cost(batch_sizes, lengths), dtype=np.float64)
+        changes = np.flatnonzero(np.diff(batch_sizes)) + 1
+        even = np.linspace(0, lengths.size - 1, _EACH).astype(np.int64)
+        chosen = np.unique(np.concatenate((even, changes - 1, changes)))
+        at = np.asarray(cost(batch_sizes[chosen], lengths[chosen]), dtype=np.float64)
+        return np.interp(lengths, lengths[chosen], at)
+
+    return seconds

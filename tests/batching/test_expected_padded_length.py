@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import expected_batches
+from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Histogram, Lengths
 

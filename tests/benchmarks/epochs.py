@@ -37,10 +37,11 @@ from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Probe, Sweep
 from batchtune.shapes import BatchShape
+from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import parse_size
 
 ROOT = Path(__file__).parents[2]

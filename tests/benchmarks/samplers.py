@@ -33,7 +33,9 @@ from reproduced.speechbrain import speechbrain_batches
 
 from batchtune.batching.epochs import EpochBatches
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 MAX_BATCH_LENGTH = 600.0
 REPEATS = 10

@@ -37,9 +37,10 @@ from batchtune.results import (
     read_result,
 )
 from batchtune.shapes import BatchShape
+from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import format_size
 
 SPEECH_UNITS = ("s", "ms", "samples", "frames")

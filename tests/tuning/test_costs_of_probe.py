@@ -12,8 +12,9 @@ from report_records import made_probe
 from batchtune.cost import predict
 from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.costs import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 WITH_TARGETS = CostModel(floor=0.0, constant=0.02, linear=4e-4, quadratic=0.0, target_linear=1e-4, relative_error=0.1)
 

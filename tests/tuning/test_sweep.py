@@ -18,9 +18,10 @@ from batchtune.cost import Frontier, StepTimes, fit_step_seconds
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import FrontierPoint, Row, Sweep, encode
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.current import read_current
-from batchtune.tuning.pricing import Ranks
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 NONE_KNOWN = Costs()
 SPEECH = np.random.default_rng(5).gamma(6, 2, 3000).round(2) + 0.5
