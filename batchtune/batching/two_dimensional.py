@@ -25,9 +25,6 @@ import numpy.typing as npt
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
-BatchSizesOf = Callable[[FloatArray, FloatArray], IntArray]
-"""(boundaries, target boundaries) → the batch size of each such bucket, element by element."""
-
 ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
 """(boundaries, target boundaries) → what one example costs in each such bucket, element by element."""
 
@@ -41,14 +38,13 @@ _CELLS_PER_GRID_POINT = 16
 def optimal_table_2d(
     lengths: FloatArray,
     targets: FloatArray,
-    batch_sizes: BatchSizesOf,
     costs: ExampleCostsOf,
     num_buckets: Sequence[int],
     *,
     candidates: FloatArray | None = None,
     resolution: int = 64,
 ) -> list[BucketTable]:
-    """The tables that minimise the cost of all examples, for several bucket counts in one run.
+    """Return the tables that minimise the cost of all examples, for several bucket counts in one run.
 
     The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin
     of a bin ends at the largest target in it, so every example has its bucket, with and without NeMo's strict
@@ -73,7 +69,6 @@ def optimal_table_2d(
     Args:
         lengths: Shape (examples,), positive and finite, in any order.
         targets: Shape (examples,), not negative and finite: the target length of the same example.
-        batch_sizes: The batch size of a bucket, at least 1.
         costs: What an example costs in a bucket, not negative and finite. Called with two-dimensional arrays.
         num_buckets: The largest number of buckets allowed, at least 1 each.
         candidates: Shape (any,): more length boundaries to choose from. The longest length not above each
@@ -81,36 +76,16 @@ def optimal_table_2d(
         resolution: The most quantiles, at least 1.
 
     Returns:
-        For each entry of `num_buckets` a table. Its length boundaries are lengths of examples, its target
-        boundaries are targets of examples, the last length boundary is the longest length. Where fewer buckets
-        cost the same, fewer are given.
-
-    Raises:
-        ValueError: There are no examples, the shapes differ, a value is out of its range, a bucket count or the
-            resolution is below 1, or `costs` or `batch_sizes` gives what it must not.
+        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its length
+        boundaries are lengths of examples, its target boundaries are targets of examples, the last length boundary is
+        the longest length. Where fewer buckets cost the same, fewer are given.
     """
-    _check(lengths, targets, num_buckets, resolution)
     ends = _length_ends(lengths, candidates, resolution)
     bins = _Bins(_Cells.of(lengths, targets, ends, resolution), costs, resolution)
     most = max(num_buckets)
     of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
     least = _solve(of_bins, most)
-    return [_table(bins, of_bins, least, limit, batch_sizes) for limit in num_buckets]
-
-
-def _check(lengths: FloatArray, targets: FloatArray, num_buckets: Sequence[int], resolution: int) -> None:
-    if lengths.ndim != 1 or lengths.size == 0:
-        raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {lengths.shape}")
-    if targets.shape != lengths.shape:
-        raise ValueError(f"{targets.size} targets for {lengths.size} lengths")
-    if not (np.isfinite(lengths).all() and lengths.min() > 0):
-        raise ValueError("lengths must be positive and finite")
-    if not (np.isfinite(targets).all() and targets.min() >= 0):
-        raise ValueError("target lengths must be finite and not negative")
-    if not num_buckets or min(num_buckets) < 1:
-        raise ValueError(f"bucket counts must be at least 1, got {list(num_buckets)}")
-    if resolution < 1:
-        raise ValueError(f"the resolution must be at least 1, got {resolution}")
+    return [_table(bins, of_bins, least, limit) for limit in num_buckets]
 
 
 def _length_ends(lengths: FloatArray, candidates: FloatArray | None, resolution: int) -> FloatArray:
@@ -217,12 +192,7 @@ class _Bins:
         return _Columns(tops, counts, self._costs(end, tops), _by_cut(below & once, np.ones_like(largest, dtype=bool)))
 
     def _costs(self, end: int, tops: FloatArray) -> FloatArray:
-        costs = np.asarray(self.costs(np.full_like(tops, self.cells.ends[end - 1]), tops), dtype=np.float64)
-        if costs.shape != tops.shape:
-            raise ValueError(f"example costs must have the shape of the boundaries, {tops.shape}, got {costs.shape}")
-        if not (np.isfinite(costs).all() and costs.min() >= 0):
-            raise ValueError("example costs must be finite and not negative")
-        return costs
+        return np.asarray(self.costs(np.full_like(tops, self.cells.ends[end - 1]), tops), dtype=np.float64)
 
 
 def _by_cut(values: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -263,16 +233,12 @@ def _solve(of_bins: list[FloatArray], most: int) -> FloatArray:
     return least
 
 
-def _table(
-    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int, batch_sizes: BatchSizesOf
-) -> BucketTable:
+def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
     """The best table of at most `most` buckets, of as few as cost the same."""
     totals = least[1 : most + 1, -1]
     buckets = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + _TIE))[0])
     pairs = np.array(list(_backwards(bins, of_bins, least, buckets))[::-1])
-    boundaries, target_boundaries = pairs[:, 0].copy(), pairs[:, 1].copy()
-    sizes = np.asarray(batch_sizes(boundaries, target_boundaries))
-    return BucketTable(boundaries, sizes.astype(np.int64), target_boundaries)
+    return BucketTable(pairs[:, 0].copy(), np.ones(len(pairs), dtype=np.int64), pairs[:, 1].copy())
 
 
 def _backwards(

@@ -99,7 +99,6 @@ class JointRefinement:
         return optimal_table_2d(
             self.lengths,
             self.targets,
-            lambda lengths, targets: np.ones(np.shape(lengths), dtype=np.int64),
             costs,
             [most],
             candidates=measured[:: max(1, measured.size // _RESOLUTION)],

@@ -199,7 +199,9 @@ def trade_off(costs: Sequence[float], effective_buckets: Sequence[float]) -> lis
 
 
 def knee(costs: Sequence[float], effective_buckets: Sequence[float], curve: Sequence[int]) -> int | None:
-    """Return the row where the curve bends most: before it a little time buys much randomness, behind it much time buys little.
+    """Return the row where the curve bends most.
+
+    Before it a little time buys much randomness, behind it much time buys little.
 
     The point farthest from the chord between the curve's ends, on the side of less of both, with both axes
     normalised to [0, 1]: Kneedle (Satopää, Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"),

@@ -23,7 +23,7 @@ _SAMPLE = 1 << 17
 _LEVELS = 4096
 # Where nothing says which bucket a batch is of: one of about so many with as many examples each.
 _BUCKETS = 16
-# Of more ascending lengths than this only so many are looked up: what is typical hardly changes from one to the next.
+# Of more batches, only so many are looked up: their times hardly change from one to the next.
 _EACH = 8192
 # The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
 # towards the end, where targets that differ much (log-normally, say) have much of their mean.
@@ -44,7 +44,7 @@ class TypicalTargets:
 
     @classmethod
     def of(cls, lengths: Lengths) -> TypicalTargets | None:
-        """What is typical of a data set; None where it has no targets."""
+        """Return those that are typical of a data set; None where it has no targets."""
         if lengths.targets is None:
             return None
         # The middles of as many equal parts, in ascending order.
@@ -55,7 +55,7 @@ class TypicalTargets:
     def __call__(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
     ) -> FloatArray:
-        """The mean of the longest target over batches drawn from the examples up to a length.
+        """Return the mean of the longest target over batches drawn from the examples up to a length.
 
         With F the distribution of the targets there, that of the longest of B is F^B (but for examples that can't be
         drawn twice).
@@ -72,30 +72,17 @@ class TypicalTargets:
         size, length = np.broadcast_arrays(
             np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
         )
-        edge = np.full(length.shape, np.nan) if above is None else np.broadcast_to(above, length.shape)
-        if length.ndim != 1 or length.size <= _EACH or (np.diff(length) < 0).any():
-            return self._mean_longest(size, length, edge)
-        chosen = _supports(size, edge)
-        return np.interp(np.arange(length.size), chosen, self._mean_longest(size[chosen], length[chosen], edge[chosen]))
-
-    def _mean_longest(self, size: FloatArray, length: FloatArray, edge: FloatArray) -> FloatArray:
-        """Each for itself; `edge` is NaN where it is not known."""
         end = np.maximum(np.searchsorted(self.lengths, length, side="right"), 1)
-        above_edge = np.searchsorted(self.lengths, edge, side="right")
-        start = np.where(np.isnan(edge), end - max(1, self.lengths.size // _BUCKETS), above_edge)
+        if above is None:
+            start = end - max(1, self.lengths.size // _BUCKETS)
+        else:
+            start = np.searchsorted(self.lengths, np.broadcast_to(above, length.shape), side="right")
         start = np.clip(start, 0, end - 1)
         total = np.zeros(length.shape)
         for low, high in itertools.pairwise(_PARTS):
             rank = np.ceil(((low + high) / 2) ** (1 / size) * (end - start)).astype(np.int64) - 1
             total += (high - low) * self.targets(start, end, np.clip(rank, 0, end - start - 1))
         return total
-
-
-def _supports(size: FloatArray, edge: FloatArray) -> IntArray:
-    """Indices to interpolate between: evenly spaced, and both sides of wherever the size or the edge changes."""
-    changes = np.flatnonzero((np.diff(size) != 0) | ((np.diff(edge) != 0) & ~np.isnan(edge[1:]))) + 1
-    even = np.linspace(0, size.size - 1, _EACH).astype(np.int64)
-    return np.unique(np.concatenate((even, changes - 1, changes)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +147,7 @@ class StepSeconds(Protocol):
 def batch_seconds(
     step_seconds: StepSeconds, targets: TypicalTargets | None, above: Callable[[FloatArray], FloatArray] | None = None
 ) -> BatchCost:
-    """The time of one step by batch size and longest length alone, with the target that is typical of such a batch.
+    """Return the time of one step by batch size and longest length alone, with the target that is typical of both.
 
     Args:
         step_seconds: The time of one step.
@@ -183,7 +170,7 @@ def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: 
 
 
 def _interpolated(cost: BatchCost) -> BatchCost:
-    """The same for many batches at once, in ascending order of length: linear between 8192 of them.
+    """Return the same cost for many batches at once, in ascending order of length: linear between 8192 of them.
 
     They are evenly spaced, and stand on both sides wherever the batch size changes: between them only the length
     does, by so little that the cost is as good as linear in it.

@@ -55,13 +55,13 @@ def two_dimensional_rows(
     tables = optimal_table_2d(
         lengths.values,
         lengths.targets,
-        sizes,
         example_costs,
         [row.num_buckets for row in compared],
         candidates=np.unique(np.concatenate([costs.joint_lengths, *(row.boundaries for row in compared)])),
     )
     alone = replace(pricing, ranks=ONE_RANK)
-    return [_row(row, table, alone, costs) for row, table in zip(compared, tables, strict=True)]
+    sized = [replace(table, batch_sizes=sizes(*table.pairs)) for table in tables]
+    return [_row(row, table, alone, costs) for row, table in zip(compared, sized, strict=True)]
 
 
 def _compared(rows: Sequence[Row]) -> list[Row]:

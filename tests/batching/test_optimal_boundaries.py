@@ -206,21 +206,6 @@ def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_
     assert scaled == [[b * scale for b in each] for each in boundaries(values, case[1])]
 
 
-@pytest.mark.parametrize(
-    ("costs", "num_buckets", "rule"),
-    [
-        ([1.0], [1], "1 costs for 2 distinct lengths"),
-        ([1.0, -1.0], [1], "finite and not negative"),
-        ([1.0, float("nan")], [1], "finite and not negative"),
-        ([1.0, 2.0], [0], "at least 1"),
-        ([1.0, 2.0], [], "at least 1"),
-    ],
-)
-def test_misuse_is_refused_with_the_rule(costs: list[float], num_buckets: list[int], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        optimal_boundaries(histogram_of([1, 1]), np.array(costs), num_buckets)
-
-
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))
 @settings(deadline=None)
 def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:

@@ -99,10 +99,6 @@ def looked_up(costs: FloatArray) -> Callable[[FloatArray, FloatArray], FloatArra
     return lambda of, by: costs[of.astype(np.int64) - 1, by.astype(np.int64)]
 
 
-def ones(of: FloatArray, _: FloatArray) -> IntArray:
-    return np.ones(of.shape, dtype=np.int64)
-
-
 def cost_of(table: BucketTable, lengths: FloatArray, targets: FloatArray, costs: Callable[..., FloatArray]) -> float:
     return float(np.sum(costs(*table.pairs)[table.assign(lengths, targets)]))
 
@@ -161,7 +157,7 @@ def test_no_other_table_costs_less_whatever_the_costs_and_fewer_buckets_win_a_ti
     for _ in range(100):
         lengths, targets = made_case(rng, 5)
         costs = looked_up(rng.integers(0, 9, (5, 5)).astype(float))
-        tables = optimal_table_2d(lengths, targets, ones, costs, range(1, 9), resolution=resolution)
+        tables = optimal_table_2d(lengths, targets, costs, range(1, 9), resolution=resolution)
         found = [(cost_of(table, lengths, targets, costs), table.num_buckets) for table in tables]
         assert found == least_by_brute_force(lengths, targets, costs, 8, resolution)
 
@@ -171,7 +167,7 @@ def test_no_other_table_costs_less_with_costs_that_are_not_round() -> None:
     for _ in range(80):
         lengths, targets = made_case(rng, 5)
         costs = looked_up(np.cumsum(np.cumsum(rng.random((5, 5)), axis=0), axis=1))
-        tables = optimal_table_2d(lengths, targets, ones, costs, range(1, 9))
+        tables = optimal_table_2d(lengths, targets, costs, range(1, 9))
         found = [cost_of(table, lengths, targets, costs) for table in tables]
         least = [cost for cost, _ in least_by_brute_force(lengths, targets, costs, 8, 64)]
         assert found == pytest.approx(least, rel=1e-12)
@@ -195,7 +191,7 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
     flat_costs = costs(histogram.lengths, worst)
     flat = optimal_boundaries(histogram, flat_costs, asked)
     tables = optimal_table_2d(
-        *(data.values, data.targets, sizes_up_to(budget), costs, asked),
+        *(data.values, data.targets, costs, asked),
         candidates=np.concatenate(flat),
         resolution=resolution,
     )
@@ -212,13 +208,12 @@ def test_a_bucket_more_costs_no_more_and_every_boundary_is_an_examples(
 ) -> None:
     lengths, targets = examples
     costs, asked = costs_up_to(budget), range(1, 9)
-    tables = optimal_table_2d(lengths, targets, sizes_up_to(budget), costs, asked, resolution=resolution)
+    tables = optimal_table_2d(lengths, targets, costs, asked, resolution=resolution)
     for most, table in zip(asked, tables, strict=True):
         assert table.num_buckets <= most
         assert set(table.boundaries) <= set(lengths)
         assert set(table.pairs[1]) <= set(targets)
         assert table.boundaries[-1] == lengths.max()
-        assert table.batch_sizes.tolist() == sizes_up_to(budget)(*table.pairs).tolist()
     totals = np.array([cost_of(table, lengths, targets, costs) for table in tables])
     assert np.all(np.diff(totals) <= 1e-12 * totals[:-1])
 
@@ -229,9 +224,7 @@ def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     examples: FloatArray, resolution: int, budget: int, most: int
 ) -> None:
     lengths, targets = examples
-    (table,) = optimal_table_2d(
-        lengths, targets, sizes_up_to(budget), costs_up_to(budget), [most], resolution=resolution
-    )
+    (table,) = optimal_table_2d(lengths, targets, costs_up_to(budget), [most], resolution=resolution)
     pairs = pairs_of(table)
     strict = [strictly(pairs, *example) for example in examples.T.tolist()]
     assert table.assign(lengths, targets).tolist() == strict
@@ -247,7 +240,7 @@ def test_order_changes_nothing_and_scaling_everything_scales_the_boundaries(
 
     def pairs(lengths: FloatArray, targets: FloatArray, limit: float) -> list[list[Pair]]:
         asked = [1, 3, 8]
-        tables = optimal_table_2d(lengths, targets, sizes_up_to(limit), costs_up_to(limit), asked, resolution=9)
+        tables = optimal_table_2d(lengths, targets, costs_up_to(limit), asked, resolution=9)
         return [pairs_of(table) for table in tables]
 
     scaled = pairs(*(shuffled * scale), budget * scale)
@@ -257,14 +250,14 @@ def test_order_changes_nothing_and_scaling_everything_scales_the_boundaries(
 def test_bins_may_have_different_numbers_of_sub_bins() -> None:
     lengths = np.array([1.0] * 10 + [2.0] * 10)
     targets = np.array([5.0] * 10 + [1.0] * 5 + [9.0] * 5)
-    (table,) = optimal_table_2d(lengths, targets, ones, lambda of, by: of * by, [3])
+    (table,) = optimal_table_2d(lengths, targets, lambda of, by: of * by, [3])
     assert pairs_of(table) == [(1, 5), (2, 1), (2, 9)]
 
 
 def test_a_candidate_between_two_lengths_stands_for_the_shorter() -> None:
     lengths, targets = np.arange(1.0, 10), np.zeros(9)
     (table,) = optimal_table_2d(
-        *(lengths, targets, ones, lambda of, by: np.where(of <= 3, 1.0, 2.0), [2]),
+        *(lengths, targets, lambda of, by: np.where(of <= 3, 1.0, 2.0), [2]),
         candidates=np.array([0.5, 3.5, 99.0]),
         resolution=1,
     )
@@ -275,7 +268,7 @@ def test_more_targets_than_are_told_apart_leave_no_example_out() -> None:
     rng = np.random.default_rng(12)
     lengths, targets = rng.gamma(4, 2, 2000) + 0.1, rng.gamma(2, 9, 2000)
     costs = costs_up_to(500)
-    tables = optimal_table_2d(lengths, targets, sizes_up_to(500), costs, range(1, 7), resolution=4)
+    tables = optimal_table_2d(lengths, targets, costs, range(1, 7), resolution=4)
     totals = [cost_of(table, lengths, targets, costs) for table in tables]
     assert np.all(np.diff(totals) < 0)
     for table in tables:
@@ -283,40 +276,5 @@ def test_more_targets_than_are_told_apart_leave_no_example_out() -> None:
 
 
 def test_one_example_is_one_bucket() -> None:
-    (table,) = optimal_table_2d(np.array([4.0]), np.array([0.0]), sizes_up_to(9), costs_up_to(9), [5])
-    assert (pairs_of(table), table.batch_sizes.tolist()) == ([(4, 0)], [2])
-
-
-@pytest.mark.parametrize(
-    ("lengths", "targets", "num_buckets", "resolution", "rule"),
-    [
-        ([], [], [1], 4, "non-empty"),
-        ([1.0, 2.0], [1.0], [1], 4, "1 targets for 2 lengths"),
-        ([0.0], [1.0], [1], 4, "lengths must be positive"),
-        ([1.0], [-1.0], [1], 4, "target lengths must be finite and not negative"),
-        ([1.0], [1.0], [0], 4, "bucket counts must be at least 1"),
-        ([1.0], [1.0], [], 4, "bucket counts must be at least 1"),
-        ([1.0], [1.0], [1], 0, "resolution must be at least 1"),
-    ],
-)
-def test_misuse_is_refused_with_the_rule(
-    lengths: list[float], targets: list[float], num_buckets: list[int], resolution: int, rule: str
-) -> None:
-    with pytest.raises(ValueError, match=rule):
-        optimal_table_2d(
-            *(np.array(lengths), np.array(targets), ones, costs_up_to(9), num_buckets), resolution=resolution
-        )
-
-
-@pytest.mark.parametrize(
-    ("costs", "rule"),
-    [
-        (lambda of, by: -of, "finite and not negative"),
-        (lambda of, by: of / 0, "finite and not negative"),
-        (lambda of, by: of[0], "must have the shape of the boundaries"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:divide by zero")
-def test_costs_that_are_none_are_refused(costs: Callable[..., FloatArray], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        optimal_table_2d(np.array([1.0]), np.array([1.0]), ones, costs, [1])
+    (table,) = optimal_table_2d(np.array([4.0]), np.array([0.0]), costs_up_to(9), [5])
+    assert pairs_of(table) == [(4, 0)]

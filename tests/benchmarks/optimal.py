@@ -126,11 +126,9 @@ def two_dimensions() -> dict[str, float]:
 
     flat_costs = costs(histogram.lengths, np.array([data.worst_target(length) for length in histogram.lengths]))
     flat = optimal_boundaries(histogram, flat_costs, NUM_BUCKETS)
-    plain, _ = timed(lambda: optimal_table_2d(lengths, targets, sizes, costs, NUM_BUCKETS))
+    plain, _ = timed(lambda: optimal_table_2d(lengths, targets, costs, NUM_BUCKETS))
     candidates = np.unique(np.concatenate(flat))
-    seconds, tables = timed(
-        lambda: optimal_table_2d(lengths, targets, sizes, costs, NUM_BUCKETS, candidates=candidates)
-    )
+    seconds, tables = timed(lambda: optimal_table_2d(lengths, targets, costs, NUM_BUCKETS, candidates=candidates))
     best = tables[-1]
     cost = costs(*best.pairs)[best.assign(lengths, targets)].sum()
     ends = np.searchsorted(histogram.lengths, flat[-1])
