@@ -1,4 +1,4 @@
-"""What a bucket's batches cost by their expected longest example, for every bucket that ends at a given length."""
+"""The cost of a bucket's batches by their expected longest example, for every bucket that ends at a given length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_EXACT = 96
 _SPACING = 1.15
 # A remainder's cost is tabulated at so many batch sizes and so many lengths,
 _TABLED_SIZES, _TABLED_LENGTHS = 256, 256
-# and interpolated to so many sizes. Ranks among the examples are told apart up to so many.
+# and interpolated to so many sizes. So many ranks among the examples are distinguished.
 _ROWS, _RANKS = 4096, 1 << 18
 # Gauss's points and weights on (0, 1), for the distribution of a remainder's longest.
 _NODES = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))

@@ -193,7 +193,7 @@ def _completed(layout: Layout, examples: Indices) -> IntArray:
 
 
 def dropped_examples(layout: Layout, batches: Indices) -> int:
-    """How many examples are in none of the batches that were drawn."""
+    """Return how many examples are in none of the batches that were drawn."""
     return layout.count - int(layout.batch_sizes[batches].sum(dtype=np.int64)) + layout.repeated_examples
 
 

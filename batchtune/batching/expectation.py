@@ -1,4 +1,4 @@
-"""What an epoch's batches cost on average over all shuffles, exactly and without shuffling."""
+"""The cost of an epoch's batches on average over all shuffles, exactly and without shuffling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class ExpectedBatches:
-    """How many batches of each size have each length as their longest, on average over shuffles.
+    """The expected number of batches of each size with each length as their longest, over shuffles.
 
     What takes long is worked out when it is first asked for.
 
@@ -171,7 +171,7 @@ class ExpectedBatches:
 
 
 def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
-    """The batches to expect when each bucket's examples are shuffled and cut into batches.
+    """Return the batches to expect when each bucket's examples are shuffled and cut into batches.
 
     On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally`
     says how many of which size. In a uniform shuffle each of them is a uniformly drawn subset, so
@@ -190,7 +190,7 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
 
 
 def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:
-    """How far the longest of `drawn` examples is below the longest of all, on average.
+    """Return how far the longest of `drawn` examples is below the longest of all, on average.
 
     Args:
         steps: Shape (examples - 1,): from each example's length to the next, ascending.

@@ -1,4 +1,4 @@
-"""How buckets are cut into batches and dealt to ranks: that depends on the number of examples in each bucket alone."""
+"""Cuts buckets into batches and deals them to ranks, by the number of examples in each bucket alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy.typing as npt
 from batchtune.lengths import IntArray
 
 Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
-"""Of examples or batches: 32 bits wide where these suffice."""
+"""Indices of examples or batches: 32 bits wide where these suffice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """How buckets become the batches of all ranks.
+    """The way in which buckets become the batches of all ranks.
 
     Attributes:
         world_size: Number of ranks. Each has the same number of batches, always.
@@ -37,7 +37,7 @@ ON_ONE_RANK = Dealing()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Where the buckets, one after the other, are cut into batches. All arrays have the shape (batches,).
+    """The places where the buckets, one after the other, are cut into batches; arrays of the shape (batches,).
 
     Attributes:
         starts: A batch's first example, as a position in `Grouped.order`.
@@ -59,13 +59,13 @@ class Layout:
 
     @property
     def together(self) -> int:
-        """How many batches in a row make one step, and stay together when batches are put in order."""
+        """The number of batches in a row that make one step, and stay together when batches are put in order."""
         return self.dealing.world_size if self.dealing.same_bucket else 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """How many batches of which size each bucket gives, over all ranks. Both arrays have the shape (kinds, buckets).
+    """The number of batches of each size that each bucket gives, over all ranks; arrays of the shape (kinds, buckets).
 
     The first kind is the full batches; others are smaller, and may differ in size from bucket to bucket.
 
@@ -117,7 +117,7 @@ class Tally:
 
 
 def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
-    """The integers that hold numbers up to `largest` in the least memory."""
+    """Return the integers that hold numbers up to `largest` in the least memory."""
     return np.int32 if largest <= np.iinfo(np.int32).max else np.int64
 
 
@@ -134,7 +134,7 @@ def _group_sizes(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> I
 
 
 def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
-    """Counts the batches that `lay_out` cuts, by bucket and size, without making them.
+    """Count the batches that `lay_out` cuts, by bucket and size, without making them.
 
     On one rank they are Σ ceil(n_b / B_b), whatever the shuffle. That is so for every sampler that fills buckets and
     emits what is left over, SpeechBrain's among them.
@@ -158,7 +158,7 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
 
 
 def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
-    """As `_evened`: splits the largest batches until their number is a multiple of the ranks, or repeats some."""
+    """As `_evened`: split the largest batches until their number is a multiple of the ranks, or repeats some."""
     wanted = -cut.batches % ranks
     if wanted == 0:
         return cut
@@ -188,7 +188,7 @@ def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
 
 
 def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout:
-    """Cuts buckets into batches so that every rank has the same number, and every example is in one of them.
+    """Cut buckets into batches so that every rank has the same number, and every example is in one of them.
 
     Without `same_bucket`, all buckets are cut into full batches and a rest each. Where the number of batches is no
     multiple of the ranks, the largest are split in two until it is; where even batches of one are too few, some are
@@ -214,7 +214,7 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
     starts, made_sizes, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     buckets = np.repeat(np.arange(len(parts), dtype=dtype), made)
     if dealing.same_bucket:
-        # What is dealt twice starts anywhere; it belongs to the rest all the same, as the batch beside it.
+        # A batch that is dealt twice starts anywhere; it belongs to the rest all the same, as the batch next to it.
         rest = np.repeat(rest[:: dealing.world_size], dealing.world_size)
     layout = Layout(starts, made_sizes, buckets, rest, dealing, edges[-1])
     if not (dealing.same_bucket or dealing.drop_last):
@@ -232,7 +232,7 @@ def _cut(count: int, size: int, dealing: Dealing) -> tuple[IntArray, IntArray]:
 
 
 def _cut_for_ranks(count: int, size: int, dealing: Dealing) -> tuple[IntArray, IntArray]:
-    """The same in groups of one batch for each rank; the rest in batches that differ by one example at most."""
+    """Starts and sizes of groups of one batch for each rank; the rest in batches that differ by one example at most."""
     ranks = dealing.world_size
     left = count % (size * ranks)
     starts = np.arange(0, count - left, size, dtype=np.int64)
@@ -247,7 +247,7 @@ def _cut_for_ranks(count: int, size: int, dealing: Dealing) -> tuple[IntArray, I
 
 
 def _evened(layout: Layout) -> Layout:
-    """Splits the largest batches until their number is a multiple of the ranks; repeats some where it can't be."""
+    """Split the largest batches until their number is a multiple of the ranks; repeats some where it can't be."""
     ranks = layout.dealing.world_size
     wanted = -layout.starts.size % ranks
     if wanted == 0:
@@ -276,7 +276,7 @@ def _evened(layout: Layout) -> Layout:
 
 
 def _split(batches: list[tuple[int, int, int]], splits: int) -> list[tuple[int, int, int]]:
-    """Splits the largest of (size, start, batch) in near-equal halves, so many times as there is one of two or more."""
+    """Split the largest of (size, start, batch) in near-equal halves, so many times as there is one of two or more."""
     heap = [(-size, start, batch) for size, start, batch in batches]
     heapq.heapify(heap)
     for _ in range(splits):

@@ -240,7 +240,7 @@ class Limits:
 
     @property
     def sizings(self) -> tuple[Sizing, ...]:
-        """Where batch sizes can come from; the last of them knows most of the device."""
+        """The sources of batch sizes; the last of them knows most of the device."""
         return ("length",) if self.frontier is None else ("length", "frontier")
 
     def batch_sizes(self, lengths: FloatArray, sizing: Sizing) -> IntArray:

@@ -31,7 +31,7 @@ ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
 # Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
 _TIE = 1e-12
 
-# The targets are told apart this many times finer than one bin's grid: a bin has a small part of them.
+# The targets are distinguished this many times finer than one bin's grid: a bin has a small part of them.
 _CELLS_PER_GRID_POINT = 16
 
 
@@ -140,7 +140,7 @@ class _Cells:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
-    """Where the targets of some bins may be cut; all arrays have the shape (cuts, bins).
+    """The places where the targets of some bins may be cut; all arrays have the shape (cuts, bins).
 
     Attributes:
         tops: Target boundaries, ascending in each bin; the last is the largest target in the bin.

@@ -19,14 +19,14 @@ from batchtune.tuning.targets import StepSeconds
 
 
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
-    """Batches of a fixed size, the largest that fits the longest examples: shuffled, and sorted by length.
+    """Return the costs of the largest fixed batch size that fits the longest examples: shuffled, and sorted by length.
 
     On several ranks every rank has as many batches as any other, as for the rows: where their number is no multiple
     of the ranks, the first are split in two until it is. All examples are of one bucket, so these are the batches
     of ranks that take them of the same bucket, too, but for how what fills no batch on each is cut.
 
     Args:
-        pricing: What an epoch costs.
+        pricing: Of the data set.
         limits: The frontier decides where there is one, else max_batch_length.
     """
     lengths = pricing.lengths
@@ -61,7 +61,7 @@ def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
     Every rank has as many batches as any other, and none ever waits.
 
     Args:
-        pricing: What an epoch costs. The time per example is taken to be least in a batch of the largest size, its
+        pricing: Of the data set. The time per example is taken to be least in a batch of the largest size, its
             half, its quarter and so on.
         limits: All sizings count, whichever allows more.
     """
@@ -89,7 +89,7 @@ def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
 
 
 def below_all(bound: LowerBound, found: Sequence[Row | Baseline]) -> LowerBound:
-    """The bound, no higher than any time found: measured step times need not be as regular as it takes them to be."""
+    """Return the bound, no higher than any time found: measured step times need not be as regular as it assumes."""
     seconds = [other.estimated_epoch_seconds for other in (bound, *found) if other.estimated_epoch_seconds is not None]
     return LowerBound(
         batches=bound.batches,
@@ -99,7 +99,7 @@ def below_all(bound: LowerBound, found: Sequence[Row | Baseline]) -> LowerBound:
 
 
 def _mean_targets(lengths: Lengths) -> FloatArray | None:
-    """Of each distinct length: a batch's longest target is at least the mean of its examples' targets."""
+    """Return a target for each distinct length: a batch's longest is at least the mean of its examples' targets."""
     if lengths.targets is None:
         return None
     starts = np.concatenate(([0], np.cumsum(lengths.histogram.counts[::-1])[:-1]))

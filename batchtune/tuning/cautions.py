@@ -1,4 +1,4 @@
-"""What a user should know about the tables that were compared, as full sentences."""
+"""Warnings about the tables that were compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CURRENT = "your current config"
 
 
 def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> list[str]:
-    """The warnings of a sweep, each at most once however many rows it concerns.
+    """Return the warnings of a sweep, each at most once however many rows it concerns.
 
     Args:
         lengths: The data set.
@@ -36,7 +36,7 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
 
 
 def cap_cautions(current: Current, recommended: Row | None, max_batch_size: int | None) -> Iterator[str]:
-    """What of the limits in use now the tables that were compared do not keep.
+    """Yield the limits in use now that the compared tables do not keep.
 
     Args:
         current: The settings in use now.
@@ -63,7 +63,7 @@ def cap_cautions(current: Current, recommended: Row | None, max_batch_size: int 
 
 
 def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[str]:
-    """What the user should know of the settings that are in use now, each as a sentence without a full stop.
+    """Return warnings about the settings that are in use now, each a sentence without a full stop.
 
     Args:
         current: The settings.
@@ -99,7 +99,7 @@ def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[st
 
 
 def _overlong(lengths: Lengths, max_batch_length: float) -> Iterator[str]:
-    """What the frameworks do with an example that alone exceeds the limit.
+    """Warn of examples that alone exceed the limit, and say what the frameworks do with them.
 
     Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
     `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
@@ -121,8 +121,8 @@ def _longer_than(lengths: Lengths, limit: float, name: str, consequence: str) ->
         return
     examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
     shown, longest = (format_length(length, lengths.unit) for length in (limit, lengths.longest))
-    told = consequence.format(each=each)
-    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {told}"
+    then = consequence.format(each=each)
+    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
 
 
 def _more_buckets_than_lengths(lengths: Lengths, num_buckets: Sequence[int]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What a probe knows of the device: which batches fit, and how long a step takes."""
+"""The measurements of a probe: which batches fit, and how long a step takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ProvenBy: TypeAlias = Callable[[float, int], "int | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a probe knows of the device; all None without one.
+    """The measurements of a probe; all None without one.
 
     Attributes:
         frontier: Lengths → the largest batch size that fits, at least 1.
@@ -51,7 +51,7 @@ class Costs:
 
 
 def costs_of(probe: Probe) -> Costs:
-    """What a probe says a batch costs: what is proven to fit, and the step times, by the model between measured ones.
+    """Return what is proven to fit, and the step times, by the model between measured ones.
 
     Where the model misses even the measurements by far, no times are known. Nothing is proven by a probe of version
     0.1.0, which ran few of its batches in turns and kept no margin.
@@ -75,7 +75,7 @@ def costs_of(probe: Probe) -> Costs:
 
 
 def _proven_by(probe: Probe, frontier: Frontier) -> ProvenBy:
-    """The trial of the first point that is no shorter and no smaller; None beyond what is proven."""
+    """Return the trial of the first point that is no shorter and no smaller; None beyond what is proven."""
 
     def proven_by(longest: float, batch_size: int) -> int | None:
         if batch_size > int(frontier.proven(longest)):
@@ -87,7 +87,7 @@ def _proven_by(probe: Probe, frontier: Frontier) -> ProvenBy:
 
 
 def _in_turns(times: StepTimes, probe: Probe) -> StepTimes:
-    """The times that steps take one after another with other shapes, as training runs them.
+    """Return the times that steps take one after another with other shapes, as training runs them.
 
     Corrections are ratios to the model, so scaling it scales every time.
     """
@@ -96,7 +96,7 @@ def _in_turns(times: StepTimes, probe: Probe) -> StepTimes:
 
 
 def capped(costs: Costs, max_batch_length: float) -> Costs:
-    """The same, but no batch longer than the user wants."""
+    """Return the same costs, but no batch longer than the user wants."""
     frontier, joint, further = costs.frontier, costs.joint_frontier, costs.continued_frontier
 
     def wanted(lengths: FloatArray) -> IntArray:

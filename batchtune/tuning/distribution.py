@@ -1,4 +1,4 @@
-"""How a data set's lengths are distributed, and over a table's buckets: what reports draw and drift is measured by."""
+"""The distribution of a data set's lengths, as such and over a table's buckets, for reports and for drift."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDE = 200.0
 
 
 def histogram_of(lengths: Lengths) -> list[HistogramBin]:
-    """Bins that cover all lengths, ascending: even, or of even ratio where the lengths span more than 200 times."""
+    """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
     shortest, longest = lengths.shortest, lengths.longest
     if shortest == longest:
         return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
@@ -49,7 +49,7 @@ def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenB
         lengths: The data set, for true lengths.
         pricing: Its lengths as batches are padded to them, and the ranks.
         row: The row; its last boundary is at least the longest padded length.
-        proven_by: What a probe knows; None without one.
+        proven_by: Of the probe; None without one.
 
     Returns:
         One for each bucket, those without examples too.

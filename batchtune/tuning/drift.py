@@ -1,4 +1,4 @@
-"""How far other lengths are from those that a run was tuned for, and what its table costs on them."""
+"""Drift: the distance of other lengths from those that a run was tuned for, and what its table costs on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AGAIN = "Make sweep.json anew with `batchtune sweep-buckets`."
 
 
 def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
-    """How far other lengths are from those that a sweep was made of, and how stale its recommended table is on them.
+    """Return how far other lengths are from those of a sweep, and how stale its recommended table is on them.
 
     The table tuned anew has the strategy, sizing and number of buckets of the recommended one, and the sweep's
     settings. Where the lengths are the sweep's own, the distance and the staleness are 0 by definition.
@@ -57,7 +57,7 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
 
 
 def distance(lengths: Lengths, quantiles: list[float]) -> float:
-    """The Kolmogorov-Smirnov distance of lengths from a distribution that is known by its quantiles.
+    """Return the Kolmogorov-Smirnov distance of lengths from a distribution that is known by its quantiles.
 
     The distribution function F(x) is taken to be the largest i / 1000 whose quantile is at most x, which is below the
     true one by less than 1 / 1000: so the distance is within 1 / 1000 of the one between the data sets themselves.
@@ -92,7 +92,7 @@ def distance(lengths: Lengths, quantiles: list[float]) -> float:
 
 def _recommended(tuned: Sweep) -> Row:
     if tuned.recommended_row is None:
-        raise ResultError("the sweep recommends no table, so there is none that other lengths could be held to", _AGAIN)
+        raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
     return tuned.recommended_row
 
 

@@ -1,4 +1,4 @@
-"""What one epoch costs: exactly with a bucket table, on average over shuffles, or from simulated batches."""
+"""The cost of one epoch: of a bucket table, exactly, on average over shuffles; or of simulated batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REPRESENTATIVES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochCost:
-    """What one epoch costs over all ranks, whichever way it was worked out.
+    """The cost of one epoch over all ranks, whichever way it was worked out.
 
     Attributes:
         tally: How many batches of which size it has, by bucket where there are buckets.
@@ -56,7 +56,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pricing:
-    """All that is needed to work out what an epoch costs.
+    """All that is needed to work out the cost of an epoch.
 
     Attributes:
         lengths: The data set, each length as batches are padded to it.
@@ -92,7 +92,7 @@ class Pricing:
 
     @property
     def sigmas(self) -> FloatArray | None:
-        """How far off the measured times may be, as `StepTimes.sigmas`; None where that is not known."""
+        """The errors of the measured times, as `StepTimes.sigmas`; None where they are not known."""
         return self.step_seconds.sigmas if isinstance(self.step_seconds, StepTimes) else None
 
     def padding_ratio(self, padded_length: float) -> float:

@@ -1,4 +1,4 @@
-"""What several ranks' waiting for each other adds to an epoch: a step lasts as long as its slowest rank takes."""
+"""The time that ranks lose by waiting for each other: a step lasts as long as its slowest rank takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TINY = 1e-300
 
 
 def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int, accumulate: int = 1) -> RankTimes:
-    """The time of one epoch on several ranks, on average over shuffles and over how batches are dealt.
+    """Return the time of one epoch on several ranks, on average over shuffles and over how batches are dealt.
 
     Three ways to deal the batches, which are those of one epoch on one rank:
 
@@ -140,16 +140,16 @@ class _Bucket:
 
     @property
     def seconds(self) -> FloatArray:
-        """Of all shapes that its batches can have."""
+        """Seconds of all shapes that its batches can have."""
         return np.concatenate((self.full_seconds, self.rest_seconds)) if self.rest else self.full_seconds
 
     @property
     def counts(self) -> FloatArray:
-        """How many batches of each of these shapes there are on average."""
+        """The average number of batches of each of these shapes."""
         return np.concatenate((self.full_counts, self.rest_counts)) if self.rest else self.full_counts
 
     def all_within(self, thresholds: FloatArray, most: int) -> FloatArray:
-        """The probability that k of its batches, drawn at random, each last at most so long.
+        """Return the probability that k of its batches, drawn at random, each last at most so long.
 
         k full batches are k·B of its n examples, of which the c that are short enough must make up all:
         C(c, k·B) / C(n, k·B). The last batch, with its own limit c', is then drawn from those that remain:

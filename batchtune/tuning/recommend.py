@@ -101,7 +101,7 @@ def _name(row: Row) -> str:
 
 
 def _nothing_proven(rows: Sequence[Row]) -> str:
-    """What to know where a table is recommended whose sizes were not all run."""
+    """Warn that a table is recommended whose sizes were not all run."""
     which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
     return f"; no table{which} has only sizes that were run"
 
@@ -125,7 +125,7 @@ def _shown(row: Row, timed: bool, unit: str = "") -> str:
 
 
 def _faster_baselines(chosen: Row, baselines: Sequence[Baseline]) -> str:
-    """Where the fixed batch size takes less time than the recommended row; empty where it does not."""
+    """Say where the fixed batch size takes less time than the recommended row; empty where it does not."""
     ours = chosen.estimated_epoch_seconds
     times = [(baseline.estimated_epoch_seconds, _HOW_FIXED[baseline.name]) for baseline in baselines]
     faster = [

@@ -1,4 +1,4 @@
-"""How throughput grows with max_batch_length: from where on a larger one brings next to nothing."""
+"""The throughput by max_batch_length: beyond some value a larger one saves next to nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from batchtune.tuning.targets import batch_seconds
 
 # Values of max_batch_length that are compared; fewer where rounding makes some equal.
 _POINTS = 24
-# Different lengths that are told apart; of more, the longest of each group of neighbours stands for it.
+# Different lengths that are distinguished; of more, the longest of each group of neighbours stands for it.
 _MOST_LENGTHS = 4096
 
 

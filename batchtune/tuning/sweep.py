@@ -54,7 +54,7 @@ def run_sweep(
     on_row: Callable[[Row], None] | None = None,
     current: Current | None = None,
 ) -> Sweep:
-    """Sweeps bucket counts and strategies with the run folder's probe, if it has one, and writes `sweep.json`.
+    """Sweep bucket counts and strategies with the run folder's probe, if it has one, and writes `sweep.json`.
 
     Args:
         lengths: The data set.
@@ -62,8 +62,8 @@ def run_sweep(
         folder: The run folder; made where missing.
         max_batch_length: The largest padded length of a batch, whatever the probe found; None: what it found.
         force: Throw away what the folder holds of other data.
-        on_row: Told of each row.
-        current: What the user has now.
+        on_row: Called with each row as soon as it is known.
+        current: The user's settings now.
 
     Raises:
         ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
@@ -95,7 +95,7 @@ def sweep(
     *,
     current: Current | None = None,
 ) -> Sweep:
-    """Works out what an epoch costs with every strategy and bucket count, and recommends one.
+    """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
     Nothing is drawn at random: padded lengths and times are exact expectations over shuffles.
 
@@ -103,9 +103,9 @@ def sweep(
         lengths: The data set.
         max_batch_length: The largest padded length that a batch may have, in the unit of the lengths.
         settings: What to compare.
-        costs: What a probe knows.
-        on_row: Told each row as soon as it is known.
-        current: What the user has now.
+        costs: The measurements of a probe.
+        on_row: Called with each row as soon as it is known.
+        current: The user's settings now.
 
     Raises:
         UsageError: `max_batch_length` is not positive and finite.
@@ -215,7 +215,7 @@ def _problem_costs(pricing: Pricing) -> ProblemCosts:
 
 
 def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced]) -> Row:
-    """What the user has now; its batches are padded as they come."""
+    """Return the row of the user's settings now; their batches are padded as they come."""
     as_it_is = replace(pricing, lengths=current.lengths, total=current.lengths.total)
     now = as_it_is.row("current", current.sizing, current.table.num_buckets, current.table)
     equal = equal_to_best([priced.cost for priced in (*found, now)], pricing.sigmas)
@@ -223,7 +223,7 @@ def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced
 
 
 def _fits(current: CurrentTable, limits: Limits) -> bool:
-    """Whether all its batches stay within what was measured, or within max_batch_length without measurements.
+    """Return whether all its batches stay within the measured limits, or within max_batch_length without a probe.
 
     A batch of one always does.
     """
@@ -232,7 +232,7 @@ def _fits(current: CurrentTable, limits: Limits) -> bool:
 
 
 def _with_equals(found: Sequence[Priced], pricing: Pricing) -> list[Row]:
-    """The rows, each with whether it is as good as the fastest, as far as can be told."""
+    """Return the rows, each with whether its time can be distinguished from the fastest one's."""
     equal = equal_to_best([priced.cost for priced in found], pricing.sigmas)
     return [msgspec.structs.replace(priced.row, equal_to_best=same) for priced, same in zip(found, equal, strict=True)]
 
@@ -269,7 +269,7 @@ def _current_warnings(
 
 
 def _learning_rate(recommended: Row | None, current: Row | None, baselines: Sequence[Baseline]) -> LearningRate | None:
-    """The hint for who goes over to the recommended row from the current settings, or from a fixed batch size."""
+    """Return the hint for going over to the recommended row from the current settings, or from a fixed batch size."""
     if recommended is None:
         return None
     if current is not None:

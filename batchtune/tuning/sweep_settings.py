@@ -1,4 +1,4 @@
-"""What a sweep compares, and on how many ranks training runs."""
+"""The settings of a sweep, and the ranks that training runs on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """On how many ranks training runs, and how they take batches.
+    """The ranks that training runs on, and how they take batches.
 
     Attributes:
         world_size: Number of ranks.
@@ -33,16 +33,16 @@ class Ranks:
     same_bucket: bool = False
 
     def epoch_seconds(self, times: RankTimes) -> float:
-        """The time of an epoch as these ranks take batches."""
+        """Return the time of an epoch as these ranks take batches."""
         return times.same_bucket_epoch_seconds if self.same_bucket else times.independent_epoch_seconds
 
     @property
     def dealing(self) -> Dealing:
-        """How they take batches."""
+        """The way in which they take batches."""
         return Dealing(world_size=self.world_size, same_bucket=self.same_bucket)
 
     def steps(self, batches: int) -> int:
-        """Optimizer steps of an epoch of so many batches, over all ranks."""
+        """Return the optimizer steps of an epoch of so many batches, over all ranks."""
         return -(-batches // (self.world_size * self.accumulate))
 
 
@@ -51,7 +51,7 @@ ONE_RANK = Ranks()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """What a sweep compares.
+    """The settings of a sweep.
 
     Attributes:
         strategies: Names from `STRATEGIES`.
@@ -103,7 +103,7 @@ class SweepSettings:
                 raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
 
     def record(self) -> dict[str, Any]:
-        """What `sweep.json` says of them."""
+        """Return them as `sweep.json` holds them."""
         return {
             "strategies": list(self.strategies),
             "num_buckets": list(self.num_buckets),
@@ -119,7 +119,7 @@ class SweepSettings:
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:
-    """Reads bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture.
+    """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture.
 
     Returns:
         The counts in ascending order, each once.

@@ -19,7 +19,7 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 
 # So many examples, evenly taken in order of length, say what is typical; more would only say it more slowly.
 _SAMPLE = 1 << 17
-# Different targets that are told apart.
+# Different targets that are distinguished.
 _LEVELS = 4096
 # Where nothing says which bucket a batch is of: one of about so many with as many examples each.
 _BUCKETS = 16
@@ -94,7 +94,7 @@ class RangeQuantiles:
     through the bits.
 
     Attributes:
-        values: The values that are told apart, ascending.
+        values: The values that are distinguished, ascending.
         zeros: Shape (bits, n + 1): number of zeros before each place.
     """
 
@@ -103,7 +103,7 @@ class RangeQuantiles:
 
     @classmethod
     def of(cls, array: FloatArray) -> RangeQuantiles:
-        """Of an array of at least one value; of more than 4096 different ones, neighbours are taken for one."""
+        """Index an array of at least one value; of more than 4096 different ones, neighbours are taken for one."""
         distinct, ranks = np.unique(array, return_inverse=True)
         if distinct.size > _LEVELS:
             ranks = ranks * _LEVELS // distinct.size
@@ -119,7 +119,7 @@ class RangeQuantiles:
         return cls(distinct, zeros)
 
     def __call__(self, start: IntArray, end: IntArray, rank: IntArray) -> FloatArray:
-        """The value with this rank, from 0, among array[start:end]; arrays of one shape, start + rank < end."""
+        """Return the value with this rank, from 0, among array[start:end]; arrays of one shape, start + rank < end."""
         found = np.zeros(np.shape(rank), dtype=np.int64)
         for zeros in self.zeros:
             before, until = zeros[start], zeros[end]

@@ -41,7 +41,7 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
     max_batch_ex=st.none() | st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],

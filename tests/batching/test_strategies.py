@@ -29,7 +29,7 @@ def problem_of(values: list[float], max_batch_length: float) -> Problem:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 class TestEveryStrategy:
     @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS)
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=40)
     def test_gives_valid_tables_that_put_every_example_in_exactly_one_bucket(
         self, strategy: str, values: list[float], max_batch_length: float, num_buckets: list[int]
     ) -> None:

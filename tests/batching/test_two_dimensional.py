@@ -43,7 +43,7 @@ PAIRS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, ma
 
 
 @given(pairs=PAIRS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -> None:
     table = table_of(pairs)
     examples = [(length / 2, target / 2) for length in range(1, 13) for target in range(13)]

@@ -94,7 +94,7 @@ def test_a_probe_of_an_older_batchtune_proves_nothing() -> None:
     st.lists(st.integers(1, 45), min_size=1, max_size=60),
     st.integers(1, 6),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_buckets_without_a_trial_are_those_that_a_row_counts_as_unproven(
     measured: list[tuple[int, int]], values: list[int], num_buckets: int
 ) -> None:

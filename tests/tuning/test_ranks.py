@@ -78,7 +78,7 @@ TINY = {
 
 
 @given(**TINY)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_independent_dealing_of_tiny_epochs_by_enumeration(
     short: list[float], long: list[float], sizes: tuple[int, int], world_size: int
 ) -> None:
@@ -87,7 +87,7 @@ def test_independent_dealing_of_tiny_epochs_by_enumeration(
 
 
 @given(**TINY)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_dealing_of_the_same_bucket_of_tiny_epochs_by_enumeration(
     short: list[float], long: list[float], sizes: tuple[int, int], world_size: int
 ) -> None:
@@ -134,7 +134,7 @@ def test_accumulated_gradients_are_the_mean_of_epochs_really_dealt(world_size: i
 
 
 @given(st.lists(st.floats(0.5, 60), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_one_rank_never_waits(values: list[float], buckets: int, accumulate: int) -> None:
     boundaries = max(values) * np.arange(1, buckets + 1) / buckets
     table = BucketTable(np.append(boundaries[:-1], max(values)), batch_sizes_for(boundaries, 100))

@@ -15,7 +15,7 @@ from batchtune.tuning.epoch_cost import Pricing, estimated_epoch_seconds
 from batchtune.tuning.saturation import saturation
 from batchtune.tuning.targets import TypicalTargets
 
-SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 3000).round(2) + 0.5)
+SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(2) + 0.5)
 NO_LIMIT = Limits(max_batch_length=2000)
 
 
