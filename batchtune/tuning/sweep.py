@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -120,11 +120,9 @@ def sweep(
         if on_row is not None:
             on_row(priced.row)
     rows = _with_equals(found, pricing)
-    as_table = None if current is None else current_table(current, lengths)
-    now = None if as_table is None else _current_row(as_table, pricing, found)
-    fits = None if as_table is None else _fits(as_table, limits)
+    now = None if current is None else _priced_now(current, lengths, limits, pricing, found)
     baselines = fixed_baselines(pricing, limits)
-    others: list[Row | Baseline] = [*rows, *baselines, *([] if now is None else [now])]
+    others: list[Row | Baseline] = [*rows, *baselines, *([] if now is None else [now.row])]
     choice = recommend(rows, baselines, min_randomness=settings.min_randomness)
     recommended = None if choice.index is None else rows[choice.index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
@@ -144,12 +142,11 @@ def sweep(
         warnings=[
             *cautions(lengths, limits, settings.num_buckets, rows),
             *_ranks_cautions(pricing),
-            *_current_warnings(current, as_table, now, fits, settings),
-            *([] if current is None else cap_cautions(current, recommended, settings.max_batch_size)),
+            *([] if now is None else _current_warnings(now, recommended, settings)),
         ],
-        current=now,
-        current_fits=fits,
-        current_settings=None if current is None or as_table is None else current.record(as_table),
+        current=None if now is None else now.row,
+        current_fits=None if now is None else now.fits,
+        current_settings=None if now is None else now.current.record(now.table),
         trade_off=curve,
         knee=knee(epochs, spread, curve),
         saturation=saturation(
@@ -158,7 +155,7 @@ def sweep(
             max(settings.num_buckets) if recommended is None else len(recommended.boundaries),
             settings.throughput_fraction,
         ),
-        learning_rate=_learning_rate(recommended, now, baselines),
+        learning_rate=_learning_rate(recommended, None if now is None else now.row, baselines),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
@@ -214,21 +211,26 @@ def _problem_costs(pricing: Pricing) -> ProblemCosts:
     return ProblemCosts(of_batch=of_batch, of_epoch=of_epoch)
 
 
-def _current_row(current: CurrentTable, pricing: Pricing, found: Sequence[Priced]) -> Row:
-    """Return the row of the user's settings now; their batches are padded as they come."""
-    as_it_is = replace(pricing, lengths=current.lengths, total=current.lengths.total)
-    now = as_it_is.row("current", current.sizing, current.table.num_buckets, current.table)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Now:
+    """The user's settings now, the table they make, its row, and whether its batches stay within the limits."""
+
+    current: Current
+    table: CurrentTable
+    row: Row
+    fits: bool
+
+
+def _priced_now(current: Current, lengths: Lengths, limits: Limits, pricing: Pricing, found: Sequence[Priced]) -> _Now:
+    """Work out what the user's settings cost; their batches are padded as they come."""
+    as_table = current_table(current, lengths)
+    table, own = as_table.table, as_table.lengths
+    now = replace(pricing, lengths=own, total=own.total).row("current", as_table.sizing, table.num_buckets, table)
     equal = equal_to_best([priced.cost for priced in (*found, now)], pricing.sigmas)
-    return msgspec.structs.replace(now.row, equal_to_best=equal[-1])
-
-
-def _fits(current: CurrentTable, limits: Limits) -> bool:
-    """Return whether all its batches stay within the measured limits, or within max_batch_length without a probe.
-
-    A batch of one always does.
-    """
-    sizes, longest = current.table.largest_batches(current.lengths.histogram)
-    return bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
+    sizes, longest = table.largest_batches(own.histogram)
+    # A batch of one always fits.
+    fits = bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
+    return _Now(current, as_table, msgspec.structs.replace(now.row, equal_to_best=equal[-1]), fits)
 
 
 def _with_equals(found: Sequence[Priced], pricing: Pricing) -> list[Row]:
@@ -248,24 +250,17 @@ def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
         )
 
 
-def _current_warnings(
-    current: Current | None,
-    found: CurrentTable | None,
-    row: Row | None,
-    fits: bool | None,
-    settings: SweepSettings,
-) -> Iterator[str]:
-    if current is None or found is None or row is None:
-        return
-    if not fits:
+def _current_warnings(now: _Now, recommended: Row | None, settings: SweepSettings) -> Iterator[str]:
+    if not now.fits:
         yield (
             "your current config makes batches that are larger than what was found to fit (or than the "
             "max_batch_length that was given): its times are extrapolated, and it may run out of memory"
         )
     if settings.multiple_of is not None:
         yield "your current config is counted as its batches come, not padded to multiples as the others are"
-    yield from current_cautions(current, found, row)
-    yield from found.notes
+    yield from current_cautions(now.current, now.table, now.row)
+    yield from now.table.notes
+    yield from cap_cautions(now.current, recommended, settings.max_batch_size)
 
 
 def _learning_rate(recommended: Row | None, current: Row | None, baselines: Sequence[Baseline]) -> LearningRate | None:
