@@ -19,8 +19,10 @@ from torch.utils.data import Sampler  # noqa: TID253  # as above
 
 from batchtune.batching import epochs, given
 from batchtune.batching.delivery import Pass, loader_of
-from batchtune.batching.epochs import ORDERINGS, Dealing, Drawing, Grouped, Layout, Ordering
+from batchtune.batching.epochs import ORDERINGS, Drawing, Grouped, Ordering
 from batchtune.batching.given import Numbers
+from batchtune.batching.layout import Dealing, Layout, batches_per_rank, lay_out
+from batchtune.batching.table import BucketTable
 from batchtune.exports.sampler import SamplerConfig, read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests import ReadOptions, parse_scale
@@ -108,9 +110,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.same_bucket = bool(same_bucket)
         self._ranks = (rank, world_size)
         values = given.checked_lengths(lengths)
-        self._table, buckets = given.bucketed(
-            values, given.checked_table(bucket_boundaries, bucket_batch_sizes), overlong
-        )
+        self._table, buckets = given.bucketed(values, BucketTable.of(bucket_boundaries, bucket_batch_sizes), overlong)
         self._grouped: Grouped = epochs.group(buckets, self._table.num_buckets)
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
@@ -219,7 +219,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Number of batches that this rank has in an epoch."""
-        return epochs.count(self._grouped.counts, self._table.batch_sizes, self._dealing())
+        return batches_per_rank(self._grouped.counts, self._table.batch_sizes, self._dealing())
 
     def __iter__(self) -> Iterator[list[int]]:
         self._running = self._pass = None
@@ -342,7 +342,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     def _laid_out(self) -> Layout:
         dealing = self._dealing()
         if self._layout is None or self._layout.dealing != dealing:
-            self._layout = epochs.lay_out(self._grouped.counts, self._table.batch_sizes, dealing)
+            self._layout = lay_out(self._grouped.counts, self._table.batch_sizes, dealing)
         return self._layout
 
     def _digest_of(self, values: Numbers) -> str:

@@ -9,10 +9,11 @@ import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
+from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 ALL = {**{(name, False): law for name, law in LAWS.items()}, **{(name, True): law for name, law in TARGET_LAWS.items()}}
 SAMPLE = ["quadratic", "blocks of length", "noise of 3%", "batches in eights"]

@@ -1,4 +1,4 @@
-"""What a bucket's batches cost by their expected longest example, for every bucket that ends at a given length."""
+"""The cost of a bucket's batches by their expected longest example, for every bucket that ends at a given length."""
 
 from __future__ import annotations
 
@@ -18,20 +18,17 @@ MOST_EXACT = 96
 _SPACING = 1.15
 # A remainder's cost is tabulated at so many batch sizes and so many lengths,
 _TABLED_SIZES, _TABLED_LENGTHS = 256, 256
-# and interpolated to so many sizes. Ranks among the examples are told apart up to so many.
+# and interpolated to so many sizes. So many ranks among the examples are distinguished.
 _ROWS, _RANKS = 4096, 1 << 18
 # Gauss's points and weights on (0, 1), for the distribution of a remainder's longest.
 _NODES = ((0.5 - 0.15**0.5, 5 / 18), (0.5, 8 / 18), (0.5 + 0.15**0.5, 5 / 18))
 
 
 class ShapeCost(Protocol):
-    """(batch sizes, longest lengths, boundaries below the batches' buckets) → the batches' costs, element by element.
-
-    It is called without boundaries where the bucket is not known.
-    """
+    """The cost of batches by their sizes and longest lengths, and the boundaries below their buckets where known."""
 
     def __call__(self, batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None, /) -> FloatArray:
-        """Costs, of the arguments' common shape (n,)."""
+        """Return costs, element by element."""
 
 
 class ExactCosts:
@@ -53,14 +50,10 @@ class ExactCosts:
         self._counts = counts_up_to(histogram, np.arange(histogram.lengths.size))
         self._sizes, self._cost = batch_sizes.tolist(), cost
         self._log_factorials = log_factorials_up_to(histogram.count)
-
-    @property
-    def num_ends(self) -> int:
-        """Number of ends that a bucket may have."""
-        return len(self._sizes)
+        self.num_ends = len(self._sizes)
 
     def up_to(self, end: int) -> FloatArray:
-        """Shape (end,): the cost of the bucket (u_i, u_end] for each i < end."""
+        """As for every `BucketCosts`."""
         examples = self._counts[end] - self._counts[:end]
         batches, rest = np.divmod(examples, self._sizes[end - 1])
         total = np.zeros(end)
@@ -108,19 +101,15 @@ class SmoothCosts:
         # No batch is larger than the data set.
         self._sizes = np.minimum(batch_sizes, histogram.count + 1).tolist()
         self._log_factorials = log_factorials_up_to(histogram.count)
+        self.num_ends = len(self._sizes)
         self._lengths = np.concatenate((histogram.lengths[:1], histogram.lengths[ends]))
         # They say on which side of an interval its lengths lie.
         self._totals = np.concatenate(([0.0], histogram.cumulative_total[ends]))
         self._set_full_costs(cost)
         self._set_rest_costs(histogram, cost)
 
-    @property
-    def num_ends(self) -> int:
-        """Number of ends that a bucket may have."""
-        return len(self._sizes)
-
     def up_to(self, end: int) -> FloatArray:
-        """Shape (end,): about the cost of the bucket (u_i, u_end] for each i < end."""
+        """As for every `BucketCosts`, about."""
         examples = self._counts[end] - self._counts[:end]
         batches = examples // self._sizes[end - 1]
         rest = examples - batches * self._sizes[end - 1]

@@ -3,8 +3,8 @@
 Batches are made in four steps, each a function of arrays:
 
 1. `group`: the examples, bucket after bucket. Once for a data set.
-2. `lay_out`: where each bucket is cut into batches, split and dealt so that every rank has as many. That depends on
-   the number of examples in each bucket alone, so it is the same in every epoch. `tally` counts them without a place.
+2. `layout.lay_out`: where each bucket is cut into batches, split and dealt so that every rank has as many: the same in
+   every epoch.
 3. `shuffled` and `drawn`: for each epoch another order of the examples within their buckets, and of the batches.
 4. `assemble`: the batches of one rank; or `simulate`: only the shapes of all.
 
@@ -13,25 +13,21 @@ The sampler, the verification and the simulation of an epoch are the same steps.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.layout import Indices, Layout, index_dtype
 from batchtune.lengths import FloatArray, IntArray
-
-Indices: TypeAlias = npt.NDArray[np.signedinteger[Any]]
-"""Of examples or batches: 32 bits wide where these suffice."""
 
 Ordering = Literal["random", "ascending", "descending"]
 ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 
-# So many examples at once are looked up or made Python's own: enough to be fast, no matter beside a data set.
+# So many examples at once are looked up or made Python's own: enough to be fast, little next to a data set.
 _AT_ONCE = 1 << 18
 _AS_LISTS = 1 << 14
 # What is drawn from (seed, epoch), each from a stream of its own.
@@ -68,24 +64,6 @@ class EpochBatches:
             for start, end in pairwise((bounds - bounds[0]).tolist()):
                 yield examples[start:end]
             first = last
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dealing:
-    """How buckets become the batches of all ranks.
-
-    Attributes:
-        world_size: Number of ranks. Each has the same number of batches, always.
-        same_bucket: Whether, step by step, the batches of all ranks are of one bucket.
-        drop_last: Whether what fills no batch, and batches that are not enough for all ranks, are left out.
-    """
-
-    world_size: int = 1
-    same_bucket: bool = False
-    drop_last: bool = False
-
-
-ON_ONE_RANK = Dealing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,92 +106,6 @@ class Grouped:
         return cast(IntArray, np.concatenate(([0], np.cumsum(self.counts))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """Where the buckets, one after the other, are cut into batches. All arrays have the shape (batches,).
-
-    Attributes:
-        starts: A batch's first example, as a position in `Grouped.order`.
-        batch_sizes: Number of examples.
-        buckets: Ascending.
-        rest: Whether the batch is of what the bucket's full batches leave over.
-        dealing: As it was laid out.
-        count: Number of examples of the data set.
-        repeated_examples: How many examples stand in batches a second time.
-    """
-
-    starts: Indices
-    batch_sizes: Indices
-    buckets: Indices
-    rest: npt.NDArray[np.bool_]
-    dealing: Dealing
-    count: int
-    repeated_examples: int = 0
-
-    @property
-    def together(self) -> int:
-        """How many batches in a row make one step, and stay together when batches are put in order."""
-        return self.dealing.world_size if self.dealing.same_bucket else 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tally:
-    """How many batches of which size each bucket gives, over all ranks. Both arrays have the shape (kinds, buckets).
-
-    The first kind is the full batches; others are smaller, and may differ in size from bucket to bucket.
-
-    Attributes:
-        batch_sizes: Number of examples; where a bucket has no such batch it means nothing.
-        numbers: How many such batches an epoch has.
-    """
-
-    batch_sizes: IntArray
-    numbers: IntArray
-
-    @property
-    def batches(self) -> int:
-        """Number of all batches."""
-        return int(self.numbers.sum())
-
-    @property
-    def examples(self) -> int:
-        """Number of examples in them, each as often as it is dealt."""
-        # Sizes that no batch has may be too large to be multiplied.
-        return int(np.sum(np.where(self.numbers > 0, self.batch_sizes, 0) * self.numbers))
-
-    @property
-    def largest(self) -> IntArray:
-        """Shape (buckets,): the size of the largest batch; 0 for an empty bucket."""
-        return cast(IntArray, np.where(self.numbers > 0, self.batch_sizes, 0).max(axis=0))
-
-
-def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
-    """The integers that hold numbers up to `largest` in the least memory."""
-    return np.int32 if largest <= np.iinfo(np.int32).max else np.int64
-
-
-def assign(lengths: npt.NDArray[Any], boundaries: FloatArray) -> npt.NDArray[np.integer[Any]]:
-    """The bucket of each example, in as few bits as will do.
-
-    Lengths of fewer bits than float64 are compared with the boundaries rounded alike: the longest length, rounded,
-    is then still not beyond the last boundary, where that was the longest length itself.
-
-    Args:
-        lengths: Shape (examples,), numbers.
-        boundaries: Shape (buckets,), ascending.
-
-    Returns:
-        Shape (examples,): `numpy.searchsorted(boundaries, length)`, left side; `buckets` beyond the last boundary.
-    """
-    edges: npt.NDArray[Any] = boundaries
-    if lengths.dtype.kind == "f" and lengths.dtype.itemsize < boundaries.dtype.itemsize:
-        edges = boundaries.astype(lengths.dtype)
-    buckets = np.empty(lengths.size, dtype=np.min_scalar_type(boundaries.size))
-    for start in range(0, lengths.size, _AT_ONCE):
-        buckets[start : start + _AT_ONCE] = np.searchsorted(edges, lengths[start : start + _AT_ONCE], side="left")
-    return buckets
-
-
 def group(buckets: npt.NDArray[np.integer[Any]], num_buckets: int) -> Grouped:
     """Sorts examples into their buckets.
 
@@ -237,186 +129,6 @@ def group_descending(lengths: FloatArray, boundaries: FloatArray) -> Grouped:
     dtype = index_dtype(lengths.size)
     parts = [np.arange(start, end, dtype=dtype) for start, end in zip(starts, ends, strict=True)]
     return Grouped(np.concatenate(parts), (ends - starts).astype(np.int64))
-
-
-def count(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> int:
-    """The number of batches of each rank in an epoch, without making them.
-
-    With one rank it is Σ ceil(n_b / B_b); where incomplete batches are dropped, Σ floor(n_b / B_b).
-
-    Args:
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,), at least 1.
-        dealing: How they are dealt.
-    """
-    ranks, groups = dealing.world_size, _group_sizes(counts, batch_sizes, dealing)
-    batches = int(np.sum(counts // groups if dealing.drop_last else -(-counts // groups)))
-    if dealing.same_bucket:
-        return batches
-    return batches // ranks if dealing.drop_last else -(-batches // ranks)
-
-
-def _group_sizes(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> IntArray:
-    """Shape (buckets,): the examples of a full batch, or of one for each rank where these are of one bucket."""
-    # Sizes beyond any count are as good as one beyond it, and do not overflow.
-    sizes = np.minimum(batch_sizes, counts + 1)
-    return sizes * dealing.world_size if dealing.same_bucket else sizes
-
-
-def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
-    """Counts the batches that `lay_out` cuts, by bucket and size, without making them.
-
-    On one rank they are Σ ceil(n_b / B_b), whatever the shuffle. That is so for every sampler that fills buckets and
-    emits what is left over, SpeechBrain's among them.
-
-    Args:
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,), at least 1.
-        dealing: How they are dealt.
-    """
-    ranks = dealing.world_size if dealing.same_bucket else 1
-    full = counts // _group_sizes(counts, batch_sizes, dealing) * ranks
-    left = counts - full * np.where(full > 0, batch_sizes, 0)
-    if dealing.drop_last:
-        return Tally(batch_sizes[np.newaxis], full[np.newaxis])
-    if ranks > 1:
-        each, more = left // ranks, left % ranks
-        sizes = (batch_sizes, each + 1, np.maximum(each, 1))
-        return Tally(np.stack(sizes), np.stack((full, more, np.where(left > 0, ranks - more, 0))))
-    cut = Tally(np.stack((batch_sizes, left)), np.stack((full, np.minimum(left, 1))))
-    return _tally_evened(counts, cut, dealing.world_size)
-
-
-def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
-    """As `_evened`: splits the largest batches until their number is a multiple of the ranks, or repeats some."""
-    wanted = -cut.batches % ranks
-    if wanted == 0:
-        return cut
-    edges = np.concatenate(([0], np.cumsum(counts)))
-    numbers = cut.numbers.copy()
-    touched: list[tuple[int, int, int]] = []
-    kinds, buckets = np.nonzero(numbers)
-    for at in np.lexsort((buckets, -cut.batch_sizes[kinds, buckets])).tolist():
-        kind, bucket = int(kinds[at]), int(buckets[at])
-        size, some = int(cut.batch_sizes[kind, bucket]), min(int(numbers[kind, bucket]), wanted - len(touched))
-        first = int(edges[bucket]) if kind == 0 else int(edges[bucket + 1]) - size
-        touched += [(size, first + size * index, bucket) for index in range(some)]
-        numbers[kind, bucket] -= some
-    pieces = Counter((bucket, size) for size, _, bucket in _split(touched, wanted))
-    repeats = -(int(numbers.sum()) + pieces.total()) % ranks
-    if repeats:  # all are batches of one by now: the first of them come again, as often as it takes
-        again, rest = divmod(repeats, int(edges[-1]))
-        for bucket, number in enumerate((again * counts + np.clip(rest - edges[:-1], 0, counts)).tolist()):
-            pieces[bucket, 1] += number
-    rows = Counter(bucket for bucket, _ in pieces)
-    sizes = np.ones((max(rows.values()), counts.size), dtype=np.int64)
-    more = np.zeros_like(sizes)
-    for (bucket, size), number in pieces.items():
-        rows[bucket] -= 1
-        sizes[rows[bucket], bucket], more[rows[bucket], bucket] = size, number
-    return Tally(np.concatenate((cut.batch_sizes, sizes)), np.concatenate((numbers, more)))
-
-
-def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout:
-    """Cuts buckets into batches so that every rank has the same number, and every example is in one of them.
-
-    Without `same_bucket`, all buckets are cut into full batches and a rest each. Where the number of batches is no
-    multiple of the ranks, the largest are split in two until it is; where even batches of one are too few, some are
-    dealt twice. With `same_bucket`, a bucket is cut into groups of one full batch for each rank, and the rest is dealt
-    evenly in smaller batches; where that holds fewer examples than there are ranks, others of the bucket are dealt
-    twice. With `drop_last` nothing is split or repeated: rests are left out here, and full batches that are not enough
-    for all ranks in `drawn`.
-
-    Args:
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,), at least 1.
-        dealing: How they are dealt.
-    """
-    cut = _cut_for_ranks if dealing.same_bucket else _cut
-    edges = np.concatenate(([0], np.cumsum(counts))).tolist()
-    full = counts - counts % _group_sizes(counts, batch_sizes, dealing)
-    dtype = index_dtype(edges[-1])
-    parts: list[tuple[Indices, Indices, npt.NDArray[np.bool_]]] = []
-    for bucket, edge in enumerate(edges[:-1]):
-        firsts, sizes = cut(int(counts[bucket]), int(batch_sizes[bucket]), dealing)
-        parts.append(((firsts + edge).astype(dtype), sizes.astype(dtype), firsts >= full[bucket]))
-    made = [firsts.size for firsts, _, _ in parts]
-    starts, made_sizes, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    buckets = np.repeat(np.arange(len(parts), dtype=dtype), made)
-    if dealing.same_bucket:
-        # What is dealt twice starts anywhere; it belongs to the rest all the same, as the batch beside it.
-        rest = np.repeat(rest[:: dealing.world_size], dealing.world_size)
-    layout = Layout(starts, made_sizes, buckets, rest, dealing, edges[-1])
-    if not (dealing.same_bucket or dealing.drop_last):
-        layout = _evened(layout)
-    if dealing.drop_last:
-        return layout
-    return replace(layout, repeated_examples=int(layout.batch_sizes.sum(dtype=np.int64)) - layout.count)
-
-
-def _cut(count: int, size: int, dealing: Dealing) -> tuple[IntArray, IntArray]:
-    """Starts and sizes of a bucket's batches: full ones and, unless it is dropped, a rest."""
-    kept = count - count % size if dealing.drop_last else count
-    starts = np.arange(0, kept, size, dtype=np.int64)
-    return starts, np.minimum(size, kept - starts)
-
-
-def _cut_for_ranks(count: int, size: int, dealing: Dealing) -> tuple[IntArray, IntArray]:
-    """The same in groups of one batch for each rank; the rest in batches that differ by one example at most."""
-    ranks = dealing.world_size
-    left = count % (size * ranks)
-    starts = np.arange(0, count - left, size, dtype=np.int64)
-    sizes = np.full(starts.size, size, dtype=np.int64)
-    if left == 0 or dealing.drop_last:
-        return starts, sizes
-    dealt = left // ranks + (np.arange(ranks) < left % ranks)
-    firsts = count - left + np.cumsum(dealt) - dealt
-    empty = dealt == 0
-    firsts[empty] = np.arange(int(empty.sum())) % count
-    return np.concatenate((starts, firsts)), np.concatenate((sizes, np.maximum(dealt, 1)))
-
-
-def _evened(layout: Layout) -> Layout:
-    """Splits the largest batches until their number is a multiple of the ranks; repeats some where it can't be."""
-    ranks = layout.dealing.world_size
-    wanted = -layout.starts.size % ranks
-    if wanted == 0:
-        return layout
-    # Each split takes the largest, so no more than the `wanted` largest are touched; of equals the first.
-    touched = np.argsort(-layout.batch_sizes.astype(np.int64), kind="stable")[:wanted]
-    pieces = _split([(int(layout.batch_sizes[at]), int(layout.starts[at]), int(at)) for at in touched], wanted)
-    made = np.array(sorted(pieces, key=lambda piece: piece[1]), dtype=np.int64).reshape(-1, 3)
-    kept = np.ones(layout.starts.size, dtype=np.bool_)
-    kept[touched] = False
-    starts = np.concatenate((layout.starts[kept], made[:, 1]))
-    sizes = np.concatenate((layout.batch_sizes[kept], made[:, 0]))
-    source = np.concatenate((np.flatnonzero(kept), made[:, 2]))
-    order = np.argsort(starts, kind="stable")
-    repeats = -order.size % ranks
-    if repeats:
-        order = np.sort(np.concatenate((order, np.resize(order, repeats))))
-    dtype, source = layout.starts.dtype, source[order]
-    return replace(
-        layout,
-        starts=starts[order].astype(dtype),
-        batch_sizes=sizes[order].astype(dtype),
-        buckets=layout.buckets[source],
-        rest=layout.rest[source],
-    )
-
-
-def _split(batches: list[tuple[int, int, int]], splits: int) -> list[tuple[int, int, int]]:
-    """Splits the largest of (size, start, batch) in near-equal halves, so many times as there is one of two or more."""
-    heap = [(-size, start, batch) for size, start, batch in batches]
-    heapq.heapify(heap)
-    for _ in range(splits):
-        if heap[0][0] > -2:
-            break
-        size, start, batch = heapq.heappop(heap)
-        first = (1 - size) // 2
-        heapq.heappush(heap, (-first, start, batch))
-        heapq.heappush(heap, (size + first, start + first, batch))
-    return [(-size, start, batch) for size, start, batch in heap]
 
 
 def shuffled(grouped: Grouped, drawing: Drawing) -> Indices:
@@ -481,7 +193,7 @@ def _completed(layout: Layout, examples: Indices) -> IntArray:
 
 
 def dropped_examples(layout: Layout, batches: Indices) -> int:
-    """How many examples are in none of the batches that were drawn."""
+    """Return how many examples are in none of the batches that were drawn."""
     return layout.count - int(layout.batch_sizes[batches].sum(dtype=np.int64)) + layout.repeated_examples
 
 

@@ -1,4 +1,4 @@
-"""What an epoch's batches cost on average over all shuffles, exactly and without shuffling."""
+"""The cost of an epoch's batches on average over all shuffles, exactly and without shuffling."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
-from batchtune.batching import epochs
-from batchtune.batching.epochs import ON_ONE_RANK, Dealing, Tally
+from batchtune.batching.layout import ON_ONE_RANK, Dealing, Tally, tally
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -27,7 +27,7 @@ BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class ExpectedBatches:
-    """How many batches of each size have each length as their longest, on average over shuffles.
+    """The expected number of batches of each size with each length as their longest, over shuffles.
 
     What takes long is worked out when it is first asked for.
 
@@ -81,6 +81,46 @@ class ExpectedBatches:
             return self.sum_of(np.multiply)
         return self._padded_length_by_examples()
 
+    def group_starts(self, most: int) -> npt.NDArray[np.intp]:
+        """Return where groups of neighbouring lengths begin, none across buckets, that one length can stand for each.
+
+        Besides its first length, each has at most 2 / `most` of the batches, and none spans more than 2 / `most` of
+        the lengths' range.
+
+        Args:
+            most: At most so many groups, and one more for each bucket; up to so many lengths each is its own group.
+
+        Returns:
+            Indices of distinct lengths, ascending from 0.
+        """
+        lengths = self.lengths
+        if lengths.size <= most:
+            return np.arange(lengths.size)
+        batches = np.cumsum(self.batches)
+        place = batches / batches[-1] + (lengths - lengths[0]) / (lengths[-1] - lengths[0])
+        changes = np.flatnonzero(np.diff(np.floor(place * (most / 2)))) + 1
+        edges = np.searchsorted(lengths, self.table.boundaries, side="right")
+        return np.unique(np.concatenate(([0], changes, edges[edges < lengths.size])))
+
+    def representatives(self, most: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return batch sizes, longest lengths and expected numbers of the shapes that stand for all batches.
+
+        Args:
+            most: How many groups of lengths, as for `group_starts`; each has a shape of every kind.
+        """
+        starts = self.group_starts(most)
+        last = np.append(starts[1:], self.lengths.size) - 1
+        sizes, lengths, counts = [], [], []
+        for size, batches in self.kinds:
+            count = np.add.reduceat(batches, starts)
+            some = count > 0
+            mean = np.add.reduceat(batches * self.lengths, starts)[some] / count[some]
+            # Rounding must not carry a mean beyond its group, into another bucket.
+            lengths.append(np.clip(mean, self.lengths[starts[some]], self.lengths[last[some]]))
+            sizes.append(size[starts[some]].astype(np.float64))
+            counts.append(count[some])
+        return np.concatenate(sizes), np.concatenate(lengths), np.concatenate(counts)
+
     @cached_property
     def _edges(self) -> IntArray:
         return self.table.edges(self.histogram)
@@ -131,7 +171,7 @@ class ExpectedBatches:
 
 
 def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
-    """The batches to expect when each bucket's examples are shuffled and cut into batches.
+    """Return the batches to expect when each bucket's examples are shuffled and cut into batches.
 
     On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally`
     says how many of which size. In a uniform shuffle each of them is a uniformly drawn subset, so
@@ -146,11 +186,11 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
     Raises:
         ValueError: The longest length is beyond the last boundary.
     """
-    return ExpectedBatches(histogram, table, epochs.tally(table.counts(histogram), table.batch_sizes, dealing))
+    return ExpectedBatches(histogram, table, tally(table.counts(histogram), table.batch_sizes, dealing))
 
 
 def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:
-    """How far the longest of `drawn` examples is below the longest of all, on average.
+    """Return how far the longest of `drawn` examples is below the longest of all, on average.
 
     Args:
         steps: Shape (examples - 1,): from each example's length to the next, ascending.

@@ -1,4 +1,4 @@
-"""What users of the sampler give by hand, checked: each message says which entry is wrong and what to do."""
+"""Checks of what users of the sampler give by hand: each message says which entry is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.batching import epochs
-from batchtune.batching.table import BucketTable
+from batchtune.batching.table import Buckets, BucketTable, numbers
 
 Numbers: TypeAlias = npt.NDArray[np.number[Any]]
 
@@ -28,63 +27,28 @@ class OverlongError(ValueError):
         self.problem = problem
 
 
-def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> Numbers:
-    values = np.asarray(given)
-    if values.ndim != 1 or values.size == 0:
-        raise ValueError(f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}")
-    if values.dtype.kind not in "iuf":
-        raise ValueError(f"{name} must be numbers, got {values.dtype}{hint}")
-    return values
-
-
 def checked_lengths(lengths: npt.ArrayLike) -> Numbers:
-    """The lengths as an array, as they are. Raises ValueError for one that is not positive and finite."""
-    values = _numbers("lengths", lengths, "; for a manifest or a data set there is from_config")
+    """Return the lengths as an array. Raises ValueError for one that is not positive and finite."""
+    values: Numbers = numbers("lengths", lengths, "; for a manifest or a data set there is from_config")
     for start in range(0, values.size, _AT_ONCE):
         part = values[start : start + _AT_ONCE]
         wrong = ~((part > 0) & (part < np.inf))
         if wrong.any():
             index = start + int(wrong.argmax())
             raise ValueError(
-                f"lengths must be positive and finite, but entry {index} is {values[index]}: mend it, or leave the "
+                f"lengths must be positive and finite, but entry {index} is {values[index]}: fix it, or leave the "
                 "example out of the data set"
             )
     return values
 
 
-def checked_table(boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
-    """The table. Raises ValueError for what breaks one of its rules, with the entry."""
-    edges = _numbers("bucket_boundaries", boundaries).astype(np.float64)
-    sizes = _numbers("bucket_batch_sizes", batch_sizes)
-    if sizes.size != edges.size:
-        raise ValueError(
-            f"{sizes.size} bucket_batch_sizes for {edges.size} bucket_boundaries: give one batch size for each boundary"
-        )
-    before = 0.0
-    for index, edge in enumerate(edges.tolist()):
-        if not 0 < edge < np.inf:
-            raise ValueError(f"bucket_boundaries must be positive and finite, but entry {index} is {edge}: mend it")
-        if edge <= before:
-            raise ValueError(
-                f"bucket_boundaries must ascend, but entry {index} ({edge}) follows {before}: sort them, each once, "
-                "and their batch sizes with them"
-            )
-        before = edge
-    for index, size in enumerate(sizes.tolist()):
-        if not (1 <= size <= 2**53 and size == int(size)):
-            raise ValueError(
-                f"bucket_batch_sizes must be whole numbers from 1 to 2**53, but entry {index} is {size}: mend it"
-            )
-    return BucketTable(edges, sizes.astype(np.int64))
-
-
-def bucketed(values: Numbers, table: BucketTable, overlong: str) -> tuple[BucketTable, npt.NDArray[np.integer[Any]]]:
-    """The bucket of each example, and the table, with one bucket more where there are overlong examples.
+def bucketed(values: Numbers, table: BucketTable, overlong: str) -> tuple[BucketTable, Buckets]:
+    """Return the bucket of each example, and the table, with one bucket more where there are overlong examples.
 
     Raises:
         OverlongError: There are overlong examples, and they are an error.
     """
-    buckets = epochs.assign(values, table.boundaries)
+    buckets = table.assign(values)
     beyond = np.flatnonzero(buckets == table.num_buckets)
     if beyond.size == 0:
         return table, buckets
@@ -95,5 +59,4 @@ def bucketed(values: Numbers, table: BucketTable, overlong: str) -> tuple[Bucket
             f"{beyond.size:,} of {values.size:,} examples are",
             'Leave them out of the data set, add a boundary, or say overlong="single" for batches of one',
         )
-    longest = float(values[beyond].max())
-    return BucketTable(np.append(table.boundaries, longest), np.append(table.batch_sizes, 1)), buckets
+    return table.extended_to(float(values[beyond].max())), buckets

@@ -22,7 +22,7 @@ _SAMPLE_STEP = 64
 
 
 def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]) -> list[FloatArray]:
-    """The boundaries that minimise the cost of all examples, for several bucket counts in one run.
+    """Return the boundaries that minimise the cost of all examples, for several bucket counts in one run.
 
     An example costs what its bucket's end says: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the
     example costs and C the number of examples up to a length. With f_k(j) the least cost of the examples up
@@ -46,16 +46,7 @@ def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buck
     Returns:
         For each entry of `num_buckets` the boundaries: ascending, all of them lengths of examples, the last
         one the longest. Where fewer buckets cost the same, fewer are given.
-
-    Raises:
-        ValueError: The costs have another shape, are negative or not finite, or a bucket count is below 1.
     """
-    if example_costs.shape != histogram.lengths.shape:
-        raise ValueError(f"{example_costs.size} costs for {histogram.lengths.size} distinct lengths")
-    if not (np.isfinite(example_costs).all() and example_costs.min() >= 0):
-        raise ValueError("example costs must be finite and not negative")
-    if not num_buckets or min(num_buckets) < 1:
-        raise ValueError(f"bucket counts must be at least 1, got {list(num_buckets)}")
     ends = _useful_ends(example_costs)
     costs = example_costs[ends]
     counts = np.concatenate(([0], histogram.cumulative[ends])).astype(np.float64)

@@ -16,15 +16,12 @@ TIE = 1e-12
 
 
 class BucketCosts(Protocol):
-    """Give the cost of every bucket (u_i, u_j], for ends u_1 < u_2 < ... and u_0 below all lengths."""
+    """The cost of every bucket (u_i, u_j], for `num_ends` ends u_1 < u_2 < ... and u_0 below all lengths."""
 
-    @property
-    def num_ends(self) -> int:
-        """Number of ends that a bucket may have."""
-        ...
+    num_ends: int
 
     def up_to(self, end: int) -> FloatArray:
-        """Shape (end,): the cost of the bucket (u_i, u_end] for each i < end."""
+        """Return the cost of the bucket (u_i, u_end] for each i < end, shape (end,)."""
         ...
 
 
@@ -41,14 +38,10 @@ class BatchCounts:
         """
         self._counts = counts_up_to(histogram, ends)
         self._sizes = batch_sizes.tolist()
-
-    @property
-    def num_ends(self) -> int:
-        """Number of ends that a bucket may have."""
-        return len(self._sizes)
+        self.num_ends = len(self._sizes)
 
     def up_to(self, end: int) -> FloatArray:
-        """Shape (end,): the number of batches of the bucket (u_i, u_end] for each i < end."""
+        """As for every `BucketCosts`."""
         batches = -((self._counts[:end] - self._counts[end]) // self._sizes[end - 1])
         return cast(FloatArray, batches.astype(np.float64))
 

@@ -1,72 +1,147 @@
-"""The bucket table: boundaries and one batch size per bucket, what every sampler config comes down to."""
+"""The bucket table, what every sampler config comes down to, and the limits that its batch sizes keep."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.results import Sizing
 
-# Nobody can fill a batch beyond this size, and a quotient far beyond it would not fit int64.
+# No batch can be filled beyond this size, and a quotient far beyond it would not fit int64.
 _LARGEST_BATCH_SIZE = 2**53
+# So many lengths are looked up at once: enough to be fast, little memory next to a data set.
+_AT_ONCE = 1 << 18
+
+Buckets: TypeAlias = npt.NDArray[np.integer[Any]]
+"""Indices of buckets, in as few bits as will do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketTable:
     """Boundaries and one batch size per bucket.
 
+    With target boundaries it is a table over both lengths: buckets with the same boundary share a range of lengths, and
+    an example belongs to the first bucket whose two boundaries are both not below its own lengths.
+
     Attributes:
-        boundaries: Shape (buckets,), strictly ascending, positive and finite; bucket b holds the lengths in
-            (boundaries[b - 1], boundaries[b]].
+        boundaries: Shape (buckets,), ascending, positive and finite; bucket b holds the lengths in
+            (boundaries[b - 1], boundaries[b]]. Strictly ascending without target boundaries.
         batch_sizes: Shape (buckets,), at least 1 each.
+        target_boundaries: Shape (buckets,), not negative and finite; strictly ascending among the buckets with the
+            same boundary. None for a table over one length.
 
     Raises:
-        ValueError: The arrays are empty, differ in shape, or break one of these rules.
+        ValueError: An array is empty, differs in shape, or breaks one of these rules; the message names the entry.
     """
 
     boundaries: FloatArray
     batch_sizes: IntArray
+    target_boundaries: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        if self.boundaries.ndim != 1 or self.boundaries.size == 0:
-            raise ValueError(f"boundaries must be a non-empty one-dimensional array, got {self.boundaries.shape}")
-        if self.batch_sizes.shape != self.boundaries.shape:
-            raise ValueError(f"{self.batch_sizes.size} batch sizes for {self.boundaries.size} boundaries")
-        if not (np.isfinite(self.boundaries).all() and self.boundaries[0] > 0):
-            raise ValueError("boundaries must be positive and finite")
-        if (np.diff(self.boundaries) <= 0).any():
-            raise ValueError("boundaries must be strictly ascending")
-        if self.batch_sizes.min() < 1:
-            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes.min()}")
+        edges, sizes, tops = self.boundaries, self.batch_sizes, self.target_boundaries
+        if edges.ndim != 1 or edges.size == 0:
+            raise ValueError(f"bucket_boundaries must be one-dimensional and not empty, got shape {edges.shape}")
+        if sizes.shape != edges.shape:
+            raise ValueError(
+                f"{sizes.size} bucket_batch_sizes for {edges.size} bucket_boundaries: give one batch size for each "
+                "boundary"
+            )
+        _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
+        rising = np.diff(edges) > 0
+        if tops is not None:
+            if tops.shape != edges.shape:
+                raise ValueError(f"{tops.size} target boundaries for {edges.size} boundaries")
+            _check_each("target boundaries must be finite and not negative", tops, (tops >= 0) & (tops < np.inf))
+            rising |= (np.diff(edges) == 0) & (np.diff(tops) > 0)
+        if not rising.all():
+            at = int(rising.argmin()) + 1
+            each = "" if tops is None else ", or its target boundary the one before it"
+            raise ValueError(
+                f"bucket_boundaries must ascend{each}, but entry {at} ({edges[at]}) follows {edges[at - 1]}: sort "
+                "them, each once, and their batch sizes with them"
+            )
+        _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, sizes >= 1)
+
+    @classmethod
+    def of(cls, boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
+        """Return the table of plain numbers, as users and files give them.
+
+        Raises:
+            ValueError: They are no numbers, or break a rule of the class.
+        """
+        edges, sizes = numbers("bucket_boundaries", boundaries), numbers("bucket_batch_sizes", batch_sizes)
+        whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
+        _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
+        return cls(edges.astype(np.float64), sizes.astype(np.int64))
 
     @property
     def num_buckets(self) -> int:
         """Number of buckets, empty ones included."""
         return int(self.boundaries.size)
 
-    def assign(self, lengths: npt.ArrayLike) -> IntArray:
-        """The bucket of each length.
+    @property
+    def pairs(self) -> tuple[FloatArray, FloatArray]:
+        """The boundaries and target boundaries of a table over both lengths."""
+        assert self.target_boundaries is not None
+        return self.boundaries, self.target_boundaries
+
+    def assign(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None) -> Buckets:
+        """Return the bucket of each example, `num_buckets` for those that no bucket holds.
+
+        Over one length it is `numpy.searchsorted(boundaries, length)`, left side. Lengths of fewer bits than float64
+        are compared with the boundaries rounded alike: the longest length, rounded, is then still not beyond the last
+        boundary, where that was the longest length itself.
+
+        With target boundaries it is NeMo's rule without its strict mode. The strict one gives the same bucket to all
+        examples whose target is at most the last target boundary of their own boundary, and none to the others.
 
         Args:
-            lengths: Any shape.
-
-        Returns:
-            The same shape: `numpy.searchsorted(boundaries, length)`, left side.
-
-        Raises:
-            ValueError: A length is beyond the last boundary.
+            lengths: Shape (examples,), numbers.
+            targets: Shape (examples,), for a table with target boundaries.
         """
-        buckets = np.searchsorted(self.boundaries, np.asarray(lengths, dtype=np.float64), side="left")
-        if buckets.size and int(buckets.max()) == self.num_buckets:
-            raise ValueError(f"a length is beyond the last boundary {self.boundaries[-1]}")
-        return cast(IntArray, buckets.astype(np.int64))
+        if self.target_boundaries is not None:
+            assert targets is not None
+            return self._assign_pairs(lengths, targets)
+        edges: npt.NDArray[Any] = self.boundaries
+        if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
+            edges = edges.astype(lengths.dtype)
+        buckets = np.empty(lengths.size, dtype=np.min_scalar_type(self.num_buckets))
+        for start in range(0, lengths.size, _AT_ONCE):
+            buckets[start : start + _AT_ONCE] = np.searchsorted(edges, lengths[start : start + _AT_ONCE], side="left")
+        return buckets
+
+    def _assign_pairs(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Buckets:
+        boundaries, target_boundaries = self.pairs
+        ends, tops = np.unique(boundaries), np.unique(target_boundaries)
+        # The first bucket not below each pair of boundaries; the last row and column are beyond all of them.
+        first = np.full((ends.size + 1, tops.size + 1), self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
+        starts = np.searchsorted(boundaries, ends, side="left")
+        stops = np.searchsorted(boundaries, ends, side="right")
+        for row in range(ends.size - 1, -1, -1):
+            own = starts[row] + np.searchsorted(target_boundaries[starts[row] : stops[row]], tops)
+            first[row, :-1] = np.where(own < stops[row], own, first[row + 1, :-1])
+        return cast(Buckets, first[np.searchsorted(ends, lengths), np.searchsorted(tops, targets)])
+
+    def extended_to(self, longest: float) -> BucketTable:
+        """Return the table, with one bucket more, of batches of one, where `longest` is beyond the last boundary."""
+        if longest <= self.boundaries[-1]:
+            return self
+        return BucketTable(np.append(self.boundaries, longest), np.append(self.batch_sizes, 1))
+
+    def lower_edges(self, lengths: FloatArray) -> FloatArray:
+        """Return the boundary below the bucket of each length: all of its examples are longer than that."""
+        below = np.concatenate(([0.0], self.boundaries[:-1]))
+        return cast(FloatArray, below[np.searchsorted(self.boundaries, lengths)])
 
     def edges(self, histogram: Histogram) -> IntArray:
-        """Where the buckets begin and end in the distinct lengths.
+        """Return where the buckets begin and end in the distinct lengths.
 
         Returns:
             Shape (buckets + 1,): bucket b holds the distinct lengths edges[b] : edges[b + 1].
@@ -80,7 +155,7 @@ class BucketTable:
         return cast(IntArray, np.concatenate(([0], ends)).astype(np.int64))
 
     def counts(self, histogram: Histogram) -> IntArray:
-        """Shape (buckets,): the number of examples in each bucket.
+        """Return the number of examples in each bucket, shape (buckets,).
 
         Raises:
             ValueError: The longest length is beyond the last boundary.
@@ -89,9 +164,40 @@ class BucketTable:
         up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
         return np.diff(up_to, prepend=0)
 
+    def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
+        """Return the sizes and the longest lengths of the largest batch of each bucket that holds an example.
+
+        Raises:
+            ValueError: The longest length is beyond the last boundary.
+        """
+        counts = self.counts(histogram)
+        used = counts > 0
+        longest = histogram.lengths[self.edges(histogram)[1:][used] - 1]
+        return np.minimum(self.batch_sizes, counts)[used], longest
+
+
+def numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:
+    """Return an argument as an array.
+
+    Raises:
+        ValueError: It is not one-dimensional, empty, or not numbers.
+    """
+    values = np.asarray(given)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}")
+    if values.dtype.kind not in "iuf":
+        raise ValueError(f"{name} must be numbers, got {values.dtype}{hint}")
+    return values
+
+
+def _check_each(rule: str, values: npt.NDArray[Any], sound: npt.NDArray[np.bool_]) -> None:
+    if not sound.all():
+        at = int(sound.argmin())
+        raise ValueError(f"{rule}, but entry {at} is {values[at]}: fix it")
+
 
 def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batch_size: int | None = None) -> IntArray:
-    """The batch size of each bucket: max(1, int(max_batch_length / boundary)), at most `max_batch_size`.
+    """Return the batch size of each bucket: max(1, int(max_batch_length / boundary)), at most `max_batch_size`.
 
     The division and the cut are SpeechBrain's own, so that the sizes agree in every case of rounding.
 
@@ -114,3 +220,43 @@ def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batc
     with np.errstate(over="ignore"):
         sizes = max_batch_length / np.asarray(boundaries, dtype=np.float64)
     return cast(IntArray, np.clip(sizes, 1, cap).astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Everything that limits the batch size.
+
+    Attributes:
+        max_batch_length: The largest padded length that a batch may have.
+        max_batch_size: The most examples in a batch, or None.
+        frontier: Lengths → the largest batch size that fits on the device, at least 1; None without a probe.
+        measured_up_to: Beyond this length max_batch_length was not measured: there the frontier limits every size.
+    """
+
+    max_batch_length: float
+    max_batch_size: int | None = None
+    frontier: Callable[[FloatArray], IntArray] | None = None
+    measured_up_to: float | None = None
+
+    @property
+    def sizings(self) -> tuple[Sizing, ...]:
+        """The sources of batch sizes; the last of them knows most of the device."""
+        return ("length",) if self.frontier is None else ("length", "frontier")
+
+    def batch_sizes(self, lengths: FloatArray, sizing: Sizing) -> IntArray:
+        """Return the batch size of a bucket that ends at each length.
+
+        Raises:
+            ValueError: `frontier` is asked for without one, or it gave a size below 1.
+        """
+        if sizing == "length":
+            sizes = batch_sizes_for(lengths, self.max_batch_length, self.max_batch_size)
+            if self.measured_up_to is None or self.frontier is None:
+                return sizes
+            return np.where(lengths > self.measured_up_to, np.minimum(sizes, self.frontier(lengths)), sizes)
+        if self.frontier is None:
+            raise ValueError("sizing by the frontier needs a frontier")
+        sizes = np.asarray(self.frontier(lengths), dtype=np.int64)
+        if sizes.size and sizes.min() < 1:
+            raise ValueError(f"the frontier must be at least 1 everywhere, got {sizes.min()}")
+        return sizes if self.max_batch_size is None else np.minimum(sizes, self.max_batch_size)

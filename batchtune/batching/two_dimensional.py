@@ -1,4 +1,4 @@
-"""Bucket tables by length and target length: what they are, and the ones that no others beat.
+"""The bucket tables over length and target length that no others beat.
 
 NVIDIA NeMo takes such tables as `bucket_duration_bins: [[4.1, 30], [4.1, 48], [8.0, 51], …]`, ascending pairs of
 (largest duration, largest number of tokens), with one entry of `bucket_batch_size` each. How it finds an example's
@@ -22,10 +22,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
-
-BatchSizesOf = Callable[[FloatArray, FloatArray], IntArray]
-"""(boundaries, target boundaries) → the batch size of each such bucket, element by element."""
 
 ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
 """(boundaries, target boundaries) → what one example costs in each such bucket, element by element."""
@@ -33,102 +31,20 @@ ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
 # Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
 _TIE = 1e-12
 
-# The targets are told apart this many times finer than one bin's grid: a bin has a small part of them.
+# The targets are distinguished this many times finer than one bin's grid: a bin has a small part of them.
 _CELLS_PER_GRID_POINT = 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BucketTable2D:
-    """Pairs of boundaries, and one batch size per pair.
-
-    Attributes:
-        boundaries: Shape (buckets,), ascending, positive and finite: the length boundary of each bucket. The
-            buckets with the same one share a range of lengths.
-        target_boundaries: Shape (buckets,), not negative and finite; strictly ascending among the buckets with
-            the same length boundary.
-        batch_sizes: Shape (buckets,), at least 1 each.
-
-    Raises:
-        ValueError: The arrays are empty, differ in shape, or break one of these rules.
-    """
-
-    boundaries: FloatArray
-    target_boundaries: FloatArray
-    batch_sizes: IntArray
-
-    def __post_init__(self) -> None:
-        if self.boundaries.ndim != 1 or self.boundaries.size == 0:
-            raise ValueError(f"boundaries must be a non-empty one-dimensional array, got {self.boundaries.shape}")
-        if self.target_boundaries.shape != self.boundaries.shape:
-            raise ValueError(f"{self.target_boundaries.size} target boundaries for {self.boundaries.size} boundaries")
-        if self.batch_sizes.shape != self.boundaries.shape:
-            raise ValueError(f"{self.batch_sizes.size} batch sizes for {self.boundaries.size} boundaries")
-        if not (np.isfinite(self.boundaries).all() and self.boundaries[0] > 0):
-            raise ValueError("boundaries must be positive and finite")
-        if not (np.isfinite(self.target_boundaries).all() and self.target_boundaries.min() >= 0):
-            raise ValueError("target boundaries must be finite and not negative")
-        steps, target_steps = np.diff(self.boundaries), np.diff(self.target_boundaries)
-        if not ((steps > 0) | ((steps == 0) & (target_steps > 0))).all():
-            raise ValueError("pairs of boundaries must be strictly ascending, by length and then by target")
-        if self.batch_sizes.min() < 1:
-            raise ValueError(f"batch sizes must be at least 1, got {self.batch_sizes.min()}")
-
-    @property
-    def num_buckets(self) -> int:
-        """Number of buckets, empty ones included."""
-        return int(self.boundaries.size)
-
-    def assign(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
-        """The bucket of each example: the first whose boundaries are both not below the example's lengths.
-
-        That is NeMo's rule without its strict mode. The strict one gives the same bucket to all examples whose
-        target is at most the last target boundary of their own length boundary, and none to the others.
-
-        Args:
-            lengths: Any shape.
-            targets: The same shape.
-
-        Returns:
-            The same shape.
-
-        Raises:
-            ValueError: The shapes differ, or an example has no bucket.
-        """
-        of, by = np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64)
-        if of.shape != by.shape:
-            raise ValueError(f"targets of shape {by.shape} for lengths of shape {of.shape}")
-        ends, tops = np.unique(self.boundaries), np.unique(self.target_boundaries)
-        buckets = self._first_buckets(ends, tops)[np.searchsorted(ends, of), np.searchsorted(tops, by)]
-        homeless = buckets == self.num_buckets
-        if homeless.any():
-            raise ValueError(f"no bucket holds a length of {of[homeless][0]} with a target of {by[homeless][0]}")
-        return buckets
-
-    def _first_buckets(self, ends: FloatArray, tops: FloatArray) -> IntArray:
-        """Shape (ends + 1, tops + 1): the first bucket not below each pair of boundaries, or `num_buckets`.
-
-        The last row and column stand for what is beyond all boundaries.
-        """
-        first = np.full((ends.size + 1, tops.size + 1), self.num_buckets, dtype=np.int64)
-        starts = np.searchsorted(self.boundaries, ends, side="left")
-        stops = np.searchsorted(self.boundaries, ends, side="right")
-        for row in range(ends.size - 1, -1, -1):
-            own = starts[row] + np.searchsorted(self.target_boundaries[starts[row] : stops[row]], tops)
-            first[row, :-1] = np.where(own < stops[row], own, first[row + 1, :-1])
-        return first
 
 
 def optimal_table_2d(
     lengths: FloatArray,
     targets: FloatArray,
-    batch_sizes: BatchSizesOf,
     costs: ExampleCostsOf,
     num_buckets: Sequence[int],
     *,
     candidates: FloatArray | None = None,
     resolution: int = 64,
-) -> list[BucketTable2D]:
-    """The tables that minimise the cost of all examples, for several bucket counts in one run.
+) -> list[BucketTable]:
+    """Return the tables that minimise the cost of all examples, for several bucket counts in one run.
 
     The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin
     of a bin ends at the largest target in it, so every example has its bucket, with and without NeMo's strict
@@ -153,7 +69,6 @@ def optimal_table_2d(
     Args:
         lengths: Shape (examples,), positive and finite, in any order.
         targets: Shape (examples,), not negative and finite: the target length of the same example.
-        batch_sizes: The batch size of a bucket, at least 1.
         costs: What an example costs in a bucket, not negative and finite. Called with two-dimensional arrays.
         num_buckets: The largest number of buckets allowed, at least 1 each.
         candidates: Shape (any,): more length boundaries to choose from. The longest length not above each
@@ -161,36 +76,16 @@ def optimal_table_2d(
         resolution: The most quantiles, at least 1.
 
     Returns:
-        For each entry of `num_buckets` a table. Its length boundaries are lengths of examples, its target
-        boundaries are targets of examples, the last length boundary is the longest length. Where fewer buckets
-        cost the same, fewer are given.
-
-    Raises:
-        ValueError: There are no examples, the shapes differ, a value is out of its range, a bucket count or the
-            resolution is below 1, or `costs` or `batch_sizes` gives what it must not.
+        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its length
+        boundaries are lengths of examples, its target boundaries are targets of examples, the last length boundary is
+        the longest length. Where fewer buckets cost the same, fewer are given.
     """
-    _check(lengths, targets, num_buckets, resolution)
     ends = _length_ends(lengths, candidates, resolution)
     bins = _Bins(_Cells.of(lengths, targets, ends, resolution), costs, resolution)
     most = max(num_buckets)
     of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
     least = _solve(of_bins, most)
-    return [_table(bins, of_bins, least, limit, batch_sizes) for limit in num_buckets]
-
-
-def _check(lengths: FloatArray, targets: FloatArray, num_buckets: Sequence[int], resolution: int) -> None:
-    if lengths.ndim != 1 or lengths.size == 0:
-        raise ValueError(f"lengths must be a non-empty one-dimensional array, got shape {lengths.shape}")
-    if targets.shape != lengths.shape:
-        raise ValueError(f"{targets.size} targets for {lengths.size} lengths")
-    if not (np.isfinite(lengths).all() and lengths.min() > 0):
-        raise ValueError("lengths must be positive and finite")
-    if not (np.isfinite(targets).all() and targets.min() >= 0):
-        raise ValueError("target lengths must be finite and not negative")
-    if not num_buckets or min(num_buckets) < 1:
-        raise ValueError(f"bucket counts must be at least 1, got {list(num_buckets)}")
-    if resolution < 1:
-        raise ValueError(f"the resolution must be at least 1, got {resolution}")
+    return [_table(bins, of_bins, least, limit) for limit in num_buckets]
 
 
 def _length_ends(lengths: FloatArray, candidates: FloatArray | None, resolution: int) -> FloatArray:
@@ -245,7 +140,7 @@ class _Cells:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Columns:
-    """Where the targets of some bins may be cut; all arrays have the shape (cuts, bins).
+    """The places where the targets of some bins may be cut; all arrays have the shape (cuts, bins).
 
     Attributes:
         tops: Target boundaries, ascending in each bin; the last is the largest target in the bin.
@@ -297,12 +192,7 @@ class _Bins:
         return _Columns(tops, counts, self._costs(end, tops), _by_cut(below & once, np.ones_like(largest, dtype=bool)))
 
     def _costs(self, end: int, tops: FloatArray) -> FloatArray:
-        costs = np.asarray(self.costs(np.full_like(tops, self.cells.ends[end - 1]), tops), dtype=np.float64)
-        if costs.shape != tops.shape:
-            raise ValueError(f"example costs must have the shape of the boundaries, {tops.shape}, got {costs.shape}")
-        if not (np.isfinite(costs).all() and costs.min() >= 0):
-            raise ValueError("example costs must be finite and not negative")
-        return costs
+        return np.asarray(self.costs(np.full_like(tops, self.cells.ends[end - 1]), tops), dtype=np.float64)
 
 
 def _by_cut(values: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -343,16 +233,12 @@ def _solve(of_bins: list[FloatArray], most: int) -> FloatArray:
     return least
 
 
-def _table(
-    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int, batch_sizes: BatchSizesOf
-) -> BucketTable2D:
+def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
     """The best table of at most `most` buckets, of as few as cost the same."""
     totals = least[1 : most + 1, -1]
     buckets = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + _TIE))[0])
     pairs = np.array(list(_backwards(bins, of_bins, least, buckets))[::-1])
-    boundaries, target_boundaries = pairs[:, 0].copy(), pairs[:, 1].copy()
-    sizes = np.asarray(batch_sizes(boundaries, target_boundaries))
-    return BucketTable2D(boundaries, target_boundaries, sizes.astype(np.int64))
+    return BucketTable(pairs[:, 0].copy(), np.ones(len(pairs), dtype=np.int64), pairs[:, 1].copy())
 
 
 def _backwards(

@@ -196,9 +196,8 @@ def _drift(results: RunResults, folder: Path, load_lengths: Callable[[], Lengths
             f"{folder} has no sweep.json that other lengths could be held to", "Run `batchtune sweep-buckets` first."
         )
     lengths = load_lengths()
+    from batchtune.tuning.costs import Costs, costs_of
     from batchtune.tuning.drift import drift
-    from batchtune.tuning.sweep import Costs
-    from batchtune.tuning.sweeping import costs_of
 
     probe = results.probe
     if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from batchtune.manifests import ReadOptions
     from batchtune.tuning.current import Current
     from batchtune.tuning.probe_settings import ProbeSettings
-    from batchtune.tuning.sweep import SweepSettings
+    from batchtune.tuning.sweep_settings import SweepSettings
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 
@@ -516,8 +516,7 @@ class SweepOptions:
         Raises:
             UsageError: A value has no meaning.
         """
-        from batchtune.tuning.pricing import Ranks
-        from batchtune.tuning.sweep import ALL_STRATEGIES, SweepSettings, parse_num_buckets
+        from batchtune.tuning.sweep_settings import ALL_STRATEGIES, Ranks, SweepSettings, parse_num_buckets
 
         return SweepSettings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from batchtune.results import Device, Probe, Row, Trial
     from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.probing import ProbeProgress
-    from batchtune.tuning.sweep import SweepSettings
+    from batchtune.tuning.sweep_settings import SweepSettings
     from batchtune.tuning.verify_steps import VerifyProgress
 
 _SHOWN_AFTER_SECONDS = 1.0
@@ -36,7 +36,7 @@ def probe_with_progress(
 ) -> Probe:
     """Runs the probe with a line for each trial and a bar below."""
     from batchtune.tuning.probing import run_probe
-    from batchtune.tuning.sweeping import holds_other_lengths
+    from batchtune.tuning.run_folder import holds_other_lengths
 
     holds_other_lengths(lengths, run.run, force=run.force)
     if default_workload:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.results import Sweep
     from batchtune.tuning.current import Current
-    from batchtune.tuning.sweep import SweepSettings
+    from batchtune.tuning.sweep_settings import SweepSettings
 
 
 def sweep_and_write(
@@ -30,7 +30,7 @@ def sweep_and_write(
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
     from batchtune.files import write_whole
     from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
-    from batchtune.tuning.sweeping import run_sweep
+    from batchtune.tuning.sweep import run_sweep
 
     with row_counter(settings, quiet=run.quiet) as on_row:
         found = run_sweep(

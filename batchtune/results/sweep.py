@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -347,7 +347,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     @property
     def has_times(self) -> bool:
         """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and all(row.estimated_epoch_seconds is not None for row in self.rows)
+        return bool(self.rows) and have_times(self.rows)
 
     @property
     def world_size(self) -> int:
@@ -367,6 +367,17 @@ def cost_of(costed: Row | Baseline | LowerBound, *, timed: bool) -> float | None
         The cost; None where times are compared and this one is unknown.
     """
     return costed.estimated_epoch_seconds if timed else float(costed.batches)
+
+
+def have_times(rows: Iterable[Row | Baseline]) -> bool:
+    """Return whether all have an estimated time, so that they are compared by it; else their batches are compared."""
+    return all(row.estimated_epoch_seconds is not None for row in rows)
+
+
+def epoch_costs(rows: Sequence[Row | Baseline]) -> list[float]:
+    """Return costs that can be compared: estimated seconds, or the numbers of batches where any row has no time."""
+    seconds = [row.estimated_epoch_seconds for row in rows if row.estimated_epoch_seconds is not None]
+    return seconds if len(seconds) == len(rows) else [float(row.batches) for row in rows]
 
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:

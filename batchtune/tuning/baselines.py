@@ -1,100 +1,73 @@
-"""What a sweep is held against: fixed batch sizes, and the bound that no bucket table can beat."""
+"""The baselines of a sweep: fixed batch sizes, and the bound that no bucket table can beat."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
-from batchtune.batching import epochs
-from batchtune.batching.epochs import Dealing, Layout
-from batchtune.batching.expectation import expected_batches
-from batchtune.batching.limits import Limits
-from batchtune.batching.table import BucketTable
+from batchtune.batching.epochs import EpochShapes
+from batchtune.batching.layout import Dealing, lay_out
+from batchtune.batching.table import BucketTable, Limits
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Baseline, LowerBound, Row
-from batchtune.tuning.estimates import StepSeconds
-from batchtune.tuning.pricing import Pricing
+from batchtune.tuning.epoch_cost import EpochCost, Pricing
+from batchtune.tuning.targets import StepSeconds
 
 
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
-    """Batches of a fixed size, the largest that fits the longest examples: shuffled, and sorted by length.
+    """Return the costs of the largest fixed batch size that fits the longest examples: shuffled, and sorted by length.
 
     On several ranks every rank has as many batches as any other, as for the rows: where their number is no multiple
     of the ranks, the first are split in two until it is. All examples are of one bucket, so these are the batches
     of ranks that take them of the same bucket, too, but for how what fills no batch on each is cut.
 
     Args:
-        pricing: What an epoch costs.
+        pricing: Of the data set.
         limits: The frontier decides where there is one, else max_batch_length.
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
     table = BucketTable(longest, limits.batch_sizes(longest, limits.sizings[-1]))
-    dealing = Dealing(world_size=pricing.ranks.world_size)
-    alone = shuffled = expected_batches(lengths.histogram, table)
-    if dealing.world_size > 1:
-        shuffled = expected_batches(lengths.histogram, table, dealing)
-    layout = epochs.lay_out(np.array([lengths.count]), table.batch_sizes, dealing)
+    layout = lay_out(np.array([lengths.count]), table.batch_sizes, Dealing(world_size=pricing.ranks.world_size))
+    targets = None if lengths.targets is None else np.maximum.reduceat(lengths.targets, layout.starts)
+    in_order = EpochShapes(layout.batch_sizes, lengths.values[layout.starts], targets, layout.buckets)
 
-    def baseline(name: str, padded_length: float, seconds: float | None) -> Baseline:
+    def baseline(name: str, cost: EpochCost) -> Baseline:
         return Baseline(
             name=name,
             batch_size=int(table.batch_sizes[0]),
-            batches=shuffled.tally.batches,
-            padded_length=padded_length,
-            padding_ratio=pricing.padding_ratio(padded_length),
-            estimated_epoch_seconds=seconds,
+            batches=cost.tally.batches,
+            padded_length=cost.padded_length,
+            padding_ratio=pricing.padding_ratio(cost.padded_length),
+            estimated_epoch_seconds=cost.seconds,
         )
 
-    times = pricing.times(alone, table)
+    independent = replace(pricing, ranks=replace(pricing.ranks, same_bucket=False))
     return [
-        baseline(
-            "fixed-random",
-            pricing.padded_length(shuffled),
-            None if times is None else times.independent_epoch_seconds,
-        ),
-        baseline(
-            "fixed-sorted",
-            max(float(np.sum(layout.batch_sizes * lengths.values[layout.starts])), pricing.total),
-            _sorted_epoch_seconds(pricing, layout),
-        ),
+        baseline("fixed-random", independent.of_table(table)),
+        baseline("fixed-sorted", pricing.of_shapes([in_order])),
     ]
 
 
-def _sorted_epoch_seconds(pricing: Pricing, layout: Layout) -> float | None:
-    """The time of an epoch whose batches come in order of length, dealt to the ranks in turn."""
-    if pricing.step_seconds is None:
-        return None
-    lengths, ranks = pricing.lengths, pricing.ranks
-    sizes, heads = layout.batch_sizes.astype(np.float64), lengths.values[layout.starts]
-    if lengths.targets is None:
-        seconds = pricing.step_seconds(sizes, heads)
-    else:
-        seconds = pricing.step_seconds(sizes, heads, np.maximum.reduceat(lengths.targets, layout.starts))
-    group = ranks.world_size * ranks.accumulate
-    steps = np.zeros(-(-sizes.size // group) * group)
-    steps[: sizes.size] = seconds
-    of_ranks = steps.reshape(-1, ranks.accumulate, ranks.world_size).sum(axis=1)
-    return float(of_ranks.max(axis=1).sum())
-
-
 def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
-    """What no bucket table can beat under these limits.
+    """Return the bound that no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length. Where
     a longer example takes a smaller share (a frontier need not be monotone), it takes that of the longer one.
     Every rank has as many batches as any other, and none ever waits.
 
     Args:
-        pricing: What an epoch costs. The time per example is taken to be least in a batch of the largest size, its
+        pricing: Of the data set. The time per example is taken to be least in a batch of the largest size, its
             half, its quarter and so on.
         limits: All sizings count, whichever allows more.
     """
     lengths, histogram = pricing.lengths, pricing.lengths.histogram
-    whole = limits.largest_batch_sizes(histogram.lengths).astype(np.float64)
+    sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
+    whole = np.max(sizes, axis=0).astype(np.float64)
     # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
     capacity = np.maximum(whole, limits.max_batch_length / histogram.lengths)
     if limits.max_batch_size is not None:
@@ -116,7 +89,7 @@ def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
 
 
 def below_all(bound: LowerBound, found: Sequence[Row | Baseline]) -> LowerBound:
-    """The bound, no higher than any time found: measured step times need not be as regular as it takes them to be."""
+    """Return the bound, no higher than any time found: measured step times need not be as regular as it assumes."""
     seconds = [other.estimated_epoch_seconds for other in (bound, *found) if other.estimated_epoch_seconds is not None]
     return LowerBound(
         batches=bound.batches,
@@ -126,7 +99,7 @@ def below_all(bound: LowerBound, found: Sequence[Row | Baseline]) -> LowerBound:
 
 
 def _mean_targets(lengths: Lengths) -> FloatArray | None:
-    """Of each distinct length: a batch's longest target is at least the mean of its examples' targets."""
+    """Return a target for each distinct length: a batch's longest is at least the mean of its examples' targets."""
     if lengths.targets is None:
         return None
     starts = np.concatenate(([0], np.cumsum(lengths.histogram.counts[::-1])[:-1]))

@@ -1,4 +1,4 @@
-"""What a user should know about the tables that were compared, as full sentences."""
+"""Warnings about the tables that were compared."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from batchtune.batching.limits import Limits
+from batchtune.batching.strategies import STRATEGIES
+from batchtune.batching.strategies.speechbrain import capped_by_num_buckets, single_bucket
+from batchtune.batching.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
 from batchtune.tuning.current.base import Current, CurrentTable
 from batchtune.tuning.unit_hints import limit_unit_hint
-from batchtune.units import format_length, format_number
+from batchtune.units import format_length
 
 _CURRENT = "your current config"
 
 
 def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> list[str]:
-    """The warnings of a sweep, each at most once however many rows it concerns.
+    """Return the warnings of a sweep, each at most once however many rows it concerns.
 
     Args:
         lengths: The data set.
@@ -25,19 +27,16 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
         num_buckets: The bucket counts that were asked for.
         rows: The tables that came of them.
     """
-    of_speechbrain = [row for row in rows if row.strategy == "speechbrain"]
-    unit = limit_unit_hint(lengths, limits.max_batch_length)
-    return [
-        *([] if unit is None else [unit]),
-        *_overlong(lengths, limits.max_batch_length),
-        *_capped_by_num_buckets(lengths, limits.max_batch_length, of_speechbrain),
-        *_single_bucket(of_speechbrain),
-        *_more_buckets_than_lengths(lengths, num_buckets),
-    ]
+    limit = limits.max_batch_length
+    unit = limit_unit_hint(lengths, limit)
+    found = [*([] if unit is None else [unit]), *_overlong(lengths, limit)]
+    for name, strategy in STRATEGIES.items():
+        found += strategy.cautions(lengths, limit, [row for row in rows if row.strategy == name])
+    return [*found, *_more_buckets_than_lengths(lengths, num_buckets)]
 
 
 def cap_cautions(current: Current, recommended: Row | None, max_batch_size: int | None) -> Iterator[str]:
-    """What of the limits in use now the tables that were compared do not keep.
+    """Yield the limits in use now that the compared tables do not keep.
 
     Args:
         current: The settings in use now.
@@ -64,7 +63,7 @@ def cap_cautions(current: Current, recommended: Row | None, max_batch_size: int 
 
 
 def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[str]:
-    """What the user should know of the settings that are in use now, each as a sentence without a full stop.
+    """Return warnings about the settings that are in use now, each a sentence without a full stop.
 
     Args:
         current: The settings.
@@ -85,8 +84,8 @@ def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[st
         cautions += _longer_than(found.lengths, limit, f"max_batch_length of {_CURRENT},", consequence)
         # Boundaries that are given stay where they are when max_batch_length is raised.
         if "bucket_boundaries" not in current.settings:
-            cautions += _capped_by_num_buckets(found.lengths, limit, [row], _CURRENT)
-            cautions += _single_bucket([row], _CURRENT)
+            cautions += capped_by_num_buckets(found.lengths, limit, [row], _CURRENT)
+            cautions += single_bucket([row], _CURRENT)
         elif max(row.batch_sizes) == 1 < current.settings.get("max_batch_ex", limit) and row.boundaries[0] > limit / 2:
             smallest = format_length(row.boundaries[0], found.lengths.unit)
             cautions.append(
@@ -100,7 +99,7 @@ def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[st
 
 
 def _overlong(lengths: Lengths, max_batch_length: float) -> Iterator[str]:
-    """What the frameworks do with an example that alone exceeds the limit.
+    """Warn of examples that alone exceed the limit, and say what the frameworks do with them.
 
     Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
     `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
@@ -122,41 +121,8 @@ def _longer_than(lengths: Lengths, limit: float, name: str, consequence: str) ->
         return
     examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
     shown, longest = (format_length(length, lengths.unit) for length in (limit, lengths.longest))
-    told = consequence.format(each=each)
-    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {told}"
-
-
-def _capped_by_num_buckets(
-    lengths: Lengths, max_batch_length: float, rows: Sequence[Row], who: str = "speechbrain"
-) -> Iterator[str]:
-    """SpeechBrain's first boundary grows with max_batch_length, so its batch size never does.
-
-    It is about exp(2·z_N), z_N the normal quantile at N / (N + 1); once everything falls into the first
-    bucket it is the size of all batches.
-    """
-    capped = [
-        row
-        for row in sorted(rows, key=lambda row: row.num_buckets)
-        if row.num_buckets > 1
-        and lengths.longest <= row.boundaries[0]
-        and row.batch_sizes[0] == int(max_batch_length / row.boundaries[0])
-        and row.batch_sizes[0] < lengths.count
-    ]
-    if not capped:
-        return
-    first, last = capped[0], capped[-1]
-    others = f"; the same holds up to num_buckets={last.num_buckets}" if last is not first else ""
-    yield (
-        f"{who} with num_buckets={first.num_buckets} can't make a batch of more than "
-        f"{first.batch_sizes[0]} examples whatever max_batch_length is: its fullest batch here is "
-        f"{format_number(first.largest_padded_length)} of {format_length(max_batch_length, lengths.unit)}; "
-        f"raising max_batch_length changes nothing{others}"
-    )
-
-
-def _single_bucket(rows: Sequence[Row], who: str = "speechbrain") -> Iterator[str]:
-    if any(row.num_buckets == 1 for row in rows):
-        yield f"{who} with num_buckets=1 makes batches of one example, because its only boundary is max_batch_length"
+    then = consequence.format(each=each)
+    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
 
 
 def _more_buckets_than_lengths(lengths: Lengths, num_buckets: Sequence[int]) -> Iterator[str]:

@@ -1,20 +1,17 @@
-"""How a data set's lengths are distributed, and over a table's buckets: what reports draw and drift is measured by."""
+"""The distribution of a data set's lengths, as such and over a table's buckets, for reports and for drift."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
-from batchtune.batching.epochs import ON_ONE_RANK, Dealing
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.results import BucketUse, HistogramBin
-
-ProvenBy = Callable[[float, int], "int | None"]
-"""(longest length, batch size) → index of the trial that proves that such a batch fits; None where none does."""
+from batchtune.results import BucketUse, HistogramBin, Row
+from batchtune.tuning.costs import ProvenBy
+from batchtune.tuning.epoch_cost import Pricing
 
 QUANTILES = 1000
 _BINS = 60
@@ -23,7 +20,7 @@ _WIDE = 200.0
 
 
 def histogram_of(lengths: Lengths) -> list[HistogramBin]:
-    """Bins that cover all lengths, ascending: even, or of even ratio where the lengths span more than 200 times."""
+    """Return ascending bins that cover all lengths: even, or of even ratio where lengths span more than 200 times."""
     shortest, longest = lengths.shortest, lengths.longest
     if shortest == longest:
         return [HistogramBin(from_=math.nextafter(shortest, 0), to=longest, count=lengths.count)]
@@ -45,28 +42,21 @@ def quantiles_of(lengths: Lengths) -> list[float]:
     return list(map(float, quantiles))
 
 
-def bucket_uses(
-    lengths: Lengths,
-    padded: Lengths,
-    table: BucketTable,
-    dealing: Dealing = ON_ONE_RANK,
-    proven_by: ProvenBy | None = None,
-) -> list[BucketUse]:
-    """What each bucket of a table holds, and what its batches cost, over all ranks and expected over shuffles.
+def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
+    """Describe what each bucket of a row's table holds, and what its batches cost, over all ranks.
 
     Args:
         lengths: The data set, for true lengths.
-        padded: The same, each length as batches are padded to it.
-        table: Its last boundary is at least the longest padded length.
-        dealing: How the batches of all ranks are cut.
-        proven_by: What a probe knows; None without one.
+        pricing: Its lengths as batches are padded to them, and the ranks.
+        row: The row; its last boundary is at least the longest padded length.
+        proven_by: Of the probe; None without one.
 
     Returns:
         One for each bucket, those without examples too.
     """
-    histogram = padded.histogram
+    table, histogram = BucketTable.of(row.boundaries, row.batch_sizes), pricing.lengths.histogram
     edges, counts = table.edges(histogram), table.counts(histogram)
-    expected = expected_batches(histogram, table, dealing)
+    expected = expected_batches(histogram, table, pricing.ranks.dealing)
     cells = sum(batches * sizes for sizes, batches in expected.kinds)
     batches = expected.tally.numbers.sum(axis=0)
     so_far = np.concatenate(([0.0], np.cumsum(cells * histogram.lengths)))

@@ -1,4 +1,4 @@
-"""How far other lengths are from those that a run was tuned for, and what its table costs on them."""
+"""Drift: the distance of other lengths from those that a run was tuned for, and what its table costs on them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Drift, Row, Sweep, SweptWith
+from batchtune.results import Drift, Row, Sweep, SweptWith, epoch_costs
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.distribution import QUANTILES
-from batchtune.tuning.pricing import Pricing, Ranks
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
-from batchtune.tuning.targets import TypicalTargets
+from batchtune.tuning.epoch_cost import Pricing
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 _AGAIN = "Make sweep.json anew with `batchtune sweep-buckets`."
 
 
 def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
-    """How far other lengths are from those that a sweep was made of, and how stale its recommended table is on them.
+    """Return how far other lengths are from those of a sweep, and how stale its recommended table is on them.
 
     The table tuned anew has the strategy, sizing and number of buckets of the recommended one, and the sweep's
     settings. Where the lengths are the sweep's own, the distance and the staleness are 0 by definition.
@@ -39,26 +40,24 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     as_swept = _as_swept(costs, tuned, row)
     settings = _settings(tuned, row)
     changed = lengths.fingerprint != tuned.lengths.fingerprint
-    batches, seconds = _cost(lengths, tuned, row, settings, as_swept)
-    best = (batches, seconds)
-    if changed:
-        anew = _retuned(lengths, tuned, row, settings, as_swept)
-        best = (anew.batches, anew.estimated_epoch_seconds)
+    now = _as_tuned(lengths, tuned, row, settings, as_swept)
+    best = _retuned(lengths, tuned, row, settings, as_swept) if changed else now
+    tuned_cost, best_cost = epoch_costs([now, best])
     return Drift(
         lengths=lengths.summary(),
         changed=changed,
         distance=distance(lengths, tuned.quantiles) if changed else 0.0,
         beyond=int(np.count_nonzero(lengths.values > row.boundaries[-1])),
-        batches=batches,
-        retuned_batches=best[0],
-        epoch_seconds=seconds,
-        retuned_epoch_seconds=best[1],
-        stale=_stale((batches, seconds), best),
+        batches=now.batches,
+        retuned_batches=best.batches,
+        epoch_seconds=now.estimated_epoch_seconds,
+        retuned_epoch_seconds=best.estimated_epoch_seconds,
+        stale=max(0.0, tuned_cost / best_cost - 1),
     )
 
 
 def distance(lengths: Lengths, quantiles: list[float]) -> float:
-    """The Kolmogorov-Smirnov distance of lengths from a distribution that is known by its quantiles.
+    """Return the Kolmogorov-Smirnov distance of lengths from a distribution that is known by its quantiles.
 
     The distribution function F(x) is taken to be the largest i / 1000 whose quantile is at most x, which is below the
     true one by less than 1 / 1000: so the distance is within 1 / 1000 of the one between the data sets themselves.
@@ -93,7 +92,7 @@ def distance(lengths: Lengths, quantiles: list[float]) -> float:
 
 def _recommended(tuned: Sweep) -> Row:
     if tuned.recommended_row is None:
-        raise ResultError("the sweep recommends no table, so there is none that other lengths could be held to", _AGAIN)
+        raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
     return tuned.recommended_row
 
 
@@ -158,32 +157,14 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
     )
 
 
-def _cost(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> tuple[int, float | None]:
-    """Batches and time of an epoch of these lengths with the tuned table; what is beyond it makes batches of one."""
-    padded = lengths if settings.multiple_of is None else lengths.padded_to(settings.multiple_of)
-    boundaries, sizes = np.asarray(row.boundaries), np.asarray(row.batch_sizes, dtype=np.int64)
-    if padded.longest > boundaries[-1]:
-        boundaries, sizes = np.append(boundaries, padded.longest), np.append(sizes, 1)
-    pricing = Pricing(
-        lengths=padded,
-        total=lengths.total,
-        max_batch_length=tuned.max_batch_length,
-        step_seconds=costs.step_seconds,
-        targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
-        ranks=settings.ranks,
-    )
-    priced = pricing.row(row.strategy, row.sizing, row.num_buckets, BucketTable(boundaries, sizes)).row
-    return priced.batches, priced.estimated_epoch_seconds
+def _as_tuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> Row:
+    """Return the row of the tuned table on these lengths; examples beyond its boundaries make batches of one."""
+    pricing = Pricing.of(lengths, tuned.max_batch_length, settings, costs)
+    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
+    return pricing.row(row.strategy, row.sizing, row.num_buckets, table).row
 
 
 def _retuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> Row:
     """The row of a table tuned for these lengths."""
     found = sweep(lengths, tuned.max_batch_length, settings, costs)
     return next(other for other in found.rows if other.sizing == row.sizing)
-
-
-def _stale(tuned: tuple[int, float | None], best: tuple[int, float | None]) -> float:
-    """How much the tuned table costs above the best, as a share of it; 0 where it costs no more."""
-    if tuned[1] is None or best[1] is None:
-        return max(0.0, tuned[0] / best[0] - 1)
-    return max(0.0, tuned[1] / best[1] - 1)

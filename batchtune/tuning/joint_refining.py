@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchtune.batching.two_dimensional import BucketTable2D, optimal_table_2d
+from batchtune.batching.table import BucketTable
+from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.search import Anchor, Evidence
@@ -82,7 +83,7 @@ class JointRefinement:
         (ours,), (theirs,) = (self._tables(costs, most, evidence) for costs in (now, best))
         if self._cost(ours, now) <= (1 + _AT_STAKE) * self._cost(theirs, best):
             return None
-        ends, tops = theirs.boundaries, theirs.target_boundaries
+        ends, tops = theirs.pairs
         gain = self._counts(theirs) * (now(ends, tops) - best(ends, tops))
         for bucket in np.argsort(-gain, kind="stable"):
             anchor = Anchor(float(ends[bucket]), float(tops[bucket]))
@@ -93,23 +94,22 @@ class JointRefinement:
     def _is_open(self, evidence: Evidence, anchor: Anchor) -> bool:
         return evidence.closed_by(evidence.bracket(anchor)) is None
 
-    def _tables(self, costs: Sizes, most: int, evidence: Evidence) -> list[BucketTable2D]:
+    def _tables(self, costs: Sizes, most: int, evidence: Evidence) -> list[BucketTable]:
         measured = np.array([anchor.length for anchor in evidence.anchors])
         return optimal_table_2d(
             self.lengths,
             self.targets,
-            lambda lengths, targets: np.ones(np.shape(lengths), dtype=np.int64),
             costs,
             [most],
             candidates=measured[:: max(1, measured.size // _RESOLUTION)],
             resolution=_RESOLUTION,
         )
 
-    def _counts(self, table: BucketTable2D) -> IntArray:
+    def _counts(self, table: BucketTable) -> IntArray:
         return np.bincount(table.assign(self.lengths, self.targets), minlength=table.num_buckets)
 
-    def _cost(self, table: BucketTable2D, costs: Sizes) -> float:
-        return float(np.sum(self._counts(table) * costs(table.boundaries, table.target_boundaries)))
+    def _cost(self, table: BucketTable, costs: Sizes) -> float:
+        return float(np.sum(self._counts(table) * costs(*table.pairs)))
 
 
 def _flat(sizes_of: Sizes) -> Sizes:

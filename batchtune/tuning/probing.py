@@ -57,7 +57,7 @@ from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.refining import Refinement
 from batchtune.tuning.run_folder import alone_in, check_trials, clear_run, open_run, run_record, workload_sha256
 from batchtune.tuning.shortage import START_OVER, longest_does_not_fit, nothing_fits, too_long
-from batchtune.tuning.sweep import SweepSettings
+from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
 from batchtune.units import counted, format_length, format_size
 

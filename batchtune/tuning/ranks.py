@@ -1,4 +1,4 @@
-"""What several ranks' waiting for each other adds to an epoch: a step lasts as long as its slowest rank takes."""
+"""The time that ranks lose by waiting for each other: a step lasts as long as its slowest rank takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from batchtune.batching.expectation import BatchCost, ExpectedBatches, expected_
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 from batchtune.results import RankTimes
-from batchtune.tuning.uncertainty import group_starts
 
 # Lengths that stand for all where there are more.
 _REPRESENTATIVES = 2048
@@ -27,15 +26,8 @@ _LEAST_GRID_EACH = 16
 _TINY = 1e-300
 
 
-def rank_times(
-    histogram: Histogram,
-    expected: ExpectedBatches,
-    table: BucketTable,
-    batch_cost: BatchCost,
-    world_size: int,
-    accumulate: int = 1,
-) -> RankTimes:
-    """The time of one epoch on several ranks, on average over shuffles and over how batches are dealt.
+def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int, accumulate: int = 1) -> RankTimes:
+    """Return the time of one epoch on several ranks, on average over shuffles and over how batches are dealt.
 
     Three ways to deal the batches, which are those of one epoch on one rank:
 
@@ -60,57 +52,44 @@ def rank_times(
     is exact.
 
     Args:
-        histogram: The distinct lengths and their counts.
-        expected: The batches that the table gives of them on one rank.
-        table: The bucket table.
+        expected: The batches of a table on one rank.
         batch_cost: Seconds of batches by their sizes and longest lengths.
         world_size: Number of ranks; 1: all three are the plain sum over the batches.
         accumulate: Batches whose gradients are added up before ranks wait for each other.
-
-    Raises:
-        ValueError: `world_size` or `accumulate` is below 1.
     """
-    _check(world_size, accumulate)
     plain = expected.sum_of(batch_cost)
     if world_size == 1:
         return RankTimes(
             without_waiting_epoch_seconds=plain, independent_epoch_seconds=plain, same_bucket_epoch_seconds=plain
         )
-    few = _representative(histogram, expected, table)
-    few_expected = expected if few is histogram else expected_batches(few, table)
-    scale = plain / few_expected.sum_of(batch_cost)
-    buckets = _buckets(few, few_expected, table, batch_cost)
+    few = _with_few_lengths(expected)
+    scale = plain / few.sum_of(batch_cost)
     return RankTimes(
         without_waiting_epoch_seconds=plain / world_size,
-        independent_epoch_seconds=plain * _independent(buckets, world_size, accumulate),
-        same_bucket_epoch_seconds=scale * _same_bucket(few, table, batch_cost, world_size),
+        independent_epoch_seconds=plain * _independent(_buckets(few, batch_cost), world_size, accumulate),
+        same_bucket_epoch_seconds=scale * _same_bucket(few, batch_cost, world_size),
     )
 
 
-def _check(world_size: int, accumulate: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
-
-
-def _representative(histogram: Histogram, expected: ExpectedBatches, table: BucketTable) -> Histogram:
-    """The histogram itself, or one of fewer lengths: each group of neighbours at its batches' mean longest length."""
-    starts = group_starts(expected, table, _REPRESENTATIVES)
+def _with_few_lengths(expected: ExpectedBatches) -> ExpectedBatches:
+    """Return the batches themselves, or those of fewer lengths, a group's mean longest length standing for it."""
+    histogram, batches = expected.histogram, expected.batches
+    starts = expected.group_starts(_REPRESENTATIVES)
     if starts.size == histogram.lengths.size:
-        return histogram
-    batches = expected.batches
+        return expected
     last = np.append(starts[1:], histogram.lengths.size) - 1
     total = np.add.reduceat(batches, starts)
     weighted = np.add.reduceat(batches * histogram.lengths, starts)
     means = np.where(total > 0, weighted / np.where(total > 0, total, 1.0), histogram.lengths[last])
-    return Histogram(
+    few = Histogram(
         np.clip(means, histogram.lengths[starts], histogram.lengths[last]), np.add.reduceat(histogram.counts, starts)
     )
+    return expected_batches(few, expected.table)
 
 
-def _same_bucket(histogram: Histogram, table: BucketTable, batch_cost: BatchCost, world_size: int) -> float:
+def _same_bucket(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int) -> float:
     """A step of all ranks is a batch of world_size · B examples, of which each rank has its part."""
+    histogram, table = expected.histogram, expected.table
     sizes = np.minimum(table.batch_sizes, histogram.count) * world_size  # no more: it could overflow
     steps = expected_batches(histogram, BucketTable(table.boundaries, sizes))
     return steps.sum_of(lambda examples, lengths: batch_cost(np.ceil(examples / world_size), lengths))
@@ -161,16 +140,16 @@ class _Bucket:
 
     @property
     def seconds(self) -> FloatArray:
-        """Of all shapes that its batches can have."""
+        """Seconds of all shapes that its batches can have."""
         return np.concatenate((self.full_seconds, self.rest_seconds)) if self.rest else self.full_seconds
 
     @property
     def counts(self) -> FloatArray:
-        """How many batches of each of these shapes there are on average."""
+        """The average number of batches of each of these shapes."""
         return np.concatenate((self.full_counts, self.rest_counts)) if self.rest else self.full_counts
 
     def all_within(self, thresholds: FloatArray, most: int) -> FloatArray:
-        """The probability that k of its batches, drawn at random, each last at most so long.
+        """Return the probability that k of its batches, drawn at random, each last at most so long.
 
         k full batches are k·B of its n examples, of which the c that are short enough must make up all:
         C(c, k·B) / C(n, k·B). The last batch, with its own limit c', is then drawn from those that remain:
@@ -207,10 +186,9 @@ class _Bucket:
         return full
 
 
-def _buckets(
-    histogram: Histogram, expected: ExpectedBatches, table: BucketTable, batch_cost: BatchCost
-) -> list[_Bucket]:
+def _buckets(expected: ExpectedBatches, batch_cost: BatchCost) -> list[_Bucket]:
     """The buckets that hold examples."""
+    histogram, table = expected.histogram, expected.table
     (sizes, full_counts), (rests, rest_counts) = expected.kinds
     full = np.asarray(batch_cost(sizes.astype(np.float64), expected.lengths), dtype=np.float64)
     rest = np.asarray(batch_cost(np.maximum(rests, 1).astype(np.float64), expected.lengths))

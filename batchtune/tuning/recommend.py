@@ -1,15 +1,19 @@
-"""Chooses one row of a sweep, and says why."""
+"""Chooses one row of a sweep and says why; compares all of them by speed and randomness."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchtune.results import Baseline, Row
+from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
 from batchtune.units import format_number, format_seconds
 
 TOLERANCE = 0.01
 """Rows within this part of the best are as good as the best: then fewer buckets decide."""
+
+# A bend of less than this part of both axes is rounding.
+_LEAST_BEND = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Recommendation:
 def recommend(
     rows: Sequence[Row], baselines: Sequence[Baseline], *, min_randomness: float | None = None
 ) -> Recommendation:
-    """Recommends the row with the fewest buckets among the best.
+    """Recommend the row with the fewest buckets among the best.
 
     It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
     be as random as asked for, and lie within 1% of the lowest estimated time (number of batches where any time is
@@ -48,15 +52,19 @@ def recommend(
     better = [index for index in fewer if _is_random(rows[index], min_randomness or 0.0)]
     if not better:
         return Recommendation(None, _why_none(rows, [rows[index] for index in fewer], fixed, min_randomness))
-    timed = all(row.estimated_epoch_seconds is not None for row in rows)
-    costs = {index: _cost(rows[index], timed) for index in better}
+    timed, costs = have_times(rows), epoch_costs(rows)
     # Among equals the one with fewer buckets is the best: nothing is then left to trade.
     best = min(better, key=lambda index: (costs[index], _preference(rows[index]), index))
     near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
     chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
-    barred = [row for index, row in enumerate(rows) if index not in costs and _cost(row, timed) < costs[best]]
-    others = _faster_baselines(rows[chosen], baselines) + _why_barred(barred, fixed, timed, min_randomness)
-    reason = _reason(rows[chosen], rows[best], fixed, timed, others, barred=bool(barred))
+    least = min(range(len(rows)), key=costs.__getitem__)
+    barred = rows[least] if costs[least] < costs[best] else None
+    others = _faster_baselines(rows[chosen], baselines)
+    if barred is not None:
+        others += _why_barred(barred, fixed, timed, min_randomness)
+    above = costs[chosen] / costs[best] - 1
+    reason = _reason(rows[chosen], rows[best], above, timed, barred is not None)
+    reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}{others}"
     return Recommendation(chosen, reason + ("" if proven else _nothing_proven(rows)))
 
 
@@ -87,40 +95,37 @@ def _preference(row: Row) -> tuple[int, bool]:
     return _buckets(row), row.sizing != "length"
 
 
-def _cost(row: Row, timed: bool) -> float:
-    if timed and row.estimated_epoch_seconds is not None:
-        return row.estimated_epoch_seconds
-    return float(row.batches)
-
-
 def _name(row: Row) -> str:
     buckets = f"{_buckets(row)} bucket{'' if _buckets(row) == 1 else 's'}"
     return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
 
 
 def _nothing_proven(rows: Sequence[Row]) -> str:
-    """What to know where a table is recommended whose sizes were not all run."""
+    """Warn that a table is recommended whose sizes were not all run."""
     which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
     return f"; no table{which} has only sizes that were run"
 
 
-def _why_barred(barred: Sequence[Row], fixed: Baseline, timed: bool, min_randomness: float | None) -> str:
-    """What beats the recommended row, but may not be recommended; empty where nothing does."""
-    if not barred:
-        return ""
-    least = min(barred, key=lambda row: _cost(row, timed))
-    cost = format_seconds(_cost(least, timed)) if timed else f"{format_number(least.batches)} batches"
+def _why_barred(least: Row, fixed: Baseline, timed: bool, min_randomness: float | None) -> str:
+    """Say why the row that costs least may not be recommended."""
     if least.batches >= fixed.batches:
-        what = "needs more batches than that"
+        why = "needs more batches than that"
     elif min_randomness is not None and not _is_random(least, min_randomness):
-        what = "is less random than asked for"
+        why = "is less random than asked for"
     else:
-        what = "has batch sizes that were not run"
-    return f"; {_name(least)} would take {cost}, but {what}"
+        why = "has batch sizes that were not run"
+    return f"; {_name(least)} would take {_shown(least, timed, ' batches')}, but {why}"
+
+
+def _shown(row: Row, timed: bool, unit: str = "") -> str:
+    """The cost that rows are compared by."""
+    if timed and row.estimated_epoch_seconds is not None:
+        return format_seconds(row.estimated_epoch_seconds)
+    return f"{format_number(row.batches)}{unit}"
 
 
 def _faster_baselines(chosen: Row, baselines: Sequence[Baseline]) -> str:
-    """Where the fixed batch size takes less time than the recommended row; empty where it does not."""
+    """Say where the fixed batch size takes less time than the recommended row; empty where it does not."""
     ours = chosen.estimated_epoch_seconds
     times = [(baseline.estimated_epoch_seconds, _HOW_FIXED[baseline.name]) for baseline in baselines]
     faster = [
@@ -135,21 +140,95 @@ _HOW_FIXED = {
 }
 
 
-def _reason(chosen: Row, best: Row, fixed: Baseline, timed: bool, others: str, *, barred: bool) -> str:
-    if timed and chosen.estimated_epoch_seconds is not None:
-        seconds = format_seconds(chosen.estimated_epoch_seconds)
-        needs = f"takes an estimated {seconds} an epoch ({format_number(chosen.batches)} batches)"
-        least = format_seconds(_cost(best, timed))
-    else:
-        needs, least = f"needs {format_number(chosen.batches)} batches", f"{format_number(best.batches)}"
+def _reason(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -> str:
+    """Compare the chosen row with the best, which costs less by the part `above`."""
+    needs = f"needs {format_number(chosen.batches)} batches"
+    if timed:
+        needs = f"takes an estimated {_shown(chosen, timed)} an epoch ({format_number(chosen.batches)} batches)"
     start = f"{_name(chosen)} {needs}"
-    against = f"a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}{others}"
     if chosen is best:
         which = "no other that may be recommended" if barred else "no table swept"
-        return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}; {against}"
-    above = _cost(chosen, timed) / _cost(best, timed) - 1
+        return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}"
     how_far = (
         f"{above:.1%} above the best{' that may be recommended' if barred else ''}" if above else "as good as the best"
     )
     keep = ", and fewer buckets keep more randomness" if _buckets(chosen) < _buckets(best) else ""
-    return f"{start}, {how_far} ({least}, {_name(best)}){keep}; {against}"
+    return f"{start}, {how_far} ({_shown(best, timed)}, {_name(best)}){keep}"
+
+
+def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: float) -> LearningRate:
+    """Return factors for the learning rate when the mean batch size changes, by the two rules in use.
+
+    Linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour" (arXiv:1706.02677), for
+    SGD. Square root: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"
+    (arXiv:1404.5997), which keeps the variance of the update; Malladi et al. 2022, "On the SDEs and Scaling Rules for
+    Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop.
+
+    Args:
+        relative_to: Whose batch size `from_batch_size` is.
+        from_batch_size: Mean number of examples in a batch before.
+        to_batch_size: Mean number of examples in a batch afterwards.
+    """
+    ratio = to_batch_size / from_batch_size
+    return LearningRate(
+        relative_to=relative_to,
+        from_batch_size=from_batch_size,
+        to_batch_size=to_batch_size,
+        linear=ratio,
+        square_root=math.sqrt(ratio),
+    )
+
+
+def trade_off(costs: Sequence[float], effective_buckets: Sequence[float]) -> list[int]:
+    """Return the rows that no other row beats: none costs as little with fewer effective buckets, or less with as few.
+
+    O(n log n). Of rows that are equal in both, only the first is on the curve.
+
+    Args:
+        costs: Of each row, such as the seconds of an epoch.
+        effective_buckets: Of each row; fewer are more random.
+
+    Returns:
+        Indices of rows, the cheapest first: costs rise strictly and effective buckets fall strictly.
+    """
+    curve: list[int] = []
+    for index in sorted(range(len(costs)), key=lambda row: (costs[row], effective_buckets[row], row)):
+        if not curve or effective_buckets[index] < effective_buckets[curve[-1]]:
+            curve.append(index)
+    return curve
+
+
+def knee(costs: Sequence[float], effective_buckets: Sequence[float], curve: Sequence[int]) -> int | None:
+    """Return the row where the curve bends most.
+
+    Before it a little time buys much randomness, behind it much time buys little.
+
+    The point farthest from the chord between the curve's ends, on the side of less of both, with both axes
+    normalised to [0, 1]: Kneedle (Satopää, Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"),
+    whose smoothing is left out, as the points are few and exact.
+
+    Args:
+        costs: Of each row.
+        effective_buckets: Of each row.
+        curve: As `trade_off` gives it.
+
+    Returns:
+        The index of a row, the cheaper one of equals; None for fewer than three points, or where none lies below the
+        chord.
+    """
+    if len(curve) < 3:
+        return None
+    first, last = curve[0], curve[-1]
+    cost_range = costs[last] - costs[first]
+    bucket_range = effective_buckets[first] - effective_buckets[last]
+
+    def below_chord(row: int) -> float:
+        # The chord runs from (0, 1) to (1, 0); distances from it are this over √2.
+        return (
+            1
+            - (costs[row] - costs[first]) / cost_range
+            - (effective_buckets[row] - effective_buckets[last]) / bucket_range
+        )
+
+    best = max(curve[1:-1], key=below_chord)
+    return best if below_chord(best) > _LEAST_BEND else None

@@ -211,3 +211,21 @@ def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run
         settings=settings.recorded(),
         workload_sha256=workload_sha256(settings),
     )
+
+
+def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
+    """Return whether the folder's results are of other lengths, which only `force` allows to throw away.
+
+    Raises:
+        ResultError: They are, and `force` is not given.
+    """
+    theirs = lengths_of(folder)
+    if theirs is None or theirs.fingerprint == lengths.fingerprint:
+        return False
+    if force:
+        return True
+    other = other_lengths(lengths, theirs)
+    raise ResultError(
+        f"{folder} holds a run of {other.what}",
+        f"{other.remedy}Give another folder with --run, or --force to start over in this one.",
+    )

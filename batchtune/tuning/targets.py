@@ -1,4 +1,4 @@
-"""Which target length a batch can be expected to have: what its step time depends on, beside its longest length.
+"""The target length that a batch can be expected to have, and so how long its step takes by its longest length alone.
 
 The memory must hold the worst target of all examples. A batch that happens has the longest of its own few.
 """
@@ -6,20 +6,24 @@ The memory must hold the worst target of all examples. A batch that happens has 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.expectation import BatchCost
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 
 # So many examples, evenly taken in order of length, say what is typical; more would only say it more slowly.
 _SAMPLE = 1 << 17
-# Different targets that are told apart.
+# Different targets that are distinguished.
 _LEVELS = 4096
 # Where nothing says which bucket a batch is of: one of about so many with as many examples each.
 _BUCKETS = 16
-# Of more ascending lengths than this only so many are looked up: what is typical hardly changes from one to the next.
+# Of more batches, only so many are looked up: their times hardly change from one to the next.
 _EACH = 8192
 # The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
 # towards the end, where targets that differ much (log-normally, say) have much of their mean.
@@ -40,7 +44,7 @@ class TypicalTargets:
 
     @classmethod
     def of(cls, lengths: Lengths) -> TypicalTargets | None:
-        """What is typical of a data set; None where it has no targets."""
+        """Return those that are typical of a data set; None where it has no targets."""
         if lengths.targets is None:
             return None
         # The middles of as many equal parts, in ascending order.
@@ -51,7 +55,7 @@ class TypicalTargets:
     def __call__(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, above: npt.ArrayLike | None = None
     ) -> FloatArray:
-        """The mean of the longest target over batches drawn from the examples up to a length.
+        """Return the mean of the longest target over batches drawn from the examples up to a length.
 
         With F the distribution of the targets there, that of the longest of B is F^B (but for examples that can't be
         drawn twice).
@@ -68,30 +72,17 @@ class TypicalTargets:
         size, length = np.broadcast_arrays(
             np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
         )
-        edge = np.full(length.shape, np.nan) if above is None else np.broadcast_to(above, length.shape)
-        if length.ndim != 1 or length.size <= _EACH or (np.diff(length) < 0).any():
-            return self._mean_longest(size, length, edge)
-        chosen = _supports(size, edge)
-        return np.interp(np.arange(length.size), chosen, self._mean_longest(size[chosen], length[chosen], edge[chosen]))
-
-    def _mean_longest(self, size: FloatArray, length: FloatArray, edge: FloatArray) -> FloatArray:
-        """Each for itself; `edge` is NaN where it is not known."""
         end = np.maximum(np.searchsorted(self.lengths, length, side="right"), 1)
-        above_edge = np.searchsorted(self.lengths, edge, side="right")
-        start = np.where(np.isnan(edge), end - max(1, self.lengths.size // _BUCKETS), above_edge)
+        if above is None:
+            start = end - max(1, self.lengths.size // _BUCKETS)
+        else:
+            start = np.searchsorted(self.lengths, np.broadcast_to(above, length.shape), side="right")
         start = np.clip(start, 0, end - 1)
         total = np.zeros(length.shape)
         for low, high in itertools.pairwise(_PARTS):
             rank = np.ceil(((low + high) / 2) ** (1 / size) * (end - start)).astype(np.int64) - 1
             total += (high - low) * self.targets(start, end, np.clip(rank, 0, end - start - 1))
         return total
-
-
-def _supports(size: FloatArray, edge: FloatArray) -> IntArray:
-    """Indices to interpolate between: evenly spaced, and both sides of wherever the size or the edge changes."""
-    changes = np.flatnonzero((np.diff(size) != 0) | ((np.diff(edge) != 0) & ~np.isnan(edge[1:]))) + 1
-    even = np.linspace(0, size.size - 1, _EACH).astype(np.int64)
-    return np.unique(np.concatenate((even, changes - 1, changes)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +94,7 @@ class RangeQuantiles:
     through the bits.
 
     Attributes:
-        values: The values that are told apart, ascending.
+        values: The values that are distinguished, ascending.
         zeros: Shape (bits, n + 1): number of zeros before each place.
     """
 
@@ -112,7 +103,7 @@ class RangeQuantiles:
 
     @classmethod
     def of(cls, array: FloatArray) -> RangeQuantiles:
-        """Of an array of at least one value; of more than 4096 different ones, neighbours are taken for one."""
+        """Index an array of at least one value; of more than 4096 different ones, neighbours are taken for one."""
         distinct, ranks = np.unique(array, return_inverse=True)
         if distinct.size > _LEVELS:
             ranks = ranks * _LEVELS // distinct.size
@@ -128,7 +119,7 @@ class RangeQuantiles:
         return cls(distinct, zeros)
 
     def __call__(self, start: IntArray, end: IntArray, rank: IntArray) -> FloatArray:
-        """The value with this rank, from 0, among array[start:end]; arrays of one shape, start + rank < end."""
+        """Return the value with this rank, from 0, among array[start:end]; arrays of one shape, start + rank < end."""
         found = np.zeros(np.shape(rank), dtype=np.int64)
         for zeros in self.zeros:
             before, until = zeros[start], zeros[end]
@@ -139,3 +130,59 @@ class RangeQuantiles:
             rank = np.where(one, rank - here, rank)
             found = 2 * found + one
         return self.values[found]
+
+
+class StepSeconds(Protocol):
+    """(batch sizes, longest lengths, longest target lengths) → seconds of one training step, element by element.
+
+    It is called without target lengths where the data set has none.
+    """
+
+    def __call__(
+        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None, /
+    ) -> FloatArray:
+        """Seconds, of the shape that the arguments broadcast to."""
+
+
+def batch_seconds(
+    step_seconds: StepSeconds, targets: TypicalTargets | None, above: Callable[[FloatArray], FloatArray] | None = None
+) -> BatchCost:
+    """Return the time of one step by batch size and longest length alone, with the target that is typical of both.
+
+    Args:
+        step_seconds: The time of one step.
+        targets: What is typical; None: the data set has no targets.
+        above: Longest lengths → what all lengths of the batch are longer than; None: not known.
+    """
+    if targets is None:
+        return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)
+
+    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+        typical = targets(batch_sizes, lengths, None if above is None else above(lengths))
+        return step_seconds(batch_sizes, lengths, typical)
+
+    return seconds
+
+
+def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
+    """Return the time of one step of the table's batches, by batch size and longest length."""
+    return _interpolated(batch_seconds(step_seconds, targets, table.lower_edges))
+
+
+def _interpolated(cost: BatchCost) -> BatchCost:
+    """Return the same cost for many batches at once, in ascending order of length: linear between 8192 of them.
+
+    They are evenly spaced, and stand on both sides wherever the batch size changes: between them only the length
+    does, by so little that the cost is as good as linear in it.
+    """
+
+    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
+        if lengths.size <= _EACH:
+            return np.asarray(cost(batch_sizes, lengths), dtype=np.float64)
+        changes = np.flatnonzero(np.diff(batch_sizes)) + 1
+        even = np.linspace(0, lengths.size - 1, _EACH).astype(np.int64)
+        chosen = np.unique(np.concatenate((even, changes - 1, changes)))
+        at = np.asarray(cost(batch_sizes[chosen], lengths[chosen]), dtype=np.float64)
+        return np.interp(lengths, lengths[chosen], at)
+
+    return seconds

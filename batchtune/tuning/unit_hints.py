@@ -22,11 +22,11 @@ _NEAR = {"ms": 1.5, "samples": 1.5}
 
 
 def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
-    """What to try where one example does not fit, and the workload may expect seconds.
+    """Return a hint where one example does not fit, and the workload may expect seconds.
 
     Args:
         lengths: The data set.
-        workload: Its spec; a built-in is told the unit where it is known.
+        workload: Its spec; a built-in knows the unit.
 
     Returns:
         Full sentences; None where the lengths can be seconds, or count something else.
@@ -54,7 +54,7 @@ def _conversion(unit: str, longest: float) -> str:
 
 
 def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
-    """What max_batch_length may have been meant to be; None where it can be what it says.
+    """Return what max_batch_length may have been meant to be; None where it can be what it says.
 
     Args:
         lengths: The data set.

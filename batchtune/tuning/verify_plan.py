@@ -9,6 +9,7 @@ import numpy as np
 
 from batchtune.batching import epochs
 from batchtune.batching.epochs import EpochShapes, Ordering
+from batchtune.batching.layout import Dealing, lay_out
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import IntArray, Lengths
@@ -142,9 +143,9 @@ def shuffled_batches(lengths: Lengths, candidate: Candidate, seed: int) -> Itera
 
 def epoch_batches(lengths: Lengths, candidate: Candidate, seed: int) -> Batches:
     """One epoch's batches, drawn as `BucketBatchSampler` draws them."""
-    dealing = epochs.Dealing(drop_last=candidate.drop_last)
+    dealing = Dealing(drop_last=candidate.drop_last)
     grouped = epochs.group_descending(lengths.values, candidate.table.boundaries)
-    layout = epochs.lay_out(grouped.counts, candidate.table.batch_sizes, dealing)
+    layout = lay_out(grouped.counts, candidate.table.batch_sizes, dealing)
     drawing = epochs.Drawing(ordering=candidate.ordering, seed=seed)
     made = epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)
     return Batches(made.batch_sizes, made.lengths, made.targets, made.buckets)

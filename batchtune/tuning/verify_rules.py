@@ -10,7 +10,7 @@ import numpy as np
 
 from batchtune.lengths import FloatArray
 from batchtune.results import VerifyFailure
-from batchtune.tuning.distribution import ProvenBy
+from batchtune.tuning.costs import ProvenBy
 from batchtune.units import counted, format_length, format_seconds, format_size
 
 FEWEST_STEPS = 12

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchtune.batching import epochs
+from batchtune.batching.layout import Dealing, batches_per_rank
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
@@ -26,11 +26,10 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning import verify_rules as rules
-from batchtune.tuning.estimates import estimated_epoch_seconds
+from batchtune.tuning.costs import Costs, costs_of
+from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.run_folder import alone_in
-from batchtune.tuning.sweep import Costs
-from batchtune.tuning.sweeping import costs_of
 from batchtune.tuning.verify_plan import Candidate, check_table, shuffled_batches, worst_batches
 from batchtune.tuning.verify_proposal import Tried, propose
 from batchtune.tuning.verify_steps import Clock, Done, OnProgress, Runner, Stepper, VerifySettings, until_failure
@@ -311,7 +310,7 @@ def _estimated_epoch_seconds(lengths: Lengths, candidate: Candidate, costs: Cost
 
 def _epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
     counts = candidate.table.counts(lengths.histogram)
-    return epochs.count(counts, candidate.table.batch_sizes, epochs.Dealing(drop_last=candidate.drop_last))
+    return batches_per_rank(counts, candidate.table.batch_sizes, Dealing(drop_last=candidate.drop_last))
 
 
 def _memory_model(probe: Probe | None) -> Callable[[BatchShape], float] | None:

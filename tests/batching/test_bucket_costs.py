@@ -50,7 +50,7 @@ def reported(histogram: Histogram, first: int, end: int, size: int, cost: Callab
     seed=st.integers(0, 2**32),
     cost=st.sampled_from([*COSTS, lambda sizes, lengths, above: sizes * lengths + above**2]),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=40)
 def test_exact_costs_are_those_that_are_reported(counts: list[int], seed: int, cost: Callable[..., FloatArray]) -> None:
     rng = np.random.default_rng(seed)
     histogram = Histogram(np.cumsum(rng.gamma(1, 1, len(counts)) + 0.1), np.array(counts))

@@ -7,18 +7,11 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import Lengths
 
-
-def table_of(boundaries: list[float], batch_sizes: list[int]) -> BucketTable:
-    return BucketTable(np.array(boundaries, dtype=float), np.array(batch_sizes, dtype=np.int64))
+table_of = BucketTable.of
 
 
-def test_a_length_on_a_boundary_belongs_to_the_bucket_that_ends_there() -> None:
-    assert table_of([2, 4], [2, 1]).assign([1, 2, 2.5, 4]).tolist() == [0, 0, 1, 1]
-
-
-def test_a_length_beyond_the_last_boundary_has_no_bucket() -> None:
-    with pytest.raises(ValueError, match=r"beyond the last boundary 4\.0"):
-        table_of([2, 4], [2, 1]).assign([5])
+def test_a_length_on_a_boundary_is_of_the_bucket_that_ends_there() -> None:
+    assert table_of([2, 4], [2, 1]).assign(np.array([1, 2, 2.5, 4, 5])).tolist() == [0, 0, 1, 1, 2]
 
 
 def test_the_edges_cut_the_distinct_lengths_as_assign_does() -> None:
@@ -47,19 +40,26 @@ def test_each_bucket_ends_in_one_batch_that_need_not_be_full() -> None:
 @pytest.mark.parametrize(
     ("boundaries", "batch_sizes", "rule"),
     [
-        ([], [], "non-empty"),
-        ([1, 2], [1], "1 batch sizes for 2 boundaries"),
-        ([2, 2], [1, 1], "strictly ascending"),
-        ([2, 1], [1, 1], "strictly ascending"),
+        ([], [], "one-dimensional and not empty"),
+        ([1, 2], [1], "1 bucket_batch_sizes for 2 bucket_boundaries"),
+        ([2, 2], [1, 1], r"must ascend, but entry 1 \(2.0\) follows 2.0"),
+        ([2, 1], [1, 1], "must ascend"),
         ([0, 1], [1, 1], "positive and finite"),
         ([1, float("nan")], [1, 1], "positive and finite"),
         ([1, float("inf")], [1, 1], "positive and finite"),
-        ([1, 2], [1, 0], "at least 1, got 0"),
+        ([1, 2], [1, 0], "whole numbers from 1 to .*entry 1 is 0: fix it"),
     ],
 )
 def test_a_table_that_breaks_a_rule_is_refused(boundaries: list[float], batch_sizes: list[int], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         table_of(boundaries, batch_sizes)
+
+
+def test_a_longer_example_extends_the_table_by_batches_of_one() -> None:
+    table = table_of([2, 4], [2, 1])
+    assert table.extended_to(4.0) is table
+    longer = table.extended_to(9.0)
+    assert (longer.boundaries.tolist(), longer.batch_sizes.tolist()) == ([2, 4, 9], [2, 1, 1])
 
 
 def test_a_batch_size_is_what_fits_whole_and_at_least_one() -> None:

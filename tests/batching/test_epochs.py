@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching import epochs
-from batchtune.batching.epochs import Dealing, Drawing, EpochBatches, Grouped, Layout
+from batchtune.batching import layout as layouts
+from batchtune.batching.epochs import Drawing, EpochBatches, Grouped
 from batchtune.batching.expectation import expected_batches
+from batchtune.batching.layout import Dealing, Layout
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 
@@ -34,8 +36,8 @@ DRAWINGS = st.builds(
 
 
 def laid_out(lengths: FloatArray, sizes: IntArray, dealing: Dealing) -> tuple[Grouped, Layout]:
-    grouped = epochs.group(epochs.assign(lengths, BOUNDARIES), BOUNDARIES.size)
-    return grouped, epochs.lay_out(grouped.counts, sizes, dealing)
+    grouped = epochs.group(BucketTable(BOUNDARIES, sizes).assign(lengths), BOUNDARIES.size)
+    return grouped, layouts.lay_out(grouped.counts, sizes, dealing)
 
 
 def of_all_ranks(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> list[EpochBatches]:
@@ -48,7 +50,7 @@ def examples_of(ranks: list[EpochBatches]) -> list[int]:
 
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_every_example_is_in_exactly_one_batch_but_those_counted_as_repeated(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -58,18 +60,18 @@ def test_every_example_is_in_exactly_one_batch_but_those_counted_as_repeated(
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_examples_are_repeated_only_where_even_batches_of_one_are_too_few(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size)
     grouped, layout = laid_out(lengths, sizes, dealing)
-    steps = epochs.count(grouped.counts, sizes, dealing)
+    steps = layouts.batches_per_rank(grouped.counts, sizes, dealing)
     assert layout.repeated_examples == max(0, steps * world_size - lengths.size)
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_with_the_same_bucket_examples_are_repeated_only_where_fewer_than_ranks_are_left(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -80,12 +82,12 @@ def test_with_the_same_bucket_examples_are_repeated_only_where_fewer_than_ranks_
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_all_ranks_have_as_many_batches_as_counted(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
     grouped, _ = laid_out(lengths, sizes, dealing)
-    counted = epochs.count(grouped.counts, sizes, dealing)
+    counted = layouts.batches_per_rank(grouped.counts, sizes, dealing)
     for rank in of_all_ranks(lengths, sizes, dealing, drawing):
         assert len(rank) == len(list(rank)) == counted
 
@@ -98,18 +100,23 @@ def test_all_ranks_have_as_many_batches_as_counted(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=40)
 def test_the_tally_counts_the_batches_that_are_laid_out(
     buckets: list[tuple[int, int]], world_size: int, same_bucket: bool, drop_last: bool
 ) -> None:
     counts, sizes = np.array(buckets, dtype=np.int64).T
     dealing = Dealing(world_size=world_size, same_bucket=same_bucket, drop_last=drop_last)
-    layout, tally = epochs.lay_out(counts, sizes, dealing), epochs.tally(counts, sizes, dealing)
+    layout, tally = layouts.lay_out(counts, sizes, dealing), layouts.tally(counts, sizes, dealing)
     found: Counter[tuple[int, int]] = Counter()
     for kind, bucket in zip(*np.nonzero(tally.numbers), strict=True):
         found[int(bucket), int(tally.batch_sizes[kind, bucket])] += int(tally.numbers[kind, bucket])
     assert found == Counter(zip(layout.buckets.tolist(), layout.batch_sizes.tolist(), strict=True))
-    assert (tally.batches, tally.examples) == (layout.starts.size, layout.batch_sizes.sum())
+    made = layout.batch_sizes.astype(np.float64)
+    assert (tally.batches, tally.examples) == (made.size, made.sum())
+    if made.size:
+        assert (tally.smallest_batch_size, tally.largest_batch_size) == (made.min(), made.max())
+        assert tally.mean_batch_size == pytest.approx(made.mean())
+        assert tally.batch_size_variation == pytest.approx(made.std() / made.mean(), abs=1e-12)
     assert tally.largest.tolist() == [
         layout.batch_sizes[layout.buckets == bucket].max(initial=0) for bucket in range(counts.size)
     ]
@@ -118,12 +125,12 @@ def test_the_tally_counts_the_batches_that_are_laid_out(
 def test_the_tally_takes_batch_sizes_that_no_data_can_fill() -> None:
     for same_bucket in (False, True):
         dealing = Dealing(world_size=2, same_bucket=same_bucket)
-        found = epochs.tally(np.array([3, 0]), np.array([2**53, 2**53]), dealing)
+        found = layouts.tally(np.array([3, 0]), np.array([2**53, 2**53]), dealing)
         assert (found.batches, found.examples, found.largest.tolist()) == (2, 3, [2, 0])
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_batch_holds_examples_of_its_bucket_and_no_more_than_its_batch_size(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -135,7 +142,7 @@ def test_a_batch_holds_examples_of_its_bucket_and_no_more_than_its_batch_size(
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_what_is_dropped_is_counted(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> None:
     dealing = replace(dealing, drop_last=True)
     grouped, layout = laid_out(lengths, sizes, dealing)
@@ -145,7 +152,7 @@ def test_what_is_dropped_is_counted(lengths: FloatArray, sizes: IntArray, dealin
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_with_the_same_bucket_every_step_is_of_one_bucket(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -155,7 +162,7 @@ def test_with_the_same_bucket_every_step_is_of_one_bucket(
 
 
 @given(LENGTHS, SIZES, st.integers(2, 5), DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_most(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -166,14 +173,14 @@ def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_m
 
 
 @given(LENGTHS, SIZES, DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, sizes: IntArray, drawing: Drawing) -> None:
     (only,) = of_all_ranks(lengths, sizes, Dealing(), drawing)
     assert len(only) == expected_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes)).tally.batches
 
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_sorted_batches_are_sorted_by_their_longest(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing, ordering: Any
 ) -> None:
@@ -185,7 +192,7 @@ def test_sorted_batches_are_sorted_by_their_longest(
 
 
 @given(LENGTHS, SIZES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_without_shuffle_batches_come_as_a_streaming_sampler_has_them_together(
     lengths: FloatArray, sizes: IntArray
 ) -> None:
@@ -206,7 +213,7 @@ def streamed(lengths: FloatArray, sizes: IntArray) -> list[list[int]]:
 
 
 @given(LENGTHS, SIZES, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_a_simulated_epoch_has_the_shapes_of_the_batches_of_all_ranks(
     lengths: FloatArray, sizes: IntArray, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -247,24 +254,24 @@ def test_sorted_lengths_are_grouped_as_any_others(values: FloatArray) -> None:
 
 
 def test_the_largest_batches_are_split_first_and_in_near_equal_halves() -> None:
-    layout = epochs.lay_out(np.array([9, 14]), np.array([9, 7]), Dealing(world_size=5))
+    layout = layouts.lay_out(np.array([9, 14]), np.array([9, 7]), Dealing(world_size=5))
     assert layout.batch_sizes.tolist() == [5, 4, 4, 3, 7]
     assert layout.starts.tolist() == [0, 5, 9, 13, 16]
     assert layout.buckets.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_a_batch_is_split_again_where_it_is_still_the_largest() -> None:
-    assert epochs.lay_out(np.array([10]), np.array([10]), Dealing(world_size=4)).batch_sizes.tolist() == [3, 2, 3, 2]
+    assert layouts.lay_out(np.array([10]), np.array([10]), Dealing(world_size=4)).batch_sizes.tolist() == [3, 2, 3, 2]
 
 
 def test_fewer_examples_than_ranks_are_repeated() -> None:
-    layout = epochs.lay_out(np.array([2]), np.array([10]), Dealing(world_size=5))
+    layout = layouts.lay_out(np.array([2]), np.array([10]), Dealing(world_size=5))
     assert sorted(layout.starts.tolist()) == [0, 0, 0, 1, 1]
     assert layout.repeated_examples == 3
 
 
 def test_the_rest_of_a_bucket_is_dealt_evenly() -> None:
-    layout = epochs.lay_out(np.array([29]), np.array([4]), Dealing(world_size=3, same_bucket=True))
+    layout = layouts.lay_out(np.array([29]), np.array([4]), Dealing(world_size=3, same_bucket=True))
     assert layout.batch_sizes.tolist() == [4, 4, 4, 4, 4, 4, 2, 2, 1]
 
 
@@ -272,14 +279,14 @@ def test_the_rest_of_a_bucket_is_dealt_evenly() -> None:
 def test_batch_sizes_beyond_any_count_are_no_matter(same_bucket: bool) -> None:
     dealing = Dealing(world_size=5000, same_bucket=same_bucket)
     counts, sizes = np.array([10_000]), np.array([2**53])
-    made = epochs.lay_out(counts, sizes, dealing).batch_sizes
+    made = layouts.lay_out(counts, sizes, dealing).batch_sizes
     assert (made.size, made.sum()) == (5000, 10_000)
-    assert epochs.count(counts, sizes, dealing) == 1
+    assert layouts.batches_per_rank(counts, sizes, dealing) == 1
 
 
 def test_float32_lengths_are_not_beyond_a_boundary_that_was_the_longest() -> None:
     longest = next(value for value in np.arange(1, 99, 0.1) if np.float32(value) > value)
-    assert epochs.assign(np.array([longest], dtype=np.float32), np.array([longest])).tolist() == [0]
+    assert BucketTable.of([longest], [1]).assign(np.array([longest], dtype=np.float32)).tolist() == [0]
 
 
 def test_to_sort_batches_lengths_are_needed() -> None:
@@ -297,9 +304,9 @@ def test_each_epoch_and_each_seed_has_another_shuffle() -> None:
 
 def test_another_process_makes_the_same_batches() -> None:
     code = (
-        "import numpy as np; from batchtune.batching import epochs as e\n"
+        "import numpy as np; from batchtune.batching import epochs as e, layout as l\n"
         "grouped = e.group(np.arange(50) % 3, 3)\n"
-        "layout = e.lay_out(grouped.counts, np.array([2, 3, 4]), e.Dealing(world_size=2))\n"
+        "layout = l.lay_out(grouped.counts, np.array([2, 3, 4]), l.Dealing(world_size=2))\n"
         "print(list(e.assemble(grouped, layout, e.Drawing(seed=5, epoch=2), rank=1)))"
     )
     outputs = {
@@ -314,9 +321,9 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     lengths = Lengths.of(np.round(random.lognormal(1.5, 0.6, 400).clip(1, 30), 1))
     table = BucketTable(BOUNDARIES, np.array([16, 7, 3]))
     grouped = epochs.group_descending(lengths.values, table.boundaries)
-    layout = epochs.lay_out(grouped.counts, table.batch_sizes, Dealing())
+    layout = layouts.lay_out(grouped.counts, table.batch_sizes, Dealing())
     padded = []
-    for seed in range(300):
+    for seed in range(100):
         shapes = epochs.simulate(grouped, layout, Drawing(seed=seed), lengths.values)
         padded.append(float(shapes.batch_sizes @ shapes.lengths))
     error = np.std(padded) / np.sqrt(len(padded))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.batching.epochs import Dealing, lay_out
 from batchtune.batching.expectation import expected_batches
+from batchtune.batching.layout import Dealing, lay_out
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
 
@@ -34,7 +34,7 @@ def by_enumeration(values: list[float], batch_size: int) -> tuple[float, float]:
 
 
 @given(st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6), st.integers(1, 8))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_the_expectations_are_the_means_over_all_orders(values: list[float], batch_size: int) -> None:
     batches = expected_batches(Lengths.of(values).histogram, table_of([max(values)], [batch_size]))
     assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(by_enumeration(values, batch_size))
@@ -61,7 +61,7 @@ def test_buckets_are_shuffled_apart_from_each_other(
     st.integers(1, 4),
     st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans()),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_on_several_ranks_too_they_are_the_means_over_all_orders(
     values: list[float], batch_size: int, dealing: Dealing
 ) -> None:

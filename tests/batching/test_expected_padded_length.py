@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.batching.epochs import Dealing
 from batchtune.batching.expectation import expected_batches
+from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Histogram, Lengths
 
@@ -25,7 +25,7 @@ def histogram_of(values: list[float]) -> Histogram:
     batch_sizes=st.lists(st.integers(1, 40), min_size=9, max_size=9),
     dealing=st.builds(Dealing, world_size=st.integers(1, 9), same_bucket=st.booleans()),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=40)
 def test_both_ways_give_the_same(
     values: list[float], boundaries: set[int], batch_sizes: list[int], dealing: Dealing
 ) -> None:

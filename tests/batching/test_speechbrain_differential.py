@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproduced.speechbrain import BATCH_ORDERINGS, speechbrain_batches
 
 from batchtune.batching.epochs import EpochBatches
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.samplers import speechbrain_boundaries, speechbrain_table
-from batchtune.batching.speechbrain import BATCH_ORDERINGS, speechbrain_batches
 from batchtune.lengths import FloatArray, Lengths
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -42,7 +41,7 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
     max_batch_ex=st.none() | st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],
@@ -70,7 +69,7 @@ def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
     bucket_boundaries=st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted),
     max_batch_length=st.integers(1, 2000),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_given_boundaries_make_the_batches_of_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],
@@ -149,7 +148,7 @@ def random_options(draw: np.random.Generator) -> dict[str, Any]:
     return options
 
 
-@pytest.mark.parametrize("case", range(8))
+@pytest.mark.parametrize("case", range(2))
 def test_every_batch_of_random_data_is_that_of_speechbrain(real_dynamic_batch_sampler: Any, case: int) -> None:
     draw = np.random.default_rng(case)
     for _ in range(200):
@@ -171,114 +170,6 @@ def test_every_batch_of_random_data_is_that_of_speechbrain(real_dynamic_batch_sa
             assert list(found) == real._batches, (values, max_batch_length, options)
 
 
-def test_the_buckets_are_those_the_examples_lie_in() -> None:
-    boundaries = np.array([2.0, 5.0, 9.0])
-    values = np.array([1, 2, 2.5, 9, 9.5, 4, 5, 0.5, 30])
-    found = ours(values, 10, seed=1, shuffle=True, bucket_boundaries=boundaries)
-    for batch, bucket in zip(found, found.buckets.tolist(), strict=True):
-        assert np.searchsorted(boundaries, values[batch]).tolist() == [bucket] * len(batch)
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_passes_without_a_new_epoch_permute_the_batches_again(real_dynamic_batch_sampler: Any, shuffle: bool) -> None:
-    values = np.random.default_rng(2).lognormal(1, 1, 70)
-    real = real_dynamic_batch_sampler(range(70), 12, 5, lengths_list=values.tolist(), seed=3, shuffle=shuffle)
-    draw = permutations_of(3)
-
-    def applied(times: int) -> Callable[[int], npt.NDArray[np.int64]]:
-        def permutation(size: int) -> npt.NDArray[np.int64]:
-            order = np.arange(size)
-            for _ in range(times):
-                order = order[draw(size)]
-            return order
-
-        return permutation
-
-    for times in (1, 2, 2, 2) if shuffle else (1, 2, 3, 4):
-        found = speechbrain_batches(
-            values,
-            12,
-            num_buckets=5,
-            permutation=draw(70) if shuffle else None,
-            batch_permutation=applied(times),
-        )
-        assert list(found) == list(real)
-
-
-@pytest.mark.parametrize("max_batch_length", [-5, 0, 0.25, 1e-300, 1e300])
-def test_odd_limits_make_the_batches_of_speechbrain(real_dynamic_batch_sampler: Any, max_batch_length: float) -> None:
-    values = [1, 2, 3, 4, 5, 6, 7]
-    real = real_dynamic_batch_sampler(
-        range(7), max_batch_length, bucket_boundaries=[3, 6], lengths_list=values, shuffle=False, seed=5
-    )
-    found = ours(values, max_batch_length, seed=5, shuffle=False, bucket_boundaries=[3, 6])
-    assert list(found) == real._batches
-
-
-def test_a_negative_limit_makes_the_batches_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
-    values = [1.0, -2.0, 3.0, -7.0, -8.0, -0.5]
-    real = real_dynamic_batch_sampler(range(6), -5, 4, lengths_list=values, seed=5)
-    assert list(ours(values, -5, num_buckets=4, seed=5, shuffle=True)) == real._batches
-
-
-@pytest.mark.parametrize(
-    ("max_batch_length", "options"),
-    [
-        (10, {}),
-        (10, {"bucket_boundaries": []}),
-        (10, {"num_buckets": 0}),
-        (10, {"num_buckets": -1}),
-        (10, {"bucket_boundaries": [3, 2]}),
-        (10, {"bucket_boundaries": [2, 2]}),
-        (10, {"bucket_boundaries": [-1, 2]}),
-        (10, {"bucket_boundaries": [0, 2]}),
-        (0, {"bucket_boundaries": [0, 2]}),
-        (10, {"bucket_boundaries": [float("nan")]}),
-        (1e300, {"bucket_boundaries": [1e-300, 2]}),
-        (0, {"num_buckets": 3}),
-        (float("inf"), {"num_buckets": 3}),
-        (float("inf"), {"bucket_boundaries": [1]}),
-        (float("nan"), {"bucket_boundaries": [1]}),
-        (10, {"num_buckets": 3, "batch_ordering": "shuffled"}),
-    ],
-)
-def test_what_speechbrain_refuses_is_refused(
-    real_dynamic_batch_sampler: Any, max_batch_length: float, options: dict[str, Any]
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(Exception):  # noqa: B017  # each is refused by another class of error
-            real_dynamic_batch_sampler(range(3), max_batch_length, lengths_list=[1.0, 2.0, 3.0], **options)
-    with pytest.raises(ValueError):
-        ours([1.0, 2.0, 3.0], max_batch_length, seed=0, shuffle=True, **options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_permutation": None}, "needs a batch_permutation"),
-        ({"permutation": [0, 1]}, "permutation of 3"),
-        ({"permutation": [0, 1, 1]}, "missing, repeated"),
-        ({"permutation": [0, 1, 3]}, "missing, repeated"),
-        ({"permutation": [0, 1, -1]}, "missing, repeated"),
-        ({"permutation": [0.0, 1.0, 2.0]}, "permutation of 3"),
-        ({"batch_permutation": lambda size: range(size + 1)}, "permutation of 3"),
-        ({"lengths": [1.0, 2.0, float("nan")]}, "NaN"),
-        ({"lengths": [[1.0, 2.0, 3.0]]}, "one-dimensional"),
-        ({"bucket_boundaries": [[1.0, 2.0]]}, "one-dimensional"),
-    ],
-)
-def test_what_is_no_permutation_or_length_is_refused(arguments: dict[str, Any], message: str) -> None:
-    sound: dict[str, Any] = {
-        "lengths": [1.0, 2.0, 3.0],
-        "max_batch_length": 1,
-        "num_buckets": 3,
-        "batch_permutation": range,
-    }
-    with pytest.raises(ValueError, match=message):
-        speechbrain_batches(**(sound | arguments))
-
-
 def librispeech() -> FloatArray:
     path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
     if not path.exists():
@@ -294,13 +185,11 @@ def common_voice() -> FloatArray:
         return np.array([float(row["duration[ms]"]) for row in csv.DictReader(lines, delimiter="\t")]) / 1000
 
 
-@pytest.mark.parametrize("read", [librispeech, common_voice])
+@pytest.mark.parametrize("read", [librispeech, pytest.param(common_voice, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_buckets": 10},
         {"num_buckets": 20, "batch_ordering": "descending", "drop_last": True},
-        {"num_buckets": 200, "batch_ordering": "ascending", "max_batch_ex": 64},
         {"bucket_boundaries": [3, 6, 9, 12, 15.5], "batch_ordering": "ascending"},
     ],
 )

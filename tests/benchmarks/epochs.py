@@ -27,19 +27,21 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
+from reproduced.lhotse import lhotse_batches
+from torch.utils.data import BatchSampler
 
 from batchtune import BucketBatchSampler
-from batchtune.batching.fixed import fixed_batches
-from batchtune.batching.lhotse import lhotse_batches, lhotse_boundaries
+from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Probe, Sweep
 from batchtune.shapes import BatchShape
+from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import parse_size
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +93,8 @@ def with_lhotse(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep
 
 def with_fixed(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
     """Shuffled as torch does."""
-    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).numpy()
-    return list(fixed_batches(shuffled, swept.baselines[0].batch_size))
+    shuffled = torch.randperm(values.size, generator=torch.Generator().manual_seed(0)).tolist()
+    return list(BatchSampler(shuffled, swept.baselines[0].batch_size, drop_last=False))
 
 
 def with_batchtune(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:

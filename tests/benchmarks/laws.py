@@ -26,10 +26,11 @@ from batchtune.cost import Frontier
 from batchtune.lengths import Lengths
 from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape
+from batchtune.tuning.costs import Costs, costs_of
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.sweep import ALL_STRATEGIES, Costs, SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import ALL_STRATEGIES, SweepSettings
 
 DATA = ("speech", "sentences", "tokens")
 LATER = (5, 8, 12, 30)

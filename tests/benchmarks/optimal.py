@@ -19,8 +19,7 @@ import numpy as np
 
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.strategies import Problem, ProblemCosts
-from batchtune.batching.strategies.optimal import optimal
+from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
@@ -85,8 +84,8 @@ def as_reported(histogram: Histogram, max_batch_length: float) -> dict[str, floa
 
     counted = Problem(histogram=histogram, max_batch_length=max_batch_length, batch_sizes=sizes)
     timed_by = replace(counted, costs=ProblemCosts(of_batch=step_seconds, of_epoch=epoch))
-    seconds_of_counts, fewest = timed(lambda: optimal(counted, NUM_BUCKETS))
-    seconds_of_times, fastest = timed(lambda: optimal(timed_by, NUM_BUCKETS))
+    seconds_of_counts, fewest = timed(lambda: STRATEGIES["optimal"].boundaries(counted, NUM_BUCKETS))
+    seconds_of_times, fastest = timed(lambda: STRATEGIES["optimal"].boundaries(timed_by, NUM_BUCKETS))
     relaxed = optimal_boundaries(histogram, 1 / sizes, NUM_BUCKETS)
     each = step_seconds(sizes.astype(np.float64), histogram.lengths) / sizes
     by_example = optimal_boundaries(histogram, each, NUM_BUCKETS)
@@ -127,13 +126,11 @@ def two_dimensions() -> dict[str, float]:
 
     flat_costs = costs(histogram.lengths, np.array([data.worst_target(length) for length in histogram.lengths]))
     flat = optimal_boundaries(histogram, flat_costs, NUM_BUCKETS)
-    plain, _ = timed(lambda: optimal_table_2d(lengths, targets, sizes, costs, NUM_BUCKETS))
+    plain, _ = timed(lambda: optimal_table_2d(lengths, targets, costs, NUM_BUCKETS))
     candidates = np.unique(np.concatenate(flat))
-    seconds, tables = timed(
-        lambda: optimal_table_2d(lengths, targets, sizes, costs, NUM_BUCKETS, candidates=candidates)
-    )
+    seconds, tables = timed(lambda: optimal_table_2d(lengths, targets, costs, NUM_BUCKETS, candidates=candidates))
     best = tables[-1]
-    cost = costs(best.boundaries, best.target_boundaries)[best.assign(lengths, targets)].sum()
+    cost = costs(*best.pairs)[best.assign(lengths, targets)].sum()
     ends = np.searchsorted(histogram.lengths, flat[-1])
     flat_cost = np.sum(flat_costs[ends] * np.diff(histogram.cumulative[ends], prepend=0))
     return {

@@ -29,11 +29,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from batching.conftest import load_dynamic_batch_sampler
+from reproduced.speechbrain import speechbrain_batches
 
 from batchtune.batching.epochs import EpochBatches
-from batchtune.batching.speechbrain import speechbrain_batches
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 MAX_BATCH_LENGTH = 600.0
 REPEATS = 10

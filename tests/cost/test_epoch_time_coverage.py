@@ -21,8 +21,7 @@ from batchtune.cost import StepTimes, fit_step_seconds
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.probe.timing import enough, interquartile_range
 from batchtune.results import Trial
-from batchtune.tuning.estimates import epoch_seconds
-from batchtune.tuning.pricing import Pricing
+from batchtune.tuning.epoch_cost import Pricing
 
 RUNS = 60
 MOST = 300.0
@@ -145,12 +144,7 @@ def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: i
     )
     row = pricing.row("quantile", "length", TABLE.boundaries.size, TABLE).row
     assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
-    expected = noise.mean * epoch_seconds(
-        expected_batches(LENGTHS.histogram, TABLE),
-        TABLE,
-        lambda sizes, lengths, targets=None: law(sizes, lengths),
-        None,
-    )
+    expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()
     drawn = float(np.sum(law(sizes, longest) * noise.draw(random, sizes.size)))
     return Run(

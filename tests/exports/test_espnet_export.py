@@ -19,8 +19,10 @@ from batchtune.exports import Tuned, export_of
 from batchtune.exports.espnet import batch_bins
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Sweep
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.distribution import histogram_of, quantiles_of
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 RATE = 16_000

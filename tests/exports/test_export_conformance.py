@@ -30,7 +30,9 @@ from batchtune.errors import ResultError, UsageError
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.lengths import UNITS, Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # These work batch sizes out of max_batch_length; the others take any table.

@@ -16,7 +16,9 @@ from ruamel.yaml import YAML
 from batchtune.exports import Tuned, export_of
 from batchtune.lengths import UNITS, IntArray, Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 RATE = 16_000

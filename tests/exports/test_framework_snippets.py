@@ -21,7 +21,9 @@ from batchtune.exports import Tuned, export_of
 from batchtune.exports.sampler import render_sampler_yaml, sampler_config
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")

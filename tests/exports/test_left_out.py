@@ -23,7 +23,9 @@ from batchtune.exports.sampler import render_sampler_yaml, sampler_config
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.results import ReadingRecord, Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 ALL = np.concatenate([np.linspace(1.0, 30.0, 900), np.linspace(30.5, 82.5, 100), [0.25] * 5])
 KEPT = ALL[(ALL >= 1) & (ALL <= 30)]

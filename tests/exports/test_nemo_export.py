@@ -33,7 +33,9 @@ from batchtune.exports.base import Tuned
 from batchtune.exports.nemo import DurationLimit, duration_limit
 from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe, Row, Sweep, TwoDimensionalRow
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 LIBRISPEECH = DATA / "librispeech-wav2vec-tsv" / "train.tsv"

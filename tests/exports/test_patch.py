@@ -23,7 +23,9 @@ from batchtune.exports.base import Tuned
 from batchtune.exports.patch import patch_speechbrain
 from batchtune.lengths import Lengths
 from batchtune.results import BucketUse, Row, Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 RECIPES = Path(__file__).parent / "recipes"
 LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"

@@ -20,7 +20,9 @@ from batchtune.exports.base import Tuned
 from batchtune.exports.text import flow_list, number
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 LIBRISPEECH = Path(__file__).parents[3] / "shared" / "data" / "librispeech-wav2vec-tsv" / "train.tsv"
 EXPORT = export_of("speechbrain")

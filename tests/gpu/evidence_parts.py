@@ -19,9 +19,9 @@ from benchmarks.epochs import shapes_of, with_batchtune, with_lhotse
 from benchmarks.frontier import PEERS, OutOfTime, Searched, peer, probe, supervise
 from gpu.evidence_bench import QUICK_FRACTION, QUICK_LENGTHS, ROOT, Bench
 from gpu.evidence_record import Missing
+from reproduced.speechbrain import speechbrain_batches
+from torch.utils.data import BatchSampler
 
-from batchtune.batching.fixed import fixed_batches, length_order
-from batchtune.batching.speechbrain import speechbrain_batches
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import (
@@ -37,9 +37,10 @@ from batchtune.results import (
     read_result,
 )
 from batchtune.shapes import BatchShape
+from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import format_size
 
 SPEECH_UNITS = ("s", "ms", "samples", "frames")
@@ -296,13 +297,17 @@ def _epochs(lengths: Lengths, found: Probe, swept: Sweep) -> dict[str, tuple[Flo
             )
         )
     epochs["Lhotse's 20 bins with the measured sizes"] = with_lhotse(values, lengths, found, swept)
-    epochs[f"fixed batches of {size}, sorted"] = list(fixed_batches(length_order(values), size))
-    epochs[f"fixed batches of {size}, shuffled"] = list(fixed_batches(_permutation(values.size), size))
+    epochs[f"fixed batches of {size}, sorted"] = _cut(np.argsort(values, kind="stable"), size)
+    epochs[f"fixed batches of {size}, shuffled"] = _cut(_permutation(values.size), size)
     return {name: (values, batches) for name, batches in epochs.items()}
 
 
 def _permutation(count: int) -> np.ndarray[Any, Any]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0)).numpy()
+
+
+def _cut(order: np.ndarray[Any, Any], size: int) -> list[list[int]]:
+    return list(BatchSampler(order.tolist(), size, drop_last=False))
 
 
 def _sampled(lengths: Lengths, batches: list[list[int]], values: FloatArray, found: Probe) -> Sampled:

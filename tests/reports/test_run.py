@@ -12,8 +12,9 @@ from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.reports import RunResults, load_run
 from batchtune.results import Probe, Sweep, write_result
-from batchtune.tuning.pricing import Ranks
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 
 def write_run(folder: Path, probe: Probe | None = None, sweep: Sweep | None = None) -> Path:

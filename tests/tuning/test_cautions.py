@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.limits import Limits
+from batchtune.batching.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
 from batchtune.tuning.cautions import cautions, current_cautions
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.current import CurrentTable, current_table, read_current
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 SPEECH = Lengths.of(np.linspace(1, 20, 500), unit="s")
 

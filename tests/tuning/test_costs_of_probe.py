@@ -12,8 +12,9 @@ from report_records import made_probe
 from batchtune.cost import predict
 from batchtune.lengths import Lengths
 from batchtune.results import CostModel, Models, Probe
-from batchtune.tuning.sweep import SweepSettings, sweep
-from batchtune.tuning.sweeping import costs_of
+from batchtune.tuning.costs import costs_of
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 WITH_TARGETS = CostModel(floor=0.0, constant=0.02, linear=4e-4, quadratic=0.0, target_linear=1e-4, relative_error=0.1)
 
@@ -93,7 +94,7 @@ def test_a_probe_of_an_older_batchtune_proves_nothing() -> None:
     st.lists(st.integers(1, 45), min_size=1, max_size=60),
     st.integers(1, 6),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_buckets_without_a_trial_are_those_that_a_row_counts_as_unproven(
     measured: list[tuple[int, int]], values: list[int], num_buckets: int
 ) -> None:

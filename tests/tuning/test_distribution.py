@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.batching.epochs import Dealing
-from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Lengths
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
+from batchtune.tuning.epoch_cost import Pricing
+from batchtune.tuning.sweep_settings import Ranks
 
 VALUES = st.lists(st.floats(0.01, 1e4), min_size=1, max_size=80)
 
 
 @given(VALUES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_every_length_is_in_one_bin_and_every_quantile_is_a_length(values: list[float]) -> None:
     lengths = Lengths.of(values)
     bins, quantiles = histogram_of(lengths), quantiles_of(lengths)
@@ -33,13 +33,14 @@ def test_wide_spans_have_bins_of_even_ratio() -> None:
     assert bins[30].to / bins[29].to == pytest.approx(bins[20].to / bins[19].to)
 
 
-@pytest.mark.parametrize("dealing", [Dealing(), Dealing(world_size=16), Dealing(world_size=16, same_bucket=True)])
-def test_the_buckets_together_are_the_row(dealing: Dealing) -> None:
+@pytest.mark.parametrize("ranks", [Ranks(), Ranks(world_size=16), Ranks(world_size=16, same_bucket=True)])
+def test_the_buckets_together_are_the_row(ranks: Ranks) -> None:
     lengths = Lengths.of(np.random.default_rng(0).gamma(4, 3, 500).round(1) + 0.1)
     table = BucketTable(np.array([5.0, 12.0, 30.0, 80.0]), np.array([20, 9, 4, 1]))
-    uses = bucket_uses(lengths, lengths, table, dealing)
+    pricing = Pricing(lengths=lengths, total=lengths.total, max_batch_length=100, ranks=ranks)
+    row = pricing.row("made", "length", 4, table).row
+    uses = bucket_uses(lengths, pricing, row)
     assert [use.examples for use in uses] == table.counts(lengths.histogram).tolist()
     assert sum(use.length for use in uses) == pytest.approx(lengths.total)
-    expected = expected_batches(lengths.histogram, table, dealing)
-    assert sum(use.batches for use in uses) == expected.tally.batches
-    assert sum(use.padded_length for use in uses) == pytest.approx(expected.padded_length)
+    assert sum(use.batches for use in uses) == row.batches
+    assert sum(use.padded_length for use in uses) == pytest.approx(row.padded_length)

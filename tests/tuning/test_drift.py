@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Drift, Sweep
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.distribution import quantiles_of
 from batchtune.tuning.drift import distance, drift
-from batchtune.tuning.pricing import Ranks
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 RANDOM = np.random.default_rng(7)
 SPEECH: FloatArray = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 4000), 1.0, 30.0), 2)

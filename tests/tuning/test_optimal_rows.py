@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Row
-from batchtune.tuning.pricing import ONE_RANK, Pricing, Ranks
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.epoch_cost import Pricing
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
 from batchtune.tuning.targets import TypicalTargets
 
 Seconds = Callable[..., FloatArray]
@@ -106,7 +108,7 @@ def assert_no_other_table_costs_less(counts: list[int], seed: int, seconds: Seco
 
 
 @CASES_TO_ENUMERATE
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 def test_no_other_table_costs_less_whatever_the_sizes(
     counts: list[int], seed: int, seconds: Seconds | None, steps: bool
 ) -> None:
@@ -123,14 +125,14 @@ def test_no_other_table_costs_less_in_many_more_cases(
 
 
 RNG = np.random.default_rng(4)
-SPEECH = RNG.gamma(6, 2, 6000).round(2) + 0.5
-HEAVY = (RNG.pareto(1.2, 6000) * 3 + 1).clip(max=300).round(1)
+SPEECH = RNG.gamma(6, 2, 2000).round(2) + 0.5
+HEAVY = (RNG.pareto(1.2, 2000) * 3 + 1).clip(max=300).round(1)
 TARGETS = RNG.gamma(3, 10, SPEECH.size).round()
 
 
 @pytest.mark.parametrize("seconds", [cells, constant_and_cells, quadratic])
 @pytest.mark.parametrize("values", [SPEECH, HEAVY], ids=["speech", "heavy tail"])
-@pytest.mark.parametrize("limit", [60, 600, 3000])
+@pytest.mark.parametrize("limit", [60, 600])
 def test_optimal_is_never_slower_than_other_strategies_at_equal_sizes(
     values: FloatArray, seconds: Seconds, limit: float
 ) -> None:
@@ -176,7 +178,7 @@ def test_a_row_does_not_depend_on_which_other_bucket_counts_are_swept(case: str)
 @pytest.mark.parametrize("case", CASES)
 def test_more_buckets_allowed_never_cost_more(case: str, ranks: Ranks) -> None:
     lengths, costs = CASES[case]
-    reported = [cost(row) for row in optimal_rows(lengths, tuple(range(1, 41)), costs, ranks=ranks)]
+    reported = [cost(row) for row in optimal_rows(lengths, tuple(range(1, 21)), costs, ranks=ranks)]
     assert reported == sorted(reported, reverse=True)
     assert ranks.world_size > 1 or reported[-1] < reported[0]
 

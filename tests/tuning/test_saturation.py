@@ -6,18 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.limits import Limits
 from batchtune.batching.optimal import optimal_boundaries
-from batchtune.batching.table import BucketTable, batch_sizes_for
-from batchtune.errors import UsageError
+from batchtune.batching.table import BucketTable, Limits, batch_sizes_for
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Saturation
 from batchtune.tuning import saturation as module
-from batchtune.tuning.estimates import estimated_epoch_seconds
+from batchtune.tuning.epoch_cost import Pricing, estimated_epoch_seconds
 from batchtune.tuning.saturation import saturation
 from batchtune.tuning.targets import TypicalTargets
 
-SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 3000).round(2) + 0.5)
+SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(2) + 0.5)
 NO_LIMIT = Limits(max_batch_length=2000)
 
 
@@ -29,29 +27,40 @@ def frontier(lengths: FloatArray) -> IntArray:
     return np.maximum(1, 300 / lengths).astype(np.int64)
 
 
-def found(lengths: Lengths = SPEECH, limits: Limits = NO_LIMIT, num_buckets: int = 6, **options: float) -> Saturation:
-    targets = TypicalTargets.of(lengths)
-    result = saturation(lengths, limits, step_seconds, targets, num_buckets, **options)  # type: ignore[arg-type]
+def found(
+    lengths: Lengths = SPEECH, limits: Limits = NO_LIMIT, num_buckets: int = 6, fraction: float = 0.95
+) -> Saturation:
+    result = saturation(pricing(lengths, limits), limits, num_buckets, fraction)
     assert result is not None
     return result
 
 
+def pricing(lengths: Lengths, limits: Limits, *, timed: bool = True) -> Pricing:
+    return Pricing(
+        lengths=lengths,
+        total=lengths.total,
+        max_batch_length=limits.max_batch_length,
+        step_seconds=step_seconds if timed else None,
+        targets=TypicalTargets.of(lengths),
+    )
+
+
 def test_the_points_run_evenly_from_the_longest_length_to_the_limit() -> None:
-    values = [point.max_batch_length for point in found(points=12).points]
-    assert (len(values), values[0], values[-1]) == (12, SPEECH.longest, 2000)
+    values = [point.max_batch_length for point in found().points]
+    assert (len(values), values[0], values[-1]) == (24, SPEECH.longest, 2000)
     ratios = np.diff(np.log(values))
-    assert ratios == pytest.approx(np.full(11, ratios.mean()), rel=0.01)
+    assert ratios == pytest.approx(np.full(23, ratios.mean()), rel=0.02)
 
 
 def test_whole_lengths_give_whole_limits() -> None:
     lengths = Lengths.of(np.random.default_rng(1).integers(1, 30, 500))
-    values = [point.max_batch_length for point in found(lengths, Limits(max_batch_length=200), points=40).points]
+    values = [point.max_batch_length for point in found(lengths, Limits(max_batch_length=200)).points]
     assert values == sorted({float(int(value)) for value in values})
 
 
 def test_each_point_is_what_its_optimal_table_costs() -> None:
     ends = SPEECH.histogram.lengths
-    for point in found().points[::7]:
+    for point in found().points[::11]:
         sizes = batch_sizes_for(ends, point.max_batch_length)
         (boundaries,) = optimal_boundaries(SPEECH.histogram, step_seconds(sizes, ends) / sizes, [6])
         table = BucketTable(boundaries, batch_sizes_for(boundaries, point.max_batch_length))
@@ -110,14 +119,14 @@ def test_targets_count_in_the_time() -> None:
 
 def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     many = Lengths.of(np.random.default_rng(8).gamma(6, 2, 20_000))
-    about = found(many, points=6)
+    about = found(many)
     monkeypatch.setattr(module, "_MOST_LENGTHS", many.count)
-    exact = found(many, points=6)
+    exact = found(many)
     assert [p.throughput for p in about.points] == pytest.approx([p.throughput for p in exact.points], rel=1e-3)
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=200), st.integers(2, 50))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_smaller_histogram_holds_all_examples_at_no_less_than_their_length(values: list[float], most: int) -> None:
     histogram = Lengths.of(values).histogram
     small = module._at_most(histogram, most)
@@ -129,15 +138,4 @@ def test_a_smaller_histogram_holds_all_examples_at_no_less_than_their_length(val
 
 
 def test_without_step_times_there_is_none() -> None:
-    assert saturation(SPEECH, NO_LIMIT, None, None, 5) is None
-
-
-@pytest.mark.parametrize("wrong", [0, -0.5, 1.01, float("nan"), float("inf")])
-def test_a_fraction_that_is_none_is_refused(wrong: float) -> None:
-    with pytest.raises(UsageError, match="above 0 and at most 1"):
-        found(fraction=wrong)
-
-
-def test_a_curve_needs_two_points() -> None:
-    with pytest.raises(ValueError, match="points must be at least 2"):
-        found(points=1)
+    assert saturation(pricing(SPEECH, NO_LIMIT, timed=False), NO_LIMIT, 5, 0.95) is None

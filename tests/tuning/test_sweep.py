@@ -18,12 +18,13 @@ from batchtune.cost import Frontier, StepTimes, fit_step_seconds
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import FrontierPoint, Row, Sweep, encode
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.current import read_current
-from batchtune.tuning.pricing import Ranks
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 NONE_KNOWN = Costs()
-SPEECH = np.random.default_rng(5).gamma(6, 2, 3000).round(2) + 0.5
+SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
 
 
 def frontier(lengths: FloatArray) -> IntArray:
@@ -156,7 +157,7 @@ def test_the_bound_knows_max_batch_size() -> None:
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
 )
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=40)
 def test_no_row_and_no_baseline_beats_the_bound(
     values: list[float], max_batch_length: float, fits: list[int] | None, max_batch_size: int | None
 ) -> None:

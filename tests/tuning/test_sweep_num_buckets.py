@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from batchtune.errors import UsageError
-from batchtune.tuning.sweep import SweepSettings, parse_num_buckets
+from batchtune.tuning.sweep_settings import SweepSettings, parse_num_buckets
 
 
 @pytest.mark.parametrize(

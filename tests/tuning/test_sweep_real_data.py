@@ -9,7 +9,9 @@ import pytest
 
 from batchtune.lengths import Lengths
 from batchtune.results import Sweep
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from batchtune.lengths import Lengths, Unit
-from batchtune.tuning.sweep import Costs, SweepSettings, sweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.tuning.unit_hints import limit_unit_hint, workload_unit_hint
 
 SECONDS = [3.0, 9.0, 12.0, 15.0, 24.0]

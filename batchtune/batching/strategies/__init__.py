@@ -1,23 +1,23 @@
 """The ways to choose boundaries, one module each.
 
-To add one: a module with a function of the type `Strategy`, and a line in `STRATEGIES`.
+To add one: a module with a subclass of `Strategy`, and a line in `STRATEGIES`.
 """
 
 from __future__ import annotations
 
 from batchtune.batching.strategies.base import Problem, ProblemCosts, Strategy
-from batchtune.batching.strategies.exponential import exponential
-from batchtune.batching.strategies.linear import linear
-from batchtune.batching.strategies.optimal import optimal
-from batchtune.batching.strategies.quantile import quantile
-from batchtune.batching.strategies.speechbrain import speechbrain
+from batchtune.batching.strategies.exponential import Exponential
+from batchtune.batching.strategies.linear import Linear
+from batchtune.batching.strategies.optimal import Optimal
+from batchtune.batching.strategies.quantile import Quantile
+from batchtune.batching.strategies.speechbrain import SpeechBrain
 
 __all__ = ["STRATEGIES", "Problem", "ProblemCosts", "Strategy"]
 
 STRATEGIES: dict[str, Strategy] = {
-    "speechbrain": speechbrain,
-    "quantile": quantile,
-    "linear": linear,
-    "exponential": exponential,
-    "optimal": optimal,
+    "speechbrain": SpeechBrain(),
+    "quantile": Quantile(),
+    "linear": Linear(),
+    "exponential": Exponential(),
+    "optimal": Optimal(),
 }

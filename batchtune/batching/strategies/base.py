@@ -1,21 +1,23 @@
-"""What a strategy is given, and what it gives."""
+"""The base class of strategies, and the problem that they solve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from batchtune.batching.bucket_costs import ShapeCost
 from batchtune.batching.table import BucketTable
-from batchtune.lengths import FloatArray, Histogram, IntArray
+from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
+from batchtune.results import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProblemCosts:
-    """What batches cost.
+    """The cost of batches.
 
     Attributes:
         of_batch: The cost of batches by their shapes.
@@ -29,13 +31,13 @@ class ProblemCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """What boundaries are chosen for.
+    """The data and limits that boundaries are chosen for.
 
     Attributes:
         histogram: The distinct lengths and their counts.
         max_batch_length: The largest padded length that a batch may have.
         batch_sizes: Shape (distinct lengths,): the batch size of a bucket that ends at each, at least 1, in any order.
-        costs: What is to be as low as possible; None: the number of batches.
+        costs: The cost to minimise; None: the number of batches.
     """
 
     histogram: Histogram
@@ -44,17 +46,27 @@ class Problem:
     costs: ProblemCosts | None = None
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """A way to choose boundaries.
 
-    Called with all bucket counts at once, since one run can answer them all. Gives one array of boundaries
-    per count: strictly ascending, positive, the last at least the longest length, the same for the same
-    problem.
+    Attributes:
+        depends_on_sizes: Whether the boundaries depend on `Problem.batch_sizes`, so that each way to size buckets has
+            boundaries of its own.
     """
 
-    def __call__(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
-        """The boundaries for each of the bucket counts."""
-        ...
+    depends_on_sizes: ClassVar[bool] = False
+
+    @abstractmethod
+    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+        """Return the boundaries for each of the bucket counts; all at once, since one run can answer them all.
+
+        They are strictly ascending and positive, the last at least the longest length, and the same for the same
+        problem.
+        """
+
+    def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
+        """Yield warnings about the rows that came of this strategy, each without a full stop."""
+        return iter(())
 
 
 def merged_up_to(edges: FloatArray, longest: float) -> FloatArray:

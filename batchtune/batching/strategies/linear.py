@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batchtune.batching.strategies.base import Problem, merged_up_to
+from batchtune.batching.strategies.base import Problem, Strategy, merged_up_to
 from batchtune.lengths import FloatArray
 
 
-def linear(problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
-    """Cuts the span from the shortest to the longest length into buckets of equal width."""
-    shortest, longest = float(problem.histogram.lengths[0]), float(problem.histogram.lengths[-1])
-    return [merged_up_to(np.linspace(shortest, longest, n + 1)[1:], longest) for n in num_buckets]
+class Linear(Strategy):
+    """Buckets of equal width."""
+
+    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+        """Cut the span from the shortest to the longest length into buckets of equal width."""
+        shortest, longest = float(problem.histogram.lengths[0]), float(problem.histogram.lengths[-1])
+        return [merged_up_to(np.linspace(shortest, longest, n + 1)[1:], longest) for n in num_buckets]

@@ -8,7 +8,7 @@ import numpy as np
 
 from batchtune.batching.bucket_costs import MOST_EXACT, ExactCosts, SmoothCosts
 from batchtune.batching.remainders import TIE, BatchCounts, BucketCosts, best_buckets, few_ends
-from batchtune.batching.strategies.base import Problem, ProblemCosts
+from batchtune.batching.strategies.base import Problem, ProblemCosts, Strategy
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -21,30 +21,35 @@ _MOST_SUMMED = 1 << 16
 _LEAST_GAIN = 1e-4
 
 
-def optimal(problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
-    """Minimises the cost of an epoch's batches, the last one of each bucket included, in at most that many buckets.
+class Optimal(Strategy):
+    """The boundaries that no others beat."""
 
-    Without a cost it is the number of batches, Σ ceil(n_b / B_b). With one, each batch costs by its expected longest:
-    exactly up to 96 distinct lengths; of more, `SmoothCosts` estimates it. The best tables of each number of buckets
-    are then compared by their cost as it is reported, so more buckets allowed never cost more. Of equal ones the
-    fewest buckets are taken.
+    depends_on_sizes = True
 
-    With the number of batches, or with exact costs, no other boundaries among the lengths cost less. Of more than
-    4,096 distinct lengths (2,048 with a cost), that many are allowed as boundaries.
-    """
-    most = _MOST_ENDS if problem.costs is None else _MOST_COSTED_ENDS
-    ends = few_ends(problem.histogram, problem.batch_sizes, most)
-    best = best_buckets(_bucket_costs(problem, ends), max(num_buckets))
-    lengths = problem.histogram.lengths[ends]
-    if problem.costs is None:
-        improving = best.improving()
-        totals = [float(best.totals[buckets - 1]) for buckets in improving]
-    else:
-        improving = best.improving(_LEAST_GAIN if lengths.size > MOST_EXACT else TIE)
-        compared = _grouped(problem.histogram, ends)
-        totals = [_cost(problem, problem.costs, compared, ends[best.ends(buckets)]) for buckets in improving]
-    chosen = [_cheapest(improving, totals, number) for number in num_buckets]
-    return [lengths[best.ends(buckets)] for buckets in chosen]
+    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+        """Minimise the cost of an epoch's batches, the last one of each bucket included, in at most that many buckets.
+
+        Without a cost it is the number of batches, Σ ceil(n_b / B_b). With one, each batch costs by its expected
+        longest: exactly up to 96 distinct lengths; of more, `SmoothCosts` estimates it. The best tables of each number
+        of buckets are then compared by their cost as it is reported, so more buckets allowed never cost more. Of equal
+        ones the fewest buckets are taken.
+
+        With the number of batches, or with exact costs, no other boundaries among the lengths cost less. Of more than
+        4,096 distinct lengths (2,048 with a cost), that many are allowed as boundaries.
+        """
+        most = _MOST_ENDS if problem.costs is None else _MOST_COSTED_ENDS
+        ends = few_ends(problem.histogram, problem.batch_sizes, most)
+        best = best_buckets(_bucket_costs(problem, ends), max(num_buckets))
+        lengths = problem.histogram.lengths[ends]
+        if problem.costs is None:
+            improving = best.improving()
+            totals = [float(best.totals[buckets - 1]) for buckets in improving]
+        else:
+            improving = best.improving(_LEAST_GAIN if lengths.size > MOST_EXACT else TIE)
+            compared = _grouped(problem.histogram, ends)
+            totals = [_cost(problem, problem.costs, compared, ends[best.ends(buckets)]) for buckets in improving]
+        chosen = [_cheapest(improving, totals, number) for number in num_buckets]
+        return [lengths[best.ends(buckets)] for buckets in chosen]
 
 
 def _bucket_costs(problem: Problem, ends: IntArray) -> BucketCosts:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from batchtune.batching.strategies.base import Problem, merged_up_to
+from batchtune.batching.strategies.base import Problem, Strategy, merged_up_to
 from batchtune.lengths import FloatArray
 
 
-def quantile(problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
-    """Gives each bucket the same total length, as near as the lengths allow.
+class Quantile(Strategy):
+    """Buckets of the same total length, as NeMo and Lhotse estimate their duration bins."""
 
-    NeMo and Lhotse estimate their duration bins so.
-    """
-    lengths, so_far = problem.histogram.lengths, problem.histogram.cumulative_total
-    boundaries = []
-    for buckets in num_buckets:
-        shares = so_far[-1] * np.arange(1, buckets) / buckets
-        boundaries.append(merged_up_to(lengths[np.searchsorted(so_far, shares)], float(lengths[-1])))
-    return boundaries
+    def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:
+        """Give each bucket the same total length, as near as the lengths allow."""
+        lengths, so_far = problem.histogram.lengths, problem.histogram.cumulative_total
+        boundaries = []
+        for buckets in num_buckets:
+            shares = so_far[-1] * np.arange(1, buckets) / buckets
+            boundaries.append(merged_up_to(lengths[np.searchsorted(so_far, shares)], float(lengths[-1])))
+        return boundaries

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.batching.lhotse import lhotse_boundaries
+from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.batching.table import BucketTable
 from batchtune.configs.recipes import Block, block_at
 from batchtune.configs.references import References

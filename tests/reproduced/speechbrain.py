@@ -84,14 +84,14 @@ def speechbrain_batches(
     sizes = _batch_sizes(boundaries, max_batch_length, max_batch_ex, values.size)
     # Widened once: the values stay the same, and each comparison with a boundary is spared the widening.
     ids = _bucket_ids(values.astype(np.result_type(values, boundaries)), boundaries)
-    stream = None if permutation is None else _checked_permutation(permutation, values.size)
+    stream = None if permutation is None else np.asarray(permutation, dtype=np.int64)
     if stream is not None:
         ids = ids[stream]
     batches = _fill_buckets(ids, sizes, drop_last)
     examples = batches.positions if stream is None else stream[batches.positions]
     if batch_ordering == "random":
         assert batch_permutation is not None  # checked above
-        wanted = _checked_permutation(batch_permutation(batches.sizes.size), batches.sizes.size)
+        wanted = np.asarray(batch_permutation(batches.sizes.size), dtype=np.int64)
     else:
         wanted = _by_longest(batches.longest(values[examples]), descending=batch_ordering == "descending")
     return batches.taken(examples, wanted)
@@ -177,18 +177,6 @@ def _bucket_ids(lengths: _Numbers, boundaries: _Numbers) -> npt.NDArray[np.integ
         for boundary in boundaries:
             part_ids += part > boundary
     return ids
-
-
-def _checked_permutation(permutation: npt.ArrayLike, size: int) -> IntArray:
-    order = np.asarray(permutation)
-    if order.shape != (size,) or (size and order.dtype.kind not in "iu"):
-        raise ValueError(f"a permutation of {size} is needed, got shape {order.shape} of {order.dtype}")
-    seen = np.zeros(size, dtype=np.bool_)
-    if size and 0 <= order.min() and order.max() < size:
-        seen[order] = True
-    if not seen.all():
-        raise ValueError(f"a permutation of {size} is needed, got one with numbers missing, repeated or out of range")
-    return order.astype(np.int64, copy=False)
 
 
 def _fill_buckets(ids: npt.NDArray[np.integer[Any]], sizes: IntArray, drop_last: bool) -> _Filled:

@@ -1,74 +1,19 @@
-"""Lhotse's buckets and the batches of its DynamicBucketingSampler, list for list, without cuts."""
+"""The batches of Lhotse's DynamicBucketingSampler, list for list, without cuts."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.batching.epochs import EpochBatches
-from batchtune.lengths import FloatArray
 
 # With `sync_buckets`, Lhotse chooses the buckets from a generator of this seed, the same in every epoch.
 _BUCKET_SEED = 1234
 # Below so many a plain loop is faster than arrays.
 _FEWEST_AT_ONCE = 256
-
-
-def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
-    """The inner boundaries that Lhotse estimates, to the bit: buckets of about the same total length.
-
-    It goes through the sorted lengths and begins a bucket as soon as the one before holds more than
-    total / num_buckets. So a boundary is the shortest length of a bucket that was to begin there; but its sampler
-    puts a length on a boundary into the bucket below (`bisect_left`). As every bucket overshoots its share, there can
-    be fewer buckets than asked for, without a word; boundaries can be repeated, which leaves buckets empty. Only
-    the length counts, whatever the constraint's `quadratic_duration`.
-
-    DynamicBucketingSampler shows it the first 10,000 cuts (`num_cuts_for_bins_estimate`), not all.
-
-    Source: `lhotse.dataset.sampling.dynamic_bucketing.estimate_duration_buckets`, Lhotse 1.33.
-
-    Args:
-        lengths: Shape (examples,), not negative.
-        num_buckets: At least 2, at most the number of examples.
-
-    Returns:
-        At most num_buckets - 1 boundaries, ascending.
-
-    Raises:
-        ValueError: `num_buckets` is out of range, where Lhotse fails an assertion; or a length is negative or NaN.
-    """
-    values = np.array(lengths, dtype=np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"lengths must be one-dimensional, got shape {values.shape}")
-    if not (values >= 0).all():
-        raise ValueError("lengths must not be negative or NaN")
-    if not 2 <= num_buckets <= values.size:
-        raise ValueError(f"num_buckets must be from 2 to the number of lengths, {values.size}, got {num_buckets}")
-    values.sort()
-    share = values.sum() / num_buckets
-    boundaries = []
-    start = _overshoot(values, 0, share, values.size // num_buckets)
-    while start < values.size:
-        boundaries.append(values[start])
-        start = _overshoot(values, start, share, values.size // num_buckets)
-    return np.array(boundaries, dtype=np.float64)
-
-
-def _overshoot(values: FloatArray, start: int, share: float, window: int) -> int:
-    """The end of the shortest run from `start` that sums to more than `share`; all there are where none does."""
-    while True:
-        # Summed one after another, as Lhotse does: another order would round differently.
-        totals = np.cumsum(values[start : start + window])
-        end = start + int(np.searchsorted(totals, share, side="right"))
-        if end < start + totals.size:
-            return end + 1
-        if start + window >= values.size:
-            return int(values.size)
-        window *= 2
 
 
 def lhotse_batches(
@@ -121,7 +66,6 @@ def lhotse_batches(
             one, where Lhotse fails an assertion in the middle of the epoch.
     """
     values, bins, sizes = np.asarray(lengths), np.asarray(duration_bins), np.asarray(batch_sizes)
-    _check(values, bins, sizes)
     ids: list[int] = np.searchsorted(bins, values).tolist()
     queues = _Queues(sizes.tolist(), bins.size + 1)
     words = _Words(random.Random(seed + epoch))
@@ -143,19 +87,6 @@ def lhotse_batches(
         starts=np.array(starts, dtype=np.int64),
         buckets=np.array(buckets, dtype=np.int64),
     )
-
-
-def _check(lengths: npt.NDArray[Any], bins: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> None:
-    if lengths.ndim != 1 or bins.ndim != 1 or sizes.ndim != 1:
-        raise ValueError("lengths, duration_bins and batch_sizes must be one-dimensional")
-    if np.isnan(lengths).any():
-        raise ValueError("lengths must not be NaN")
-    if not (bins[1:] >= bins[:-1]).all():
-        raise ValueError("duration_bins must be ascending")
-    if sizes.size not in (bins.size, bins.size + 1):
-        raise ValueError(f"{bins.size} duration_bins need as many batch_sizes, or one more, got {sizes.size}")
-    if sizes.size and (sizes.dtype.kind not in "iu" or sizes.min() < 1):
-        raise ValueError("batch_sizes must be whole numbers, at least 1")
 
 
 class _Queues:

@@ -1,0 +1,152 @@
+"""The settings of a sweep, and the ranks that training runs on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from batchtune.batching.layout import Dealing
+from batchtune.batching.strategies import STRATEGIES
+from batchtune.errors import UsageError, shortened
+from batchtune.results import RankTimes
+
+ALL_STRATEGIES = tuple(STRATEGIES)
+MOST_BUCKETS = 1000
+MOST_RANKS = 16_384
+
+_RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The ranks that training runs on, and how they take batches.
+
+    Attributes:
+        world_size: Number of ranks.
+        accumulate: Batches whose gradients are accumulated before the ranks wait for each other.
+        same_bucket: Whether at each step all ranks take batches of the same bucket.
+    """
+
+    world_size: int = 1
+    accumulate: int = 1
+    same_bucket: bool = False
+
+    def epoch_seconds(self, times: RankTimes) -> float:
+        """Return the time of an epoch as these ranks take batches."""
+        return times.same_bucket_epoch_seconds if self.same_bucket else times.independent_epoch_seconds
+
+    @property
+    def dealing(self) -> Dealing:
+        """The way in which they take batches."""
+        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket)
+
+    def steps(self, batches: int) -> int:
+        """Return the optimizer steps of an epoch of so many batches, over all ranks."""
+        return -(-batches // (self.world_size * self.accumulate))
+
+
+ONE_RANK = Ranks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """The settings of a sweep.
+
+    Attributes:
+        strategies: Names from `STRATEGIES`.
+        num_buckets: Bucket counts, 1 to 1000 each.
+        max_batch_size: The most examples in a batch, or None.
+        seed: For the shuffles of the sampler that is written; the sweep itself draws nothing.
+        multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this; None: they are not.
+        ranks: On how many ranks training runs, and how they take batches.
+        throughput_fraction: What part of the best throughput is enough, above 0 and at most 1.
+        min_randomness: The least 1 / effective buckets of the recommended table, above 0 and at most 1; None: any.
+
+    Raises:
+        UsageError: A strategy is unknown, or a number is out of range.
+    """
+
+    strategies: tuple[str, ...] = ALL_STRATEGIES
+    num_buckets: tuple[int, ...] = tuple(range(10, 21))
+    max_batch_size: int | None = None
+    seed: int = 0
+    multiple_of: float | None = None
+    ranks: Ranks = ONE_RANK
+    throughput_fraction: float = 0.95
+    min_randomness: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.strategies:
+            raise UsageError("at least one strategy is needed", f"Known ones: {', '.join(STRATEGIES)}.")
+        for name in self.strategies:
+            if name not in STRATEGIES:
+                raise UsageError(f"{shortened(name)} is no strategy", f"Known ones: {', '.join(STRATEGIES)}.")
+        if not self.num_buckets:
+            raise UsageError("at least one number of buckets is needed")
+        for number in self.num_buckets:
+            _check_num_buckets(number)
+        if self.max_batch_size is not None and self.max_batch_size < 1:
+            raise UsageError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed must be at least 0 and below 2^63, got {shortened(self.seed)}")
+        if self.multiple_of is not None and not 0 < self.multiple_of <= 1e15:
+            raise UsageError(f"--multiple-of must be above 0 and at most 1e15, got {self.multiple_of:g}")
+        for name, number in (("--world-size", self.ranks.world_size), ("--accumulate", self.ranks.accumulate)):
+            if not 1 <= number <= MOST_RANKS:
+                raise UsageError(f"{name} must be from 1 to {MOST_RANKS:,}, got {number:,}")
+        for name, share in (
+            ("--throughput-fraction", self.throughput_fraction),
+            ("--min-randomness", self.min_randomness),
+        ):
+            if share is not None and not 0 < share <= 1:
+                raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
+
+    def record(self) -> dict[str, Any]:
+        """Return them as `sweep.json` holds them."""
+        return {
+            "strategies": list(self.strategies),
+            "num_buckets": list(self.num_buckets),
+            "max_batch_size": self.max_batch_size,
+            "seed": self.seed,
+            "multiple_of": self.multiple_of,
+            "world_size": self.ranks.world_size,
+            "same_bucket": self.ranks.same_bucket,
+            "accumulate": self.ranks.accumulate,
+            "throughput_fraction": self.throughput_fraction,
+            "min_randomness": self.min_randomness,
+        }
+
+
+def parse_num_buckets(text: str) -> tuple[int, ...]:
+    """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture.
+
+    Returns:
+        The counts in ascending order, each once.
+
+    Raises:
+        UsageError: Not of this form, a range that runs backwards, or a count out of range.
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(
+                f"the number of buckets must be a number, a range or a list of them, got {shortened(text)}",
+                "Write 15, 10:20 (both ends in) or 10,15,20.",
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        _check_num_buckets(first)
+        _check_num_buckets(last)
+        if first > last:
+            raise UsageError(
+                f"a range of bucket counts must run from low to high, got {shortened(part.strip())}",
+                f"Write {last}:{first}.",
+            )
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
+
+
+def _check_num_buckets(number: int) -> None:
+    if not 1 <= number <= MOST_BUCKETS:
+        raise UsageError(f"the number of buckets must be from 1 to {MOST_BUCKETS}, got {number}")
