@@ -21,7 +21,7 @@ from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
 from ruamel.yaml import YAML
 
-from batchtune.cli.verifying import candidate_of, verify_with_progress
+from batchtune.cli.verify import candidate_of, verify_with_progress
 from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
@@ -29,9 +29,8 @@ from batchtune.lengths import Lengths
 from batchtune.results import WorkloadRecord, write_result
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.verify_setup import Wanted
-from batchtune.tuning.verify_steps import VerifySettings
-from batchtune.tuning.verifying import verify
+from batchtune.tuning.verify_plan import Subject
+from batchtune.tuning.verifying import VerifySettings, verify
 
 SETTINGS = ProbeSettings(
     workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4
@@ -199,15 +198,16 @@ def verified_again(lengths: Lengths, run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
 
         def run_verify(
-            lengths: Lengths, candidate: Any, settings: Any, workload: Any, folder: Path, **rest: Any
+            lengths: Lengths, candidate: Any, settings: Any, subject: Subject, folder: Path, **rest: Any
         ) -> Any:
-            json.dumps(msgspec.to_builtins(workload.setup(rest.pop("limit_bytes"))))
+            workload = subject.settings
+            json.dumps(msgspec.to_builtins(workload.setup(subject.limit_bytes)))
             del rest["on_progress"], rest["on_note"]
             record = WorkloadRecord(spec=workload.workload, options=workload.options)
             return verify(LawDevice(LAWS["quadratic"], lengths), lengths, candidate, settings, record, **rest)
 
         patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)
-        verify_with_progress(lengths, run, VerifySettings(steps=20), Wanted(), quiet=True)
+        verify_with_progress(lengths, run, VerifySettings(steps=20), {}, quiet=True)
 
 
 def harmless(text: str, *, own_commands: bool) -> None:

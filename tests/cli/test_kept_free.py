@@ -28,9 +28,9 @@ def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Pat
     assert device["limit_bytes"] == 512 * MIB - 20 * MIB - GRADIENT_BYTES
     assert (device["reserve_bytes"], device["ddp_bytes"]) == (20 * MIB, GRADIENT_BYTES)
     for note in (
-        "; the limit is 492 MiB.",
-        "DDP's gradient buckets: one copy of the gradients, 16.2 KiB, is kept free.\n",
-        "--reserve: 20 MiB are kept free.\n",
+        "; limit 492 MiB.",
+        "Kept free for DDP's gradient buckets: 16.2 KiB, a copy of the gradients.\n",
+        "Kept free by --reserve: 20 MiB.\n",
     ):
         assert note in ran.stderr
 
@@ -51,4 +51,4 @@ def test_nothing_to_keep_for_ddp_is_told(batchtune: Run, few: Path, tmp_path: Pa
 def test_a_reserve_that_is_no_size_is_refused(batchtune: Run, few: Path, size: str) -> None:
     ran = batchtune("probe-oom", few, "--workload", KNOWN, "--device", "cpu", f"--reserve={size}")
     assert ran.returncode == 2
-    assert f"Error: {size!r} is no memory size" in ran.stderr
+    assert f"Error: {size!r} is not a memory size" in ran.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli.conftest import Run
 
-TOLD = "Read as for the run in batchtune-run: --max-length 30."
+TOLD = "Reading the manifest as the run in batchtune-run did: --max-length 30."
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from batchtune.cli.github import workflow_command
 from cli.conftest import Run, command, run_here
 from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 from test_house import HEAVY, loaded_after
 
-from batchtune.cli.gating import workflow_command
 from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
@@ -253,8 +253,8 @@ def test_a_file_that_can_not_be_written_is_one_message(
         (["--junit-xml", "gate.xml"], "--junit-xml needs rules"),
         (["--fail-if", HOLDS, "--junit-xml", "a.xml", "-o", "a.xml"], "the same place"),
         (["--fail-if", HOLDS, "--junit-xml", "-"], "the same place"),
-        (["--fail-if", HOLDS, "--format", "junit"], "'junit' is no report format"),
-        (["--manifest", "new.csv", "--unit", "parsecs"], "'parsecs' is no unit"),
+        (["--fail-if", HOLDS, "--format", "junit"], "unknown report format 'junit'"),
+        (["--manifest", "new.csv", "--unit", "parsecs"], "unknown unit 'parsecs'"),
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(
@@ -332,7 +332,7 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, s
         before = {path: path.read_bytes() for path in (run / "sweep.json", run / "sampler.yaml", manifest)}
         ran = batchtune(*arguments)
         assert ran.returncode == 2, arguments
-        assert "is not overwritten" in ran.stderr
+        assert "must not be overwritten" in ran.stderr
         assert {path: path.read_bytes() for path in before} == before
 
 

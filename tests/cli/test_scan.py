@@ -221,7 +221,7 @@ def test_a_file_that_is_no_parquet_is_not_overwritten(batchtune: Run, manifest: 
     before = manifest.read_bytes()
     ran = batchtune("scan", manifest, "-o", manifest.name)
     assert ran.returncode == 2
-    assert "is there and is no Parquet file" in ran.stderr
+    assert "exists and is not a Parquet file" in ran.stderr
     assert manifest.read_bytes() == before
 
 

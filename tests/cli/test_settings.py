@@ -60,7 +60,7 @@ def test_a_file_that_is_no_toml_is_told(batchtune: Run, manifest: Path, tmp_path
     configure(tmp_path, "[tool.batchtune\n")
     ran = batchtune("sweep-buckets", manifest, "--max-batch-length", 60)
     assert ran.returncode == 2
-    assert "pyproject.toml is no TOML file" in ran.stderr
+    assert "pyproject.toml is not a TOML file" in ran.stderr
 
 
 def test_a_project_without_settings_is_no_matter(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_the_table_of_an_unknown_command_is_told_with_the_nearest(
     configure(tmp_path, "[tool.batchtune.sweep-bucket]\nnum-buckets = 3\n")
     ran = batchtune("sweep-buckets", manifest)
     assert ran.returncode == 2
-    assert "there is no setting 'sweep-bucket'\nDid you mean 'sweep-buckets'?" in ran.stderr
+    assert "unknown setting 'sweep-bucket'\nDid you mean 'sweep-buckets'?" in ran.stderr
 
 
 def test_what_is_of_one_command_line_alone_is_no_setting(batchtune: Run, manifest: Path, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_leak_ends_with_3_and_is_told_as_one(batchtune: Run, run: Path) -> Non
 def test_steps_that_take_much_longer_than_estimated_end_with_3(batchtune: Run, run: Path) -> None:
     ran = batchtune("verify", "lengths.csv", *OWN, "--steps", 14, env={"SLOWER": "20"})
     assert ran.returncode == 3
-    assert "Probe anew with --force" in " ".join(ran.stdout.split())
+    assert "Probe again with --force" in " ".join(ran.stdout.split())
 
 
 def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_error_of_the_workloads_own_ends_with_1_and_its_traceback(batchtune: 
     ran = batchtune("verify", "lengths.csv", "--workload", f"{WORKLOADS}:Broken")
     assert ran.returncode == 1
     assert "raise IndexError" in ran.stderr
-    assert "no lack of memory" in ran.stderr
+    assert "did not run out of memory" in ran.stderr
     assert not (run / "verify.json").exists()
 
 
@@ -204,5 +204,5 @@ def test_interrupted_it_says_how_far_it_came_and_writes_nothing(run: Path, tmp_p
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "had passed. No verify.json is written" in said
+    assert "had passed. No verify.json was written" in said
     assert not (run / "verify.json").exists()

@@ -28,8 +28,7 @@ from batchtune.probe.protocol import Stepped
 from batchtune.results import CostModel, Device, Probe, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
 from batchtune.tuning.verify_plan import Candidate
-from batchtune.tuning.verify_steps import VerifyProgress, VerifySettings
-from batchtune.tuning.verifying import verify
+from batchtune.tuning.verifying import VerifyProgress, VerifySettings, verify
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 FITS = made_candidate([5.0, 12.0, 30.0], [180, 75, 30])
@@ -128,7 +127,7 @@ NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this si
         (None, "up to 12)"),
         (made_probe(LENGTHS), NOT_PROVEN),
         (proven(89), NOT_PROVEN),
-        (proven(90), "; trial 8 of the probe ran a batch as large with memory to spare: memory differs from then"),
+        (proven(90), "; trial 8 of the probe ran a batch as large with memory to spare: memory use has changed"),
     ],
     ids=["not probed", "by an older batchtune", "not proven", "proven"],
 )
@@ -284,7 +283,7 @@ def test_a_leak_that_ends_the_worst_batches_is_found_while_smaller_sizes_are_tri
 
 def test_a_cache_that_goes_on_growing_does_not_hold() -> None:
     found = verified(MadeStepper(cache_bytes=MIB))
-    assert "memory is being fragmented" in found.reasons[0]
+    assert "fragment the memory" in found.reasons[0]
 
 
 def test_emptied_caches_are_told_but_hold() -> None:
@@ -323,7 +322,7 @@ def test_without_step_times_the_time_is_not_held_and_that_is_said() -> None:
     found = verified(MadeStepper(slower=9.0), probe=made_probe(LENGTHS, timed=False))
     assert found.holds
     assert found.estimated_epoch_seconds is None and found.measured_epoch_seconds is not None
-    assert any("not held against an estimate" in warning for warning in found.warnings)
+    assert any("not compared with an estimate" in warning for warning in found.warnings)
 
 
 def test_too_few_steps_for_growth_are_said() -> None:
