@@ -129,7 +129,7 @@ def test_a_misspelt_command_is_told_with_what_was_meant(called: Called, written:
         (["sweep-buckets", "--num-bucket=3"], "Unknown option --num-bucket. Did you mean --num-buckets?"),
         (
             ["sweep-buckets", "--workload", "w"],
-            "It is an option of `batchtune tune`, `batchtune probe-oom`, `batchtune ver",
+            "It is an option of `batchtune tune`, `batchtune probe-oom`, `",
         ),
         (["doctor", "--qqqq"], "Unknown option --qqqq. `batchtune doctor --help` lists"),
         (["--debgu"], "Unknown option --debgu. Did you mean --debug?"),

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from batchtune.cli.github import workflow_command
 from cli.conftest import Run, command, run_here
 from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 from test_house import HEAVY, loaded_after
 
+from batchtune.cli.github import workflow_command
 from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
