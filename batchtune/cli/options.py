@@ -118,17 +118,8 @@ MaxBatchLength = Annotated[
 TimeTolerance = Annotated[
     float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
 ]
-SetupTimeout = Annotated[float, option("Time limit for importing and building the workload.", "SECONDS")]
-Wait = Annotated[
-    float,
-    option(
-        "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
-        "follows.",
-        "[SECONDS]",
-    ),
-]
-WorkloadSettings = Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")]
 DEVICE = option("auto, cpu, cuda or cuda:N.", "DEVICE", values=_devices)
+MEMORY_FRACTION = option("Fraction of that memory to use.", "X")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,8 +264,8 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOptions:
-    """What to measure, and where."""
+class WorkloadOptions:
+    """The training step, its device and memory; None for what the user did not give."""
 
     PANEL: ClassVar = "Workload and device"
 
@@ -287,12 +278,10 @@ class ProbeOptions:
             values=workloads,
         ),
     ] = None
-    set: WorkloadSettings = None
-    device: Annotated[str, DEVICE] = "auto"
-    memory: Annotated[
-        str | None, option("Memory limit of the training process, such as 2GiB (default: the whole device).", "SIZE")
-    ] = None
-    memory_fraction: Annotated[float, option("Fraction of that memory to use.", "X")] = 0.9
+    set: Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")] = None
+    device: Annotated[str | None, DEVICE] = None
+    memory: Annotated[str | None, option("Memory limit of the training process, such as 2GiB.", "SIZE")] = None
+    memory_fraction: Annotated[float | None, MEMORY_FRACTION] = None
     reserve: Annotated[
         str | None,
         option(
@@ -301,6 +290,43 @@ class ProbeOptions:
             "SIZE",
         ),
     ] = None
+    setup_timeout: Annotated[float, option("Time limit for importing and building the workload.", "SECONDS")] = 600.0
+    wait: Annotated[
+        float,
+        option(
+            "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
+            "follows.",
+            "[SECONDS]",
+        ),
+    ] = 0.0
+
+    def asked(self) -> dict[str, Any]:
+        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
+        from batchtune.units import parse_size
+        from batchtune.workloads import parse_options
+
+        asked = {
+            "workload": self.workload or None,
+            "options": parse_options(self.set) if self.set else None,
+            "device": self.device,
+            "memory_bytes": None if self.memory is None else parse_size(self.memory),
+            "memory_fraction": self.memory_fraction,
+            "reserve_bytes": None if self.reserve is None else parse_size(self.reserve),
+            "setup_timeout_seconds": self.setup_timeout,
+            "wait_seconds": self.wait,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions(WorkloadOptions):
+    """What to measure, and where."""
+
+    device: Annotated[str | None, DEVICE] = "auto"
+    memory: Annotated[
+        str | None, option("Memory limit of the training process, such as 2GiB (default: the whole device).", "SIZE")
+    ] = None
+    memory_fraction: Annotated[float | None, MEMORY_FRACTION] = 0.9
     ddp: Annotated[
         bool,
         option("Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel."),
@@ -320,8 +346,6 @@ class ProbeOptions:
         float, option("How far a batch size may stay below the largest that fits, as a fraction of it.", "X")
     ] = 0.01
     trial_timeout: Annotated[float, option("Time limit of one trial.", "SECONDS")] = 300.0
-    setup_timeout: SetupTimeout = 600.0
-    wait: Wait = 0.0
 
     def settings(self, lengths: Lengths, *, max_batch_size: int | None, seed: int) -> ProbeSettings:
         """Return the settings of the probe.
@@ -331,33 +355,24 @@ class ProbeOptions:
         """
         from batchtune.errors import UsageError
         from batchtune.tuning.probe_settings import ProbeSettings
-        from batchtune.units import parse_size
-        from batchtune.workloads import default_workload, parse_options
+        from batchtune.workloads import default_workload
 
-        workload = self.workload or default_workload(lengths.unit)
-        if workload is None:
+        asked = {"options": {}, "workload": default_workload(lengths.unit), **self.asked()}
+        if asked["workload"] is None:
             raise UsageError(
                 "no training step to measure: the unit of the lengths is unknown, so no built-in can be chosen",
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
-        options = parse_options(self.set or ())
-        if workload == "builtin:conformer-ctc" and lengths.unit is not None:
-            options.setdefault("unit", lengths.unit)
+        if asked["workload"] == "builtin:conformer-ctc" and lengths.unit is not None:
+            asked["options"].setdefault("unit", lengths.unit)
         return ProbeSettings(
-            workload=workload,
-            options=options,
-            device=self.device,
-            memory_bytes=parse_size(self.memory) if self.memory is not None else None,
-            memory_fraction=self.memory_fraction,
-            reserve_bytes=parse_size(self.reserve) if self.reserve is not None else 0,
+            **asked,
             ddp=self.ddp,
             num_lengths=self.num_lengths,
             max_lengths=self.max_lengths,
             tolerance=self.tolerance,
             max_batch_size=max_batch_size,
             trial_timeout_seconds=self.trial_timeout,
-            setup_timeout_seconds=self.setup_timeout,
-            wait_seconds=self.wait,
             seed=seed,
         )
 

@@ -83,13 +83,7 @@ def sweep_bar(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row
 
 @contextmanager
 def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
-    """A bar for the training steps of a worker process.
-
-    Args:
-        unit: The unit of the lengths.
-        ddp: Whether --ddp was given.
-        quiet: Print nothing.
-    """
+    """A bar for the training steps of a worker process; `unit` is that of the lengths."""
     with _bar(quiet=quiet) as bar:
         yield WorkerBar(bar, unit, ddp=ddp, quiet=quiet)
 

@@ -26,9 +26,7 @@ Project = dict[str, dict[str, tuple[Any, str]]]
 def apply_project(ctx: typer.Context, load_commands: Callable[[], Mapping[str, Any]]) -> None:
     """Take the defaults of the commands' options from the nearest pyproject.toml at or above the working folder.
 
-    Args:
-        ctx: The context of the group of all commands.
-        load_commands: Returns them by name; not called if nothing is set.
+    `load_commands` is not called if nothing is set.
 
     Raises:
         UsageError: The file is not a TOML file, or a key names no option.

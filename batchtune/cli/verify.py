@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
-    DEVICE,
     Full,
     Json,
     ManifestOptions,
     Quiet,
-    SetupTimeout,
     TimeTolerance,
-    Wait,
-    WorkloadSettings,
+    WorkloadOptions,
     expand,
     option,
     workloads,
@@ -78,10 +75,8 @@ class RunAndManifest(ManifestOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectOptions:
+class SubjectOptions(WorkloadOptions):
     """The workload and device, if they are not the run's."""
-
-    PANEL: ClassVar = "Workload and device"
 
     workload: Annotated[
         str | None,
@@ -93,30 +88,6 @@ class SubjectOptions:
             values=workloads,
         ),
     ] = None
-    set: WorkloadSettings = None
-    device: Annotated[str | None, DEVICE] = None
-    memory: Annotated[str | None, option("Memory limit of the training process, such as 2GiB.", "SIZE")] = None
-    memory_fraction: Annotated[float | None, option("Fraction of that memory to use.", "X")] = None
-    reserve: Annotated[str | None, option("Memory to keep free in addition, such as 500MiB.", "SIZE")] = None
-    setup_timeout: SetupTimeout = 600.0
-    wait: Wait = 0.0
-
-    def asked(self) -> dict[str, Any]:
-        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
-        from batchtune.units import parse_size
-        from batchtune.workloads import parse_options
-
-        asked = {
-            "workload": self.workload,
-            "options": parse_options(self.set) if self.set else None,
-            "device": self.device,
-            "memory_bytes": None if self.memory is None else parse_size(self.memory),
-            "memory_fraction": self.memory_fraction,
-            "reserve_bytes": None if self.reserve is None else parse_size(self.reserve),
-            "setup_timeout_seconds": self.setup_timeout,
-            "wait_seconds": self.wait,
-        }
-        return {name: value for name, value in asked.items() if value is not None}
 
 
 @expand
@@ -181,13 +152,7 @@ def verify_with_progress(
 ) -> Verification:
     """Run what the folder's `sampler.yaml` says with a progress bar, and write `verify.json`.
 
-    Args:
-        lengths: The data set.
-        folder: The run folder.
-        settings: How much to run; its seed counts only if `seed` is given.
-        asked: Fields of `ProbeSettings` that the user gave.
-        seed: Seed of the shuffles; None: that of `sampler.yaml`.
-        quiet: Print nothing.
+    `asked` has the fields of `ProbeSettings` that the user gave. Without `seed`, the seed is that of `sampler.yaml`.
 
     Raises:
         ResultError: The folder holds no sampler, or of other lengths; and what `run_verify` raises.

@@ -62,11 +62,8 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
 def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path) -> Subject:
     """Return what was probed, with the settings that the user asked for in place of the probe's.
 
-    Args:
-        lengths: The data set.
-        probe: The run's; None if it has none.
-        asked: Fields of `ProbeSettings` that the user gave. Without `workload`, the probe's is taken if it is built in.
-        folder: The run folder.
+    `asked` has the fields of `ProbeSettings` that the user gave. Without `workload`, the probe's is taken if it is
+    built in.
 
     Raises:
         UsageError: The user has to name the workload or its options, or a value is out of range.
@@ -226,12 +223,8 @@ def worst_batches(
 
     It has as many examples as the bucket's batch size and its data allow, and the longest length and the longest
     target in the bucket, which may belong to two examples. If batches hold a single example, the one with the longest
-    length and the one with the longest target are tried.
-
-    Args:
-        lengths: The data set.
-        table: Its last boundary is at least the longest length.
-        needs: The memory that a shape needs, to order them by; the padded length if it is unknown.
+    length and the one with the longest target are tried. `needs` returns the memory that a shape needs; without it,
+    the padded length decides.
     """
     needs = needs or (lambda shape: shape.padded_length)
     # values[i] <= boundary from here on, as the values descend.

@@ -116,16 +116,7 @@ class Judgement:
 def judge(
     steps: DoneSteps, lengths: Lengths, candidate: Candidate, costs: Costs, *, time_tolerance: float, limit_bytes: int
 ) -> Judgement:
-    """Judge all steps that were run.
-
-    Args:
-        steps: What was run.
-        lengths: The data set, padded as the batches are.
-        candidate: The sampler.
-        costs: By the probe, if there is one.
-        time_tolerance: How far the measured time may be from the estimate, as a fraction of it.
-        limit_bytes: The memory limit.
-    """
+    """Judge all steps that were run; `lengths` are padded as the batches are."""
     passed, rest = _until_failure(steps.shuffled), steps.rest_growth()
     unused = growth_of(
         [None if one.reserved_bytes is None else one.reserved_bytes - (one.rest_bytes or 0) for one in passed]
@@ -205,12 +196,7 @@ def timing_of(
 
     The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
     time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
-
-    Args:
-        seconds: Measured time of each step.
-        estimated: Shape (steps,): its expected time by the probe's step times; None without them.
-        estimated_epoch_seconds: The epoch's; None likewise.
-        epoch_batches: Batches of one epoch.
+    `seconds` and `estimated` are of the same steps.
     """
     measured = np.array(seconds, dtype=np.float64)
     epoch = ratio = spread = None
@@ -254,14 +240,7 @@ def failure_reasons(
     unit: str | None,
     proven_by: ProvenBy | None = None,
 ) -> list[str]:
-    """Return a sentence for each bucket with a batch that failed: its first, and how many more.
-
-    Args:
-        failures: All of them.
-        boundaries: Of all buckets.
-        unit: Unit of the lengths.
-        proven_by: The trial of the probe that proves a size; None without a probe.
-    """
+    """Return a sentence for each bucket with a batch that failed: its first, and how many more."""
     reasons = []
     for bucket in dict.fromkeys(failure.bucket for failure in failures):
         own = [failure for failure in failures if failure.bucket == bucket]
@@ -342,7 +321,7 @@ def propose(
         frontier: Lengths → the largest batch size that the probe found to fit.
 
     Returns:
-        Sizes that passed; if none did, the last that were tried, not verified; None if a batch of one failed.
+        Sizes that passed; if none did, the last that were tried, not verified. None if a batch of one failed.
     """
     table, counts = candidate.table, candidate.table.counts(lengths.histogram)
     sizes, failing, steps = np.minimum(table.batch_sizes, np.maximum(counts, 1)), set(failing), 0

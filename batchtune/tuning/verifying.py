@@ -20,7 +20,6 @@ from batchtune.results import (
     VERIFY_FILE,
     Device,
     Probe,
-    Proposal,
     Verification,
     VerifyPhase,
     WorkloadRecord,
@@ -236,15 +235,8 @@ def run_verify(
 ) -> Verification:
     """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
-    Args:
-        lengths: The data set.
-        candidate: The sampler.
-        settings: How much to run.
-        subject: The training step, its device and memory.
-        folder: The run folder, held for this process alone while it runs.
-        probe: The source of the estimates; None: there are no estimates.
-        on_note: Called with what the user should know while it happens, a sentence.
-        on_progress: Called before each step.
+    The run folder is held for this process alone while it runs. Estimates come from `probe`; without it there are none.
+    `on_note` is called with a sentence for the user, `on_progress` before each step.
 
     Raises:
         ResultError: The table does not take all lengths, the probe was of another device, or the file can't be written.
@@ -286,16 +278,6 @@ def verify(
     the others from being tried. If all pass, the shuffled batches follow, up to the first that fails. Only these are
     timed: the worst shapes are their warm-up.
 
-    Args:
-        stepper: Runs the steps.
-        lengths: The data set.
-        candidate: The sampler; its table takes all lengths.
-        settings: How much to run.
-        workload: For the record, and for messages.
-        probe: The source of the estimates; None: there are no estimates.
-        on_progress: Called before each step.
-        clock: Seconds, for `minutes`.
-
     Raises:
         ResultError: The probe was of another device, or the sampler makes no batch.
         WorkloadError, ProbeError: As for `run_verify`.
@@ -330,15 +312,9 @@ def verify(
     runner = run(candidate, settings, for_proposal=False)
     done, planned_steps = runner.done, runner.planned_steps
     judged = judge(
-        done,
-        lengths,
-        candidate,
-        costs,
-        time_tolerance=settings.time_tolerance,
-        limit_bytes=device.limit_bytes,
+        done, lengths, candidate, costs, time_tolerance=settings.time_tolerance, limit_bytes=device.limit_bytes
     )
-    proposal: Proposal | None = None
-    failures = done.failures
+    proposal, failures = None, done.failures
     if failures and not judged.leaks:  # what still grows would stop any size
         try:
             failing = {failure.bucket for failure in failures}

@@ -168,13 +168,8 @@ def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Pat
 @pytest.mark.parametrize(
     ("workload", "pattern"),
     [
-        ("nowhere.py:Step", "nowhere.py does not exist"),
-        ("no_such_package.module:Step", "no_such_package"),
-        (f"{FAULTY}:Missing", "Missing"),
         ("builtin:resnet", "resnet.*conformer-ctc"),
         ("justaname", "builtin:NAME"),
-        (f"{FAULTY}:RaisesInSetup", "setup.*ValueError: no such checkpoint"),
-        (f"{FAULTY}:RaisesInMakeBatch", "make_batch.*IndexError: token 50001"),
         (f"{FAULTY}:RaisesInStep", "step.*RuntimeError: mat1 and mat2"),
     ],
 )
@@ -185,15 +180,11 @@ def test_a_bad_workload_is_its_own_error(
     assert_one_message(ran, 1, pattern)
     assert "too large" not in ran.stderr
     assert not (tmp_path / "batchtune-run" / "probe.json").exists()
+    if workload.startswith(FAULTY):
+        assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
 
 
-def test_the_last_lines_of_the_workloads_traceback_are_shown(batchtune: Run, manifest: Path) -> None:
-    ran = batchtune(
-        "probe-oom", manifest, "--workload", f"{FAULTY}:RaisesInStep", "--device", "cpu", "--memory", "1GiB"
-    )
-    assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
-
-
+@pytest.mark.slow
 def test_a_memory_that_even_the_shortest_example_exceeds_is_told(batchtune: Run, manifest: Path) -> None:
     arguments = ["--workload", KNOWN, "--set", "a=5e8", "--device", "cpu", "--memory", "600MiB"]
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 1, "too small.*shortest.*--memory")
@@ -273,20 +264,5 @@ def test_a_folder_in_a_files_place_is_named(batchtune: Run, tmp_path: Path) -> N
     assert_one_message(batchtune("sweep-buckets", "one.csv", *LIMIT), 1, "sampler.yaml")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as closed:
-        ran = subprocess.run(
-            command("report"), cwd=tmp_path, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
 def test_a_run_folder_that_is_a_file_is_told(batchtune: Run, manifest: Path) -> None:
     assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, "--run", manifest), 1, "no folder.*--run")
-
-
-def test_an_unknown_report_format_is_wrong_usage(batchtune: Run) -> None:
-    assert_one_message(batchtune("report", "--format", "pdf"), 2, "pdf.*html")

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import KNOWN, Run
+from report_records import made_probe
+
+from batchtune.cli.progress import worker_bar
+from batchtune.shapes import BatchShape
+from batchtune.tuning.verifying import VerifyProgress
 
 MIB = 1 << 20
 GRADIENT_BYTES = (64 * 64 + 64) * 4  # of the workload's one layer
@@ -35,16 +40,13 @@ def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Pat
         assert note in ran.stderr
 
 
-def test_nothing_to_keep_for_ddp_is_told(batchtune: Run, few: Path, tmp_path: Path) -> None:
-    (tmp_path / "still.py").write_text(
-        "class Still:\n"
-        "    def setup(self, device): pass\n"
-        "    def make_batch(self, shape): return shape\n"
-        "    def step(self, batch): pass\n"
+def test_nothing_to_keep_for_ddp_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = VerifyProgress(
+        doing="worst", shape=BatchShape(1, 1.0), done=0, total=1, seconds_left=None, device=made_probe().device
     )
-    ran = batchtune("probe-oom", few, "--workload", "still.py:Still", "--device", "cpu", "--memory", "1GiB", "--ddp")
-    assert ran.returncode == 0, ran.stderr
-    assert "Warning: --ddp keeps nothing free" in ran.stderr
+    with worker_bar("s", ddp=True, quiet=False) as bar:
+        bar.verifying(progress)
+    assert "Warning: --ddp keeps nothing free" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["0", "many", "-1MiB"])

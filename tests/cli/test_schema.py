@@ -13,12 +13,13 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Run, run_in
+from cli.conftest import Run, run_here
 from jsonschema import Draft202012Validator
 from made_once import MadeOnce
 from report_records import failed_verification, made_probe, made_sweep, made_verification, without_recommendation
@@ -29,9 +30,6 @@ from batchtune.results import encode
 from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of
 
 SNAPSHOTS = Path(__file__).parent / "schemas"
-STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
-TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2:3"]
-VERIFY = ["--workload", STEADY, "--steps", "5", "--time-tolerance", "1000"]
 
 
 def errors(name: str, document: Any) -> list[str]:
@@ -41,25 +39,21 @@ def errors(name: str, document: Any) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def written(made_once: MadeOnce) -> Path:
+def written(made_once: MadeOnce, verified: Path, examined: Path) -> Path:
     """A folder with what commands write: a run folder, and what they print with --json; not to be written to."""
 
     def make(folder: Path) -> None:
-        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
-        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
-        commands: dict[str, list[str]] = {
-            "tune": ["lengths.csv", *TUNE],
-            "probe-oom": ["lengths.csv", *TUNE[:-2]],
-            "sweep-buckets": ["lengths.csv", "--num-buckets", "2:3"],
-            "verify": ["lengths.csv", *VERIFY],
-            "scan": ["lengths.csv"],
-            "doctor": [],
-            "report": ["--format", "json"],
-            "export": ["--to", "pytorch"],
-            "schema": [],
+        shutil.copytree(verified, folder, dirs_exist_ok=True)
+        (folder / "doctor.stdout").write_text((examined / "doctor.json").read_text())
+        run, manifest = folder / "batchtune-run", folder / "lengths.csv"
+        commands: dict[str, list[object]] = {
+            "sweep-buckets": [manifest, "--num-buckets", "2:3", "--run", run, "--json"],
+            "scan": [manifest, "--json"],
+            "report": [run, "--format", "json"],
+            "export": [run, "--to", "pytorch", "--json"],
         }
         for command, arguments in commands.items():
-            ran = run_in(folder, command, *arguments, *([] if command == "report" else ["--json"]))
+            ran = run_here(command, *arguments)
             assert ran.returncode == 0, f"{command}: {ran.stderr}"
             (folder / f"{command}.stdout").write_text(ran.stdout)
 
@@ -75,10 +69,7 @@ def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
         yield f"trials.jsonl, {number}", "trials", json.loads(line)
     yield "sampler.yaml", "sampler", YAML(typ="safe").load(run / "sampler.yaml")
     printed = {
-        "tune": "report",
-        "probe-oom": "probe",
         "sweep-buckets": "sweep",
-        "verify": "verify",
         "scan": "scan",
         "doctor": "doctor",
         "report": "report",

@@ -123,6 +123,7 @@ def test_the_ending_of_the_file_tells_the_reports_format(batchtune: Run, manifes
     assert (tmp_path / "report.html").read_text().lower().startswith("<!doctype html")
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing(batchtune: Run, manifest: Path, run: Path) -> None:
     ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--quiet")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -180,7 +181,9 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
     assert frontier(tmp_path / "cut") == frontier(tuned / "batchtune-run")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "sent", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM], ids=["SIGINT", "SIGTERM"]
+)
 def test_however_it_is_stopped_no_child_of_the_workload_stays(
     manifest: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:

@@ -12,36 +12,17 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run, command, run_in
-from made_once import MadeOnce
+from cli.conftest import ANY_TIME, STEADY, Run, command, run_in
 
 WORKLOADS = Path(__file__).parent / "steady_workload.py"
-STEADY = f"{WORKLOADS}:Steady"
-TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2"]
-# Other programs run beside the tests: no time is held here but where a workload is much slower on purpose.
-ANY_TIME = ["--time-tolerance", "1000"]
 OWN = ["--workload", STEADY]
 
 
-@pytest.fixture(scope="session")
-def tuned(made_once: MadeOnce) -> Path:
-    """A folder with a manifest and the run folder that a tune with its verification left; not to be written to."""
-
-    def make(folder: Path) -> None:
-        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
-        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
-        ran = run_in(folder, "tune", "lengths.csv", *TUNE, "--verify", "--verify-steps", "30", *ANY_TIME)
-        assert ran.returncode == 0, ran.stderr
-        (folder / "stdout").write_text(ran.stdout)
-
-    return made_once("verified", make)
-
-
 @pytest.fixture
-def run(tuned: Path, tmp_path: Path) -> Path:
+def run(verified: Path, tmp_path: Path) -> Path:
     """A copy of its run folder, in the folder where `batchtune` runs."""
-    shutil.copy(tuned / "lengths.csv", tmp_path)
-    shutil.copytree(tuned / "batchtune-run", tmp_path / "batchtune-run")
+    shutil.copy(verified / "lengths.csv", tmp_path)
+    shutil.copytree(verified / "batchtune-run", tmp_path / "batchtune-run")
     (tmp_path / "batchtune-run" / "verify.json").unlink()
     return tmp_path / "batchtune-run"
 
@@ -64,10 +45,10 @@ def sampler(run: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.slow
-def test_tune_verifies_at_the_end_and_says_so(tuned: Path) -> None:
-    found = json.loads((tuned / "batchtune-run" / "verify.json").read_text())
+def test_tune_verifies_at_the_end_and_says_so(verified: Path) -> None:
+    found = json.loads((verified / "batchtune-run" / "verify.json").read_text())
     assert (found["holds"], found["steps"], found["meta"]["format"]) == (True, 30, "batchtune/verify")
-    assert "Verified: 30 shuffled steps without running out of memory" in (tuned / "stdout").read_text()
+    assert "Verified: 30 shuffled steps without running out of memory" in (verified / "stdout").read_text()
 
 
 def test_all_but_own_code_is_taken_from_the_run_and_the_result_is_json(batchtune: Run, run: Path) -> None:
@@ -144,8 +125,8 @@ def test_a_command_that_the_record_names_is_not_run(batchtune: Run, run: Path, t
     assert not (tmp_path / "X").exists()
 
 
-def test_the_report_shows_the_verification(tuned: Path) -> None:
-    assert "Verified: 30 shuffled steps" in run_in(tuned, "report").stdout
+def test_the_report_shows_the_verification(verified: Path) -> None:
+    assert "Verified: 30 shuffled steps" in run_in(verified, "report").stdout
 
 
 def test_an_error_of_the_workloads_own_ends_with_1_and_its_traceback(batchtune: Run, run: Path) -> None:
