@@ -17,13 +17,7 @@ from batchtune.units import format_size
 def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
 
-    Args:
-        path: As for `writing_whole`.
-        content: Text (written as UTF-8) or bytes.
-        follow: As for `writing_whole`.
-
-    Raises:
-        ResultError: The file can't be written: a full disk, no permission, a folder in its place.
+    Text is written as UTF-8; `path`, `follow` and errors are as for `writing_whole`.
     """
     with writing_whole(path, follow=follow) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)

@@ -24,6 +24,8 @@ ParsingError: Any = typer.BadParameter.__base__
 _WAIT = "--wait"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?", re.IGNORECASE)
 
+# Set by batchtune itself for the processes that it starts.
+_INTERNAL = {"BATCHTUNE_PROBE_WORKER"}
 _LAST_PANEL = "Common"
 _EXIT_CODES = {
     0: "done",
@@ -119,7 +121,7 @@ def environment_variables(command: Any) -> tuple[dict[str, str], dict[str, str]]
     for parameter in command.params:
         if parameter.param_type_name == "option" and parameter.envvar:
             option = max(parameter.opts, key=len)
-            regular = f"BATCHTUNE_{option.lstrip('-').replace('-', '_').upper()}"
+            regular = f"{settings.PREFIX}{option.lstrip('-').replace('-', '_').upper()}"
             (alike if parameter.envvar == regular else others)[option] = parameter.envvar
     return alike, others
 
@@ -196,12 +198,17 @@ def _mentions(text: str, words: Iterable[str]) -> bool:
 
 def _warn_of_variables(ctx: Any) -> None:
     """Warn of environment variables that look like batchtune's and set nothing."""
-    suspects = [name for name in os.environ if name.startswith("BATCHTUNE_")]
-    own = settings.variables_of([ctx.command, *([ctx.parent.command] if ctx.parent else [])])
-    if all(name in own for name in suspects):
-        return
-    for warning in settings.unknown_variables(own | settings.variables_of(_siblings(ctx)), suspects):
-        console.note(warning)
+
+    def known_to(commands: Iterable[Any]) -> set[str]:
+        return {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
+
+    suspects = {name for name in os.environ if name.startswith(settings.PREFIX)} - _INTERNAL
+    suspects -= known_to([ctx.command, *([ctx.parent.command] if ctx.parent else [])])
+    known = known_to(_siblings(ctx)) if suspects else set()
+    for name in sorted(suspects - known):
+        near = settings.nearest(name, known)
+        hint = f"Did you mean {near}?" if near else "`batchtune COMMAND --help` lists the names."
+        console.note(f"Warning: the environment variable {name} sets no option. {hint}")
 
 
 def _siblings(ctx: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from batchtune.errors import UsageError, shortened
 
 # Options of one command line, never of a project.
 _NEVER = {"help", "force", "json", "quiet", "output", "patch", "key_path", "list_known"}
-_PREFIX = "BATCHTUNE_"
-# Set by batchtune itself for the processes that it starts.
-_INTERNAL = {"BATCHTUNE_PROBE_WORKER"}
+PREFIX = "BATCHTUNE_"
 _ORIGINS = "batchtune.origins"
 
 Project = dict[str, dict[str, tuple[Any, str]]]
@@ -99,7 +97,7 @@ def _options(command: Any) -> dict[str, Any]:
 
 def _shared_name(parameter: Any) -> str:
     """Return the name of an option for all commands: that of its environment variable."""
-    return str(parameter.envvar.removeprefix(_PREFIX).lower() if parameter.envvar else parameter.name)
+    return str(parameter.envvar.removeprefix(PREFIX).lower() if parameter.envvar else parameter.name)
 
 
 def _checked(key: str, known: Collection[str], where: str, tables: Collection[str] = ()) -> str:
@@ -139,22 +137,6 @@ def origin_of(ctx: Any, parameter: Any) -> tuple[Any, str] | None:
         value, where = ctx.meta[_ORIGINS][ctx.info_name][parameter.name]
         return value, f"set in {where}"
     return None
-
-
-def unknown_variables(known: Collection[str], environment: Iterable[str]) -> list[str]:
-    """Return a warning for each variable that looks like batchtune's and sets nothing."""
-    warnings = []
-    for name in sorted(environment):
-        if name.startswith(_PREFIX) and name not in known and name not in _INTERNAL:
-            near = nearest(name, known)
-            hint = f"Did you mean {near}?" if near else "`batchtune COMMAND --help` lists the names."
-            warnings.append(f"Warning: the environment variable {name} sets no option. {hint}")
-    return warnings
-
-
-def variables_of(commands: Iterable[Any]) -> set[str]:
-    """Return the environment variables that set options."""
-    return {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

@@ -46,8 +46,7 @@ _BUSY_SHARE = 0.5
 def examine(timeout_seconds: float) -> Doctor:
     """Examine this machine. Torch and the driver are queried in a separate process.
 
-    Args:
-        timeout_seconds: Time limit for torch and the driver to answer.
+    `timeout_seconds` limits how long they may take to answer.
     """
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
