@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,16 +21,12 @@ batchtune export --to speechbrain --patch train.yaml
 _PATCHES = "speechbrain"
 
 
-def _frameworks() -> Sequence[str]:
-    from batchtune.exports import FRAMEWORKS
-
-    return FRAMEWORKS
-
-
 @expand
 def export(
     run: RunFolder = DEFAULT_RUN_FOLDER,
-    to: Annotated[str | None, option("The framework; --list shows all.", "FRAMEWORK", values=_frameworks)] = None,
+    to: Annotated[
+        str | None, option("The framework; --list shows all.", "FRAMEWORK", values="batchtune.exports:FRAMEWORKS")
+    ] = None,
     output: Output = None,
     patch: Annotated[
         Path | None,

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
@@ -26,6 +27,9 @@ DEFAULT_RUN_FOLDER = Path("batchtune-run")
 COMMON = "Common"
 BUCKETS = "Bucket tables"
 _VARIABLE = "BATCHTUNE_"
+# Finding the GPUs of this machine would take too long.
+_DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
+_FORMATS = "batchtune.manifests:FORMATS"
 
 
 def option(
@@ -33,7 +37,7 @@ def option(
     metavar: str | None = None,
     *flags: str,
     variable: str | None = "",
-    values: Callable[[], Sequence[str]] | None = None,
+    values: str | Sequence[str] | None = None,
     **further: Any,
 ) -> Any:
     """Declare an option of a command that `expand` completes.
@@ -44,55 +48,35 @@ def option(
         flags: How it is written; derived from the parameter's name unless given.
         variable: The environment variable that sets it too, without `BATCHTUNE_`; derived from the parameter's name
             unless given. None for what belongs to one command line alone.
-        values: The values that the shell's completion offers.
+        values: The values that the shell's completion offers, or their registry, `module:NAME`.
         further: Passed to `typer.Option`.
     """
+    if values is not None:
+        further["autocompletion"] = complete_from(values)
     return typer.Option(
         *flags,
         help=help,
         metavar=metavar,
         envvar=None if variable is None else _VARIABLE + variable,
         show_envvar=False,
-        autocompletion=None if values is None else complete_from(values),
         **further,
     )
 
 
-def complete_from(values: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
-    """Return a completion that offers the values; nothing is imported before it is needed."""
-    return lambda incomplete: [value for value in values() if value.startswith(incomplete)]
+def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[str], list[str]]:
+    """Return a completion that offers these values, or the names in a registry, `module:NAME`, imported when needed."""
+
+    def complete(incomplete: str) -> list[str]:
+        names: Sequence[str] = values
+        if isinstance(values, str):
+            module, _, registry = values.partition(":")
+            names = list(getattr(import_module(module), registry))
+        return [word for name in names if (word := prefix + name).startswith(incomplete)]
+
+    return complete
 
 
-def _manifest_formats() -> Sequence[str]:
-    from batchtune.manifests import FORMATS
-
-    return list(FORMATS)
-
-
-def _units() -> Sequence[str]:
-    from batchtune.lengths import UNITS
-
-    return list(UNITS)
-
-
-def _strategies() -> Sequence[str]:
-    from batchtune.batching.strategies import STRATEGIES
-
-    return list(STRATEGIES)
-
-
-def _devices() -> Sequence[str]:
-    # Finding the GPUs of this machine would take too long.
-    return ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
-
-
-def workloads() -> Sequence[str]:
-    """Return the built-in workloads as `--workload` takes them."""
-    from batchtune.workloads.registry import BUILTINS
-
-    return [f"builtin:{name}" for name in BUILTINS]
-
-
+WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
 Quiet = Annotated[
     bool, option("Print only the result and errors.", None, "--quiet", "-q", variable=None, rich_help_panel=COMMON)
 ]
@@ -118,7 +102,7 @@ MaxBatchLength = Annotated[
 TimeTolerance = Annotated[
     float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
 ]
-DEVICE = option("auto, cpu, cuda or cuda:N.", "DEVICE", values=_devices)
+DEVICE = option("auto, cpu, cuda or cuda:N.", "DEVICE", values=_DEVICES)
 MEMORY_FRACTION = option("Fraction of that memory to use.", "X")
 
 
@@ -139,7 +123,7 @@ class ManifestOptions:
     ]
     format: Annotated[
         str | None,
-        option("Format of the manifest (default: detected from its content).", "FORMAT", values=_manifest_formats),
+        option("Format of the manifest (default: detected from its content).", "FORMAT", values=_FORMATS),
     ] = None
     length_key: Annotated[str | None, option("Column or key of the lengths (default: found by its name).", "NAME")] = (
         None
@@ -150,7 +134,9 @@ class ManifestOptions:
     unit: Annotated[
         str | None,
         option(
-            "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.", "UNIT", values=_units
+            "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
+            "UNIT",
+            values="batchtune.lengths:UNITS",
         ),
     ] = None
     length_scale: Annotated[str | None, option("Multiply lengths by a number or a fraction, such as 1/16000.", "X")] = (
@@ -170,7 +156,7 @@ class ManifestOptions:
         option(
             "How to measure the length of a text: in characters, words or bytes (default: characters).",
             "WHAT",
-            values=lambda: ("characters", "words", "bytes"),
+            values=("characters", "words", "bytes"),
         ),
     ] = None
     tokenizer: Annotated[
@@ -181,7 +167,7 @@ class ManifestOptions:
         option(
             "How to make one length of a list: max, sum, first, or count (the number of items).",
             "HOW",
-            values=lambda: ("max", "sum", "first", "count"),
+            values=("max", "sum", "first", "count"),
         ),
     ] = None
     target_file: Annotated[
@@ -226,7 +212,7 @@ class ManifestOptions:
         own = given.record().flags
         taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in own]
         if taken:
-            console.notes([f"Reading the manifest as the run in {folder} did: {' '.join(taken)}."], quiet=quiet)
+            console.notes([f"Options taken from the run in {folder}: {' '.join(taken)}."], quiet=quiet)
         return options
 
     @property
@@ -275,7 +261,7 @@ class WorkloadOptions:
             "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
             "code (default: the built-in for the lengths' unit).",
             "W",
-            values=workloads,
+            autocompletion=WORKLOADS,
         ),
     ] = None
     set: Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")] = None
@@ -389,7 +375,7 @@ class SweepOptions:
         option(
             "speechbrain, linear, exponential, quantile or optimal; can be repeated (default: all).",
             "S",
-            values=_strategies,
+            values="batchtune.batching.strategies:STRATEGIES",
         ),
     ] = None
     current: Annotated[

@@ -34,12 +34,6 @@ _RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
 _NONE = cast("list[str]", ())
 
 
-def _report_formats() -> list[str]:
-    from batchtune.reports import FORMATS
-
-    return list(FORMATS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLengths(ManifestOptions):
     """Other lengths to hold the run to, and how to read them; `--format` is the report's."""
@@ -61,7 +55,7 @@ class NewLengths(ManifestOptions):
             "terminal, markdown, html or json (default: by the ending of FILE, else terminal).",
             "FORMAT",
             variable="REPORT_FORMAT",
-            values=_report_formats,
+            values="batchtune.reports:FORMATS",
             rich_help_panel="Options",
         ),
     ] = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -16,12 +15,6 @@ batchtune schema probe -o probe.schema.json
 """
 
 
-def _names() -> Sequence[str]:
-    from batchtune.schemas import SCHEMAS
-
-    return list(SCHEMAS)
-
-
 @expand
 def schema(
     name: Annotated[
@@ -29,7 +22,7 @@ def schema(
         typer.Argument(
             metavar="NAME",
             help="Name of the schema; all names are listed without it.",
-            autocompletion=complete_from(_names),
+            autocompletion=complete_from("batchtune.schemas:SCHEMAS"),
         ),
     ] = None,
     output: Output = None,

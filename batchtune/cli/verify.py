@@ -11,6 +11,7 @@ import typer
 
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
+    WORKLOADS,
     Full,
     Json,
     ManifestOptions,
@@ -19,7 +20,6 @@ from batchtune.cli.options import (
     WorkloadOptions,
     expand,
     option,
-    workloads,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SubjectOptions(WorkloadOptions):
             "two run your own code, so you must name them here, with their --set options: batchtune runs no code that "
             "only a file names. A built-in, and the options below, are taken from the run by default.",
             "W",
-            values=workloads,
+            autocompletion=WORKLOADS,
         ),
     ] = None
 

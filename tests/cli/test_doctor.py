@@ -77,7 +77,7 @@ NO_ANSWER = "import os, signal, time\n"
     ],
     ids=["an import that fails", "a segmentation fault", "an exit", "a hang"],
 )
-def test_a_torch_that_is_broken_is_told_and_the_rest_is_there(
+def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     batchtune: Run, tmp_path: Path, torch: str, told: str
 ) -> None:
     found = doctor(
@@ -97,7 +97,7 @@ sys.modules["pynvml"] = MadeNvml([MadeGpu(name="Made \\x1b[31mGPU", compute=[(47
 """
 
 
-def test_a_gpu_that_torch_does_not_see_is_told(batchtune: Run, tmp_path: Path) -> None:
+def test_a_gpu_that_torch_does_not_see_is_listed(batchtune: Run, tmp_path: Path) -> None:
     env = put_first(tmp_path / "first", pynvml=MADE_GPU, torch="raise ImportError('no torch here')")
     found = doctor(batchtune, env)
     (gpu,) = found["gpus"]
@@ -130,7 +130,7 @@ def test_the_holder_of_a_lock_is_known_while_it_holds_it() -> None:
     assert lock_holder("GPU-never-probed") is None
 
 
-def test_what_torch_and_the_driver_say_of_one_gpu_is_put_together() -> None:
+def test_facts_of_torch_and_the_driver_on_one_gpu_are_merged() -> None:
     by_torch = [SeenGpu(name="A", uuid="GPU-1", total_bytes=79, device="cuda:0", capability="9.0")]
     who = [DeviceProcess(pid=1, used_bytes=2)]
     by_driver = [

@@ -54,7 +54,7 @@ def test_the_help_is_a_manual_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if environment_variables(load_command(name))[0]])
-def test_every_option_that_has_a_variable_is_called_like_it_or_told(name: str) -> None:
+def test_the_help_names_each_option_and_its_variable(name: str) -> None:
     alike, others = environment_variables(load_command(name))
     text = " ".join(help_of(name).split())
     first = next(iter(alike))
@@ -116,7 +116,7 @@ def test_without_arguments_the_help_is_shown(batchtune: Run) -> None:
         ("xyz", "Commands: tune, probe-oom,"),
     ],
 )
-def test_a_misspelt_command_is_told_with_what_was_meant(called: Called, written: str, meant: str) -> None:
+def test_a_misspelt_command_gets_a_suggestion(called: Called, written: str, meant: str) -> None:
     code, stdout, stderr = called(written, "train.csv")
     assert code == 2 and stdout == ""
     assert f"Unknown command '{written}'. {meant}" in stderr
@@ -136,7 +136,7 @@ def test_a_misspelt_command_is_told_with_what_was_meant(called: Called, written:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_misspelt_option_is_told_with_what_was_meant(called: Called, written: list[str], meant: str) -> None:
+def test_a_misspelt_option_gets_a_suggestion(called: Called, written: list[str], meant: str) -> None:
     code, stdout, stderr = called(*written)
     assert code == 2 and stdout == ""
     assert meant in stderr

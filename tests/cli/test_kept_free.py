@@ -25,7 +25,7 @@ def few(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Path) -> None:
+def test_memory_kept_free_lowers_the_limit_and_is_noted(batchtune: Run, few: Path) -> None:
     options = ["--workload", KNOWN, "--device", "cpu", "--memory", "1GiB", "--memory-fraction", "0.5", "--json"]
     ran = batchtune("probe-oom", few, *options, "--reserve", "20MiB", "--ddp")
     assert ran.returncode == 0, ran.stderr

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,13 @@ from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_sch
 SNAPSHOTS = Path(__file__).parent / "schemas"
 
 
+@cache
+def validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator(schema_of(name))
+
+
 def errors(name: str, document: Any) -> list[str]:
-    return [
-        f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema_of(name)).iter_errors(document)
-    ]
+    return [f"{error.json_path}: {error.message}" for error in validator(name).iter_errors(document)]
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +105,7 @@ def test_what_is_damaged_does_not_hold(written: Path) -> None:
             assert free or errors(name, damaged), f"{where} with another {field}"
 
 
-def test_what_says_to_be_of_another_format_or_of_a_newer_version_does_not_hold() -> None:
+def test_another_format_or_a_newer_version_does_not_hold() -> None:
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
     assert errors("probe", document)
@@ -184,7 +188,7 @@ def test_the_names_are_listed(batchtune: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["sweeps", "sweep.json", "batchtune/sweep"])
-def test_an_unknown_name_is_told_with_the_nearest(batchtune: Run, name: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(batchtune: Run, name: str) -> None:
     ran = batchtune("schema", name)
     assert ran.returncode == 2 and ran.stdout == ""
     assert f"unknown schema '{name}'\nDid you mean sweep?" in ran.stderr

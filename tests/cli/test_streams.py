@@ -39,7 +39,7 @@ def test_errors_and_help_end_as_with_a_reader(arguments: list[str], code: int, t
         assert subprocess.run([*BASH, script], cwd=tmp_path, capture_output=True, check=False).returncode == code
 
 
-def test_a_command_that_succeeds_without_stdout_says_nothing_and_ends_with_0(swept: Path) -> None:
+def test_success_without_stdout_prints_nothing_and_ends_with_0(swept: Path) -> None:
     html = shlex.join(command("report", swept, "--format", "html"))
     ran = subprocess.run([*BASH, f"{html} >&-"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

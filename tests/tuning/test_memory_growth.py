@@ -25,7 +25,7 @@ def rising(step_bytes: float, count: int = 40) -> list[int | None]:
     return [int(500 * MIB + step_bytes * step) for step in range(count)]
 
 
-def test_growth_is_told_per_step() -> None:
+def test_growth_is_given_per_step() -> None:
     growth = grown(rising(1000.0, 400))
     assert growth.per_step_bytes == pytest.approx(1000.0, rel=0.01)
 
@@ -81,12 +81,12 @@ def test_a_cache_that_fills_ever_more_slowly_is_no_leak(steps: int, settled_afte
     assert not growth.leaks(LIMIT) and growth.settles(LIMIT)
 
 
-def test_what_had_settled_long_before_the_end_is_not_worth_a_word() -> None:
+def test_growth_that_ended_long_before_gives_no_warning() -> None:
     for figures in (filling(200, 0.5), flattening(200, 0.1)):
         assert not grown(figures).leaks(LIMIT) and not grown(figures).settles(LIMIT)
 
 
-def test_of_a_cache_that_is_still_filling_no_size_is_said_to_fail() -> None:
+def test_a_cache_that_is_still_filling_may_be_a_leak() -> None:
     growth = grown(filling(200, 1.2))
     assert growth.leaks(LIMIT)
     assert leak_reason(growth).startswith(
@@ -104,7 +104,7 @@ def test_of_a_cache_that_is_still_filling_no_size_is_said_to_fail() -> None:
     ],
     ids=["full", "filling"],
 )
-def test_what_settles_is_told_as_it_was_seen(figures: list[int | None], said: str) -> None:
+def test_growth_that_settles_is_described_as_seen(figures: list[int | None], said: str) -> None:
     growth = grown(figures)
     assert said in settling_warning(growth)
     assert "leak" not in settling_warning(growth)

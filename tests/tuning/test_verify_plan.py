@@ -59,7 +59,7 @@ def test_a_batch_is_as_long_as_an_example_of_its_bucket(values: list[int], sizes
 
 
 @given(FEW, SIZES)
-def test_no_batch_of_an_epoch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
+def test_no_batch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
     lengths, candidate = Lengths.of(values, [value % 7 for value in values]), made_candidate(BOUNDARIES, sizes)
     worst = worst_batches(lengths, candidate.table)
     batches = epoch_shapes(lengths, candidate, 3)
@@ -96,7 +96,7 @@ def test_drop_last_that_leaves_nothing_is_an_error() -> None:
         next(shuffled_epochs(Lengths.of([3.0]), made_candidate([3.0], [4], drop_last=True), 0))
 
 
-def test_the_same_seed_gives_the_same_epoch_and_the_next_epoch_another() -> None:
+def test_a_seed_gives_one_epoch_and_the_next_epoch_another() -> None:
     lengths, candidate = Lengths.of(range(1, 31)), made_candidate(BOUNDARIES, [3, 3, 3])
     first, second = islice(shuffled_epochs(lengths, candidate, 7), 2)
     assert shapes(first) == shapes(next(shuffled_epochs(lengths, candidate, 7)))
@@ -120,7 +120,7 @@ def test_a_batchs_target_is_the_longest_of_its_own_examples() -> None:
     }
 
 
-def test_the_worst_batch_of_a_bucket_is_full_and_as_long_as_its_longest_example() -> None:
+def test_the_worst_batch_is_full_with_its_longest_example() -> None:
     lengths = Lengths.of([1.0, 4.0, 4.0, 11.0])
     worst = worst_batches(lengths, made_candidate(BOUNDARIES, [2, 8, 4]).table)
     assert worst == [PlannedBatch(BatchShape(1, 11.0), 1), PlannedBatch(BatchShape(2, 4.0), 0)]
@@ -154,6 +154,6 @@ def test_large_and_small_alternate(count: int, order: list[int]) -> None:
     assert [batch.bucket for batch in alternating(batches)] == order
 
 
-def test_examples_beyond_the_last_boundary_are_told() -> None:
+def test_examples_beyond_the_last_boundary_are_an_error() -> None:
     with pytest.raises(ResultError, match="2 of 3 examples are longer, up to 31"):
         check_table(Lengths.of([5.0, 30.5, 31.0]), made_candidate(BOUNDARIES, [1, 1, 1]).table)

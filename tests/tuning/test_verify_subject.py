@@ -73,32 +73,32 @@ def test_what_to_type_is_quoted_for_the_shell(tmp_path: Path) -> None:
     assert str(caught.value.hint).endswith("--workload subprocess:run --set 'args=`id`' --set shell=true")
 
 
-def test_no_options_are_passed_to_own_code_that_only_a_file_names(tmp_path: Path) -> None:
+def test_own_code_gets_no_options_that_only_a_file_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="passes none to your code") as caught:
         subject(tmp_path, options=None)
     assert caught.value.hint == "Name them yourself: --set dim=64"
 
 
-def test_another_workload_does_not_take_them_over_and_is_told(tmp_path: Path) -> None:
+def test_another_workload_does_not_take_the_options_and_is_noted(tmp_path: Path) -> None:
     found = subject(tmp_path, workload="made.py:Other", options=None)
     assert found.settings.options == {}
     assert "made.py:Other, but made.py:Made (dim=64) was probed" in found.notes[0]
 
 
-def test_other_options_are_told(tmp_path: Path) -> None:
+def test_other_options_are_noted(tmp_path: Path) -> None:
     assert "made.py:Made (dim=128)" in subject(tmp_path, options={"dim": 128}).notes[0]
 
 
 @pytest.mark.parametrize(
     "wanted", [{"memory_bytes": 1 << 30}, {"memory_fraction": 0.5}, {"reserve_bytes": 0}, {"ddp": True}], ids=str
 )
-def test_with_other_memory_the_limit_is_worked_out_anew_and_told(tmp_path: Path, wanted: dict[str, object]) -> None:
+def test_with_other_memory_the_limit_is_new_and_noted(tmp_path: Path, wanted: dict[str, object]) -> None:
     found = subject(tmp_path, **wanted)
     assert found.limit_bytes is None
     assert "memory settings differ" in found.notes[0]
 
 
-def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
+def test_a_changed_workload_is_noted(tmp_path: Path) -> None:
     workload = tmp_path / "mine.py"
     workload.write_text("# now")
     probe = probed(f"{workload}:Mine")
