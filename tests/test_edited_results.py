@@ -30,7 +30,7 @@ from batchtune.results import WorkloadRecord, write_result
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 from batchtune.tuning.verify_plan import Subject
-from batchtune.tuning.verifying import VerifySettings, verify
+from batchtune.tuning.verifying import VerifyPlan, VerifySettings, verify
 
 SETTINGS = ProbeSettings(
     workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4
@@ -77,10 +77,11 @@ def manifest_of(folder: Path, kind: str) -> list[object]:
     return [folder / f"{kind}.csv", *(["--target-key", "tokens"] if kind == "pairs" else [])]
 
 
-def verified(lengths: Lengths, run: Path, device: LawDevice, **options: Any) -> Any:
+def verified(lengths: Lengths, run: Path, device: LawDevice) -> Any:
     candidate = candidate_of(read_sampler_yaml(run / "sampler.yaml"))
     workload = WorkloadRecord(spec=SETTINGS.workload, options=SETTINGS.options)
-    return verify(device, lengths, candidate, VerifySettings(steps=20), workload, **options)
+    plan = VerifyPlan(lengths=lengths, candidate=candidate, settings=VerifySettings(steps=20))
+    return verify(device, plan, workload)
 
 
 # What an edit does
@@ -197,14 +198,11 @@ def verified_again(lengths: Lengths, run: Path) -> None:
     """Verify as the command does, on the made device."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def run_verify(
-            lengths: Lengths, candidate: Any, settings: Any, subject: Subject, folder: Path, **rest: Any
-        ) -> Any:
+        def run_verify(plan: VerifyPlan, subject: Subject, folder: Path, **_: Any) -> Any:
             workload = subject.settings
             json.dumps(msgspec.to_builtins(workload.setup(subject.limit_bytes)))
-            del rest["on_progress"], rest["on_note"]
             record = WorkloadRecord(spec=workload.workload, options=workload.options)
-            return verify(LawDevice(LAWS["quadratic"], lengths), lengths, candidate, settings, record, **rest)
+            return verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
         patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)
         verify_with_progress(lengths, run, VerifySettings(steps=20), {}, quiet=True)

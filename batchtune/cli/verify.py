@@ -163,7 +163,7 @@ def verify_with_progress(
     from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
     from batchtune.tuning.run_folder import lengths_of
     from batchtune.tuning.verify_plan import check_lengths, subject_of
-    from batchtune.tuning.verifying import run_verify
+    from batchtune.tuning.verifying import VerifyPlan, run_verify
 
     _check_sampler_exists(folder)
     config = read_sampler_yaml(folder / SAMPLER_FILE)
@@ -179,6 +179,12 @@ def verify_with_progress(
             "shuffled examples, as with shuffle: true."
         )
         console.notes([unshuffled], quiet=quiet)
+    plan = VerifyPlan(
+        lengths=lengths,
+        candidate=candidate_of(config, _multiple_of(folder)),
+        settings=replace(settings, seed=config.seed if seed is None else seed),
+        probe=probe,
+    )
     last: VerifyProgress | None = None
     try:
         with worker_bar(lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
@@ -189,12 +195,9 @@ def verify_with_progress(
                 bar.verifying(progress)
 
             return run_verify(
-                lengths,
-                candidate_of(config, _multiple_of(folder)),
-                replace(settings, seed=config.seed if seed is None else seed),
+                plan,
                 subject,
                 folder,
-                probe=probe,
                 on_note=lambda text: console.notes([text], quiet=quiet),
                 on_progress=on_progress,
             )

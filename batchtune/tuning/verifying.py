@@ -105,6 +105,23 @@ class VerifySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPlan:
+    """What to verify, and what to compare it with.
+
+    Attributes:
+        lengths: The data set.
+        candidate: The sampler.
+        settings: How much to run.
+        probe: The source of the estimates; None: there are no estimates.
+    """
+
+    lengths: Lengths
+    candidate: Candidate
+    settings: VerifySettings
+    probe: Probe | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
     """The progress of a verification, before each step.
 
@@ -223,52 +240,46 @@ class _Runner:
 
 
 def run_verify(
-    lengths: Lengths,
-    candidate: Candidate,
-    settings: VerifySettings,
+    plan: VerifyPlan,
     subject: Subject,
     folder: Path,
     *,
-    probe: Probe | None = None,
     on_note: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification:
     """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
-    The run folder is held for this process alone while it runs. Estimates come from `probe`; without it there are none.
-    `on_note` is called with a sentence for the user, `on_progress` before each step.
+    The run folder is held for this process alone while it runs. `on_note` is called with a sentence for the user,
+    `on_progress` before each step.
 
     Raises:
         ResultError: The table does not take all lengths, the probe was of another device, or the file can't be written.
         WorkloadError: The workload failed, not for lack of memory.
         ProbeError: The device can't be used.
     """
-    check_table(lengths, candidate.table)
+    check_table(plan.lengths, plan.candidate.table)
     workload = subject.settings
     with (
         alone_in(folder),
         Supervisor(
             workload.setup(subject.limit_bytes),
-            trial_timeout_seconds=settings.step_timeout_seconds,
+            trial_timeout_seconds=plan.settings.step_timeout_seconds,
             setup_timeout_seconds=workload.setup_timeout_seconds,
             wait_seconds=workload.wait_seconds,
             on_note=on_note,
         ) as supervisor,
     ):
         record = WorkloadRecord(spec=workload.workload, options=workload.options)
-        found = verify(supervisor, lengths, candidate, settings, record, probe=probe, on_progress=on_progress)
+        found = verify(supervisor, plan, record, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, found)
     return found
 
 
 def verify(
     stepper: Stepper,
-    lengths: Lengths,
-    candidate: Candidate,
-    settings: VerifySettings,
+    plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
-    probe: Probe | None = None,
     on_progress: OnProgress | None = None,
     clock: Clock = time.monotonic,
 ) -> Verification:
@@ -282,13 +293,14 @@ def verify(
         ResultError: The probe was of another device, or the sampler makes no batch.
         WorkloadError, ProbeError: As for `run_verify`.
     """
+    candidate, settings, probe = plan.candidate, plan.settings, plan.probe
     device = stepper.start()
     if probe is not None and device.name != probe.device.name:
         raise ResultError(
             f"the run was measured on {probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    summary, lengths = lengths.summary(), candidate.padded(lengths)
+    lengths = candidate.padded(plan.lengths)
     costs = costs_of(probe) if probe else Costs()
     if candidate.multiple_of is not None:
         costs = replace(costs, frontier=costs.continued_frontier)
@@ -327,7 +339,7 @@ def verify(
             judged.reasons.extend([_SINGLE_FAILS] if proposal is None else [])
     return Verification(
         meta=meta_of(Verification),
-        lengths=summary,
+        lengths=plan.lengths.summary(),
         workload=workload,
         device=device,
         settings={**settings.recorded(), "multiple_of": candidate.multiple_of},

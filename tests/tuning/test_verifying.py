@@ -28,7 +28,7 @@ from batchtune.probe.protocol import Stepped
 from batchtune.results import CostModel, Device, Probe, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
 from batchtune.tuning.verify_plan import Candidate
-from batchtune.tuning.verifying import VerifyProgress, VerifySettings, verify
+from batchtune.tuning.verifying import VerifyPlan, VerifyProgress, VerifySettings, verify
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 FITS = made_candidate([5.0, 12.0, 30.0], [180, 75, 30])
@@ -46,7 +46,8 @@ def verified(
     **settings: object,
 ) -> Verification:
     chosen = VerifySettings(**(settings or {"steps": 60}))  # type: ignore[arg-type]
-    return verify(stepper, lengths, candidate, chosen, MADE, probe=probe, on_progress=on_progress, clock=clock)
+    plan = VerifyPlan(lengths=lengths, candidate=candidate, settings=chosen, probe=probe)
+    return verify(stepper, plan, MADE, on_progress=on_progress, clock=clock)
 
 
 def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Stepped | None]:
