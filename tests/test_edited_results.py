@@ -29,8 +29,8 @@ from batchtune.lengths import Lengths
 from batchtune.results import WorkloadRecord, write_result
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.verify_plan import Subject
-from batchtune.tuning.verifying import VerifyPlan, VerifySettings, verify
+from batchtune.tuning.verify_plan import Subject, VerifyPlan, VerifySettings
+from batchtune.tuning.verifying import verify
 
 SETTINGS = ProbeSettings(
     workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4

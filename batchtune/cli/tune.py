@@ -61,7 +61,7 @@ def tune(
     from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, verify_with_progress
     from batchtune.reports import load_run, render
     from batchtune.reports.terminal import render_terminal
-    from batchtune.tuning.verifying import DEFAULT_STEPS, VerifySettings
+    from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     steps = DEFAULT_STEPS if verify_steps is None else verify_steps
     verify_settings = VerifySettings(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from batchtune.exports.sampler import SamplerConfig
     from batchtune.lengths import Lengths
     from batchtune.results import Verification
-    from batchtune.tuning.verify_plan import Candidate
-    from batchtune.tuning.verifying import VerifyProgress, VerifySettings
+    from batchtune.tuning.verify_plan import Candidate, VerifySettings
+    from batchtune.tuning.verifying import VerifyProgress
 
 EXAMPLES = """
 batchtune verify train.csv --workload train.py:MyStep
@@ -119,7 +119,7 @@ def verify(
     from batchtune.reports import load_run
     from batchtune.reports.terminal import render_verification
     from batchtune.results import encode
-    from batchtune.tuning.verifying import DEFAULT_STEPS, VerifySettings
+    from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
     settings = VerifySettings(
@@ -162,8 +162,8 @@ def verify_with_progress(
     from batchtune.exports.sampler import read_sampler_yaml
     from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
     from batchtune.tuning.run_folder import lengths_of
-    from batchtune.tuning.verify_plan import check_lengths, subject_of
-    from batchtune.tuning.verifying import VerifyPlan, run_verify
+    from batchtune.tuning.verify_plan import VerifyPlan, check_lengths, subject_of
+    from batchtune.tuning.verifying import run_verify
 
     _check_sampler_exists(folder)
     config = read_sampler_yaml(folder / SAMPLER_FILE)

@@ -1,4 +1,4 @@
-"""What a verification runs: the workload and limit that were probed, and the sampler's batches."""
+"""The plan of a verification: the workload and limit that were probed, the sampler, and its batches."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from batchtune.tuning.run_folder import other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin
 
+DEFAULT_STEPS = 200
 _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 
@@ -194,6 +195,66 @@ class Candidate:
     def with_sizes(self, batch_sizes: IntArray) -> Candidate:
         """Return the same sampler with other batch sizes."""
         return replace(self, table=BucketTable(self.table.boundaries, batch_sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifySettings:
+    """How much to run, and how closely to look; exactly one of the first three.
+
+    Attributes:
+        steps: Shuffled steps to run; may be more than an epoch has.
+        minutes: Run shuffled steps for so long.
+        epoch: Run one epoch.
+        seed: Seed of the shuffles.
+        time_tolerance: How far the measured time may be from the estimate, as a fraction of it.
+        step_timeout_seconds: Time limit of one step.
+
+    Raises:
+        UsageError: A value is out of range, or not exactly one duration is set.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+    epoch: bool = False
+    seed: int = 0
+    time_tolerance: float = 0.10
+    step_timeout_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if (self.steps is not None) + (self.minutes is not None) + self.epoch != 1:
+            raise UsageError("how long to verify is not clear", "Give one of --steps, --minutes and --epoch.")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise UsageError(f"the number of minutes must be positive and finite, got {self.minutes}")
+        if self.seed < 0:
+            raise UsageError(f"the seed of the shuffles must be at least 0, got {self.seed}")
+        if not 0 < self.time_tolerance < float("inf"):
+            raise UsageError(f"the time tolerance must be positive and finite, got {self.time_tolerance}")
+        if not self.step_timeout_seconds > 0:
+            raise UsageError(f"the time limit of a step must be positive, got {self.step_timeout_seconds}")
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings as `verify.json` holds them."""
+        names = ("steps", "minutes", "epoch", "seed", "time_tolerance")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyPlan:
+    """What to verify, and what to compare it with.
+
+    Attributes:
+        lengths: The data set.
+        candidate: The sampler.
+        settings: How much to run.
+        probe: The source of the estimates; None: there are no estimates.
+    """
+
+    lengths: Lengths
+    candidate: Candidate
+    settings: VerifySettings
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True)

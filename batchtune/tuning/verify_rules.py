@@ -12,12 +12,12 @@ from batchtune.batching import epochs
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.probe.protocol import Stepped
-from batchtune.results import Proposal, VerifyFailure, VerifyPhase
+from batchtune.results import Device, Proposal, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
 from batchtune.tuning.distribution import ProvenBy
 from batchtune.tuning.estimates import estimated_epoch_seconds
 from batchtune.tuning.memory_growth import FEWEST_STEPS, Growth, growth_of, interquartile_range
 from batchtune.tuning.sweep import Costs
-from batchtune.tuning.verify_plan import Candidate, PlannedBatch
+from batchtune.tuning.verify_plan import Candidate, PlannedBatch, VerifyPlan
 from batchtune.units import counted, format_length, format_seconds
 
 # By how much a batch size is lowered, try by try, if the probe knows no better.
@@ -92,52 +92,62 @@ def _until_failure(steps: Sequence[DoneStep]) -> list[Stepped]:
     return [done.stepped for done in steps[:failed]]
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What the steps mean.
-
-    Attributes:
-        rest: How memory in use between steps grew; None if unknown.
-        reserved: The same of the memory that the allocator holds.
-        timing: Measured against estimated time.
-        leaks: Whether memory creeps, so that no size would hold.
-        reasons: Why the verification does not hold; sentences without a full stop.
-        warnings: Likewise, but no reason to fail.
-    """
-
-    rest: Growth | None
-    reserved: Growth | None
-    timing: Timing
-    leaks: bool
-    reasons: list[str]
-    warnings: list[str]
-
-
 def judge(
-    steps: DoneSteps, lengths: Lengths, candidate: Candidate, costs: Costs, *, time_tolerance: float, limit_bytes: int
-) -> Judgement:
-    """Judge all steps that were run; `lengths` are padded as the batches are."""
-    passed, rest = _until_failure(steps.shuffled), steps.rest_growth()
+    steps: DoneSteps,
+    plan: VerifyPlan,
+    workload: WorkloadRecord,
+    device: Device,
+    costs: Costs,
+    planned_steps: int | None,
+) -> Verification:
+    """Judge all steps that were run; `planned_steps` is the number of shuffled ones, None if time decided."""
+    candidate, lengths = plan.candidate, plan.candidate.padded(plan.lengths)
+    limit_bytes, tolerance = device.limit_bytes, plan.settings.time_tolerance
+    passed, rest, failures = _until_failure(steps.shuffled), steps.rest_growth(), steps.failures
+    reserved = growth_of([one.reserved_bytes for one in passed])
     unused = growth_of(
         [None if one.reserved_bytes is None else one.reserved_bytes - (one.rest_bytes or 0) for one in passed]
     )
     timing = _timing_of_steps(steps.shuffled, lengths, candidate, costs)
-    failures = steps.failures
     reasons = failure_reasons(failures, candidate.table.boundaries.tolist(), lengths.unit, costs.proven_by)
-    leaks = rest is not None and rest.leaks(limit_bytes)
-    if rest is not None and leaks:
+    if rest is not None and rest.leaks(limit_bytes):
         reasons.insert(0, leak_reason(rest))
     if unused is not None and unused.fragments(limit_bytes):
         reasons.append(
             f"The allocator's cache {unused} and was still growing: batches of different shapes fragment the memory. "
-            "Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free "
-            "with --memory-fraction, and probe again"
+            "Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and "
+            "probe again"
         )
-    if not failures and not timing.within(time_tolerance):
-        reasons.append(_time_reason(timing, time_tolerance))
-    warnings = list(_warnings(steps, rest, costs, limit_bytes, failed=bool(failures)))
-    reserved = growth_of([one.reserved_bytes for one in passed])
-    return Judgement(rest, reserved, timing, leaks, reasons, warnings)
+    if not failures and not timing.within(tolerance):
+        reasons.append(_time_reason(timing, tolerance))
+    return Verification(
+        meta=meta_of(Verification),
+        lengths=plan.lengths.summary(),
+        workload=workload,
+        device=device,
+        settings={**plan.settings.recorded(), "multiple_of": candidate.multiple_of},
+        bucket_boundaries=candidate.table.boundaries.tolist(),
+        bucket_batch_sizes=candidate.table.batch_sizes.tolist(),
+        max_batch_length=candidate.max_batch_length,
+        worst_steps=len(steps.worst),
+        steps=sum(done.stepped.outcome == "ok" for done in steps.shuffled),
+        planned_steps=planned_steps,
+        epoch_batches=_epoch_batches(lengths, candidate),
+        failures=failures,
+        alloc_retries=steps.alloc_retries,
+        peak_bytes=steps.most(lambda stepped: stepped.peak_bytes),
+        reserved_bytes=steps.most(lambda stepped: stepped.reserved_bytes),
+        rest_growth_bytes=None if rest is None else round(rest.total_bytes),
+        reserved_growth_bytes=None if reserved is None else round(reserved.total_bytes),
+        estimated_epoch_seconds=timing.estimated_epoch_seconds,
+        measured_epoch_seconds=timing.measured_epoch_seconds,
+        time_ratio=timing.ratio,
+        time_ratio_spread=timing.spread,
+        holds=not reasons,
+        reasons=reasons,
+        warnings=list(_warnings(steps, rest, costs, limit_bytes, failed=bool(failures))),
+        proposal=None,
+    )
 
 
 def _warnings(steps: DoneSteps, rest: Growth | None, costs: Costs, limit_bytes: int, *, failed: bool) -> Iterator[str]:
@@ -215,7 +225,7 @@ def timing_of(
 def _timing_of_steps(shuffled: Sequence[DoneStep], lengths: Lengths, candidate: Candidate, costs: Costs) -> Timing:
     timed = [(done.planned.shape, done.stepped.step_seconds) for done in shuffled if done.stepped.step_seconds]
     seconds = [step_seconds for _, step_seconds in timed if step_seconds is not None]
-    batches = epoch_batches(lengths, candidate)
+    batches = _epoch_batches(lengths, candidate)
     if costs.step_seconds is None:
         return timing_of(seconds, None, None, batches)
     epoch = estimated_epoch_seconds(lengths, candidate.table, costs.step_seconds, drop_last=candidate.drop_last)
@@ -228,7 +238,7 @@ def _timing_of_steps(shuffled: Sequence[DoneStep], lengths: Lengths, candidate: 
     return timing_of(seconds, np.asarray(estimated, dtype=np.float64), epoch, batches)
 
 
-def epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
+def _epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
     """Return the number of batches of one epoch."""
     counts = candidate.table.counts(lengths.histogram)
     return epochs.count(counts, candidate.table.batch_sizes, epochs.Dealing(drop_last=candidate.drop_last))

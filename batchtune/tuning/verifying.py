@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
+
+from msgspec import structs
 
 from batchtune.batching.epochs import EpochShapes
 from batchtune.cost import predict
-from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
-from batchtune.lengths import Lengths
+from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.probe.confirmation import alternating
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Stepped
@@ -23,7 +24,6 @@ from batchtune.results import (
     Verification,
     VerifyPhase,
     WorkloadRecord,
-    meta_of,
     write_result,
 )
 from batchtune.shapes import BatchShape
@@ -35,14 +35,15 @@ from batchtune.tuning.verify_plan import (
     Candidate,
     PlannedBatch,
     Subject,
+    VerifyPlan,
+    VerifySettings,
     batch_of,
     check_table,
     shuffled_epochs,
     worst_batches,
 )
-from batchtune.tuning.verify_rules import DoneStep, DoneSteps, epoch_batches, judge, leak_reason, propose
+from batchtune.tuning.verify_rules import DoneStep, DoneSteps, judge, leak_reason, propose
 
-DEFAULT_STEPS = 200
 # Shuffled steps with smaller sizes if the larger ones never got to any: enough to see a leak.
 _PROPOSAL_STEPS = 2 * FEWEST_STEPS
 _SINGLE_FAILS = (
@@ -59,66 +60,6 @@ class Stepper(Protocol):
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
         """Run one step; the allocator's cache is kept unless `release`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifySettings:
-    """How much to run, and how closely to look; exactly one of the first three.
-
-    Attributes:
-        steps: Shuffled steps to run; may be more than an epoch has.
-        minutes: Run shuffled steps for so long.
-        epoch: Run one epoch.
-        seed: Seed of the shuffles.
-        time_tolerance: How far the measured time may be from the estimate, as a fraction of it.
-        step_timeout_seconds: Time limit of one step.
-
-    Raises:
-        UsageError: A value is out of range, or not exactly one duration is set.
-    """
-
-    steps: int | None = None
-    minutes: float | None = None
-    epoch: bool = False
-    seed: int = 0
-    time_tolerance: float = 0.10
-    step_timeout_seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        if (self.steps is not None) + (self.minutes is not None) + self.epoch != 1:
-            raise UsageError("how long to verify is not clear", "Give one of --steps, --minutes and --epoch.")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"the number of steps must be at least 1, got {self.steps}")
-        if self.minutes is not None and not 0 < self.minutes < float("inf"):
-            raise UsageError(f"the number of minutes must be positive and finite, got {self.minutes}")
-        if self.seed < 0:
-            raise UsageError(f"the seed of the shuffles must be at least 0, got {self.seed}")
-        if not 0 < self.time_tolerance < float("inf"):
-            raise UsageError(f"the time tolerance must be positive and finite, got {self.time_tolerance}")
-        if not self.step_timeout_seconds > 0:
-            raise UsageError(f"the time limit of a step must be positive, got {self.step_timeout_seconds}")
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings as `verify.json` holds them."""
-        names = ("steps", "minutes", "epoch", "seed", "time_tolerance")
-        return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyPlan:
-    """What to verify, and what to compare it with.
-
-    Attributes:
-        lengths: The data set.
-        candidate: The sampler.
-        settings: How much to run.
-        probe: The source of the estimates; None: there are no estimates.
-    """
-
-    lengths: Lengths
-    candidate: Candidate
-    settings: VerifySettings
-    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,59 +252,32 @@ def verify(
         runner.run_shuffled(shuffled_epochs(lengths, tried, how.seed), how)
         return runner
 
+    first = run(candidate, settings, for_proposal=False)
+    found = judge(first.done, plan, workload, device, costs, first.planned_steps)
+    rest = first.done.rest_growth()
+    if not found.failures or (rest is not None and rest.leaks(device.limit_bytes)):  # a leak would stop any size
+        return found
+    steps = max(len(first.done.shuffled), min(_PROPOSAL_STEPS, first.planned_steps or _PROPOSAL_STEPS))
+
     def run_smaller(smaller: Candidate) -> DoneSteps:
         """Run smaller sizes as the ones that failed were: in a fresh worker, and for at least as many steps."""
         stepper.start()
-        steps = max(len(done.shuffled), min(_PROPOSAL_STEPS, planned_steps or _PROPOSAL_STEPS))
         tried = run(smaller, replace(settings, steps=steps, minutes=None, epoch=False), for_proposal=True).done
         rest = tried.rest_growth()
         if rest is not None and rest.leaks(device.limit_bytes):
             raise _Leaks(rest)
         return tried
 
-    runner = run(candidate, settings, for_proposal=False)
-    done, planned_steps = runner.done, runner.planned_steps
-    judged = judge(
-        done, lengths, candidate, costs, time_tolerance=settings.time_tolerance, limit_bytes=device.limit_bytes
-    )
-    proposal, failures = None, done.failures
-    if failures and not judged.leaks:  # what still grows would stop any size
-        try:
-            failing = {failure.bucket for failure in failures}
-            proposal = propose(lengths, candidate, failing, run_smaller, costs.frontier)
-        except _Leaks as leaks:
-            judged.reasons.insert(0, leak_reason(leaks.rest))
-        except (ProbeError, WorkloadError) as error:  # what was found out so far must not be lost
-            judged.warnings.append(f"Smaller sizes could not be tried: {error.message}")
-        else:
-            judged.reasons.extend([_SINGLE_FAILS] if proposal is None else [])
-    return Verification(
-        meta=meta_of(Verification),
-        lengths=plan.lengths.summary(),
-        workload=workload,
-        device=device,
-        settings={**settings.recorded(), "multiple_of": candidate.multiple_of},
-        bucket_boundaries=candidate.table.boundaries.tolist(),
-        bucket_batch_sizes=candidate.table.batch_sizes.tolist(),
-        max_batch_length=candidate.max_batch_length,
-        worst_steps=len(done.worst),
-        steps=sum(step.stepped.outcome == "ok" for step in done.shuffled),
-        planned_steps=planned_steps,
-        epoch_batches=epoch_batches(lengths, candidate),
-        failures=failures,
-        alloc_retries=done.alloc_retries,
-        peak_bytes=done.most(lambda stepped: stepped.peak_bytes),
-        reserved_bytes=done.most(lambda stepped: stepped.reserved_bytes),
-        rest_growth_bytes=_whole(judged.rest),
-        reserved_growth_bytes=_whole(judged.reserved),
-        estimated_epoch_seconds=judged.timing.estimated_epoch_seconds,
-        measured_epoch_seconds=judged.timing.measured_epoch_seconds,
-        time_ratio=judged.timing.ratio,
-        time_ratio_spread=judged.timing.spread,
-        holds=not judged.reasons,
-        reasons=judged.reasons,
-        warnings=judged.warnings,
-        proposal=proposal,
+    try:
+        failing = {failure.bucket for failure in found.failures}
+        proposal = propose(lengths, candidate, failing, run_smaller, costs.frontier)
+    except _Leaks as leaks:
+        return structs.replace(found, reasons=[leak_reason(leaks.rest), *found.reasons])
+    except (ProbeError, WorkloadError) as error:  # the result so far must not be lost
+        untried = f"Smaller sizes could not be tried: {error.message}"
+        return structs.replace(found, warnings=[*found.warnings, untried])
+    return structs.replace(
+        found, proposal=proposal, reasons=[*found.reasons, *([_SINGLE_FAILS] if proposal is None else [])]
     )
 
 
@@ -381,7 +295,3 @@ def _memory_model(probe: Probe | None) -> Callable[[BatchShape], float] | None:
     if model is None:
         return None
     return lambda shape: float(predict(model, shape.batch_size, shape.length, shape.target_length))
-
-
-def _whole(growth: Growth | None) -> int | None:
-    return None if growth is None else round(growth.total_bytes)

@@ -27,8 +27,8 @@ from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Stepped
 from batchtune.results import CostModel, Device, Probe, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
-from batchtune.tuning.verify_plan import Candidate
-from batchtune.tuning.verifying import VerifyPlan, VerifyProgress, VerifySettings, verify
+from batchtune.tuning.verify_plan import Candidate, VerifyPlan, VerifySettings
+from batchtune.tuning.verifying import VerifyProgress, verify
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 FITS = made_candidate([5.0, 12.0, 30.0], [180, 75, 30])
