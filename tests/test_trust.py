@@ -1,4 +1,4 @@
-"""When measured figures can't be trusted, and what is said then."""
+"""Warnings about figures that can't be trusted."""
 
 from __future__ import annotations
 

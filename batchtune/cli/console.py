@@ -110,7 +110,7 @@ def describe(lengths: Lengths) -> list[str]:
 
 
 def encodes_blocks(stream: TextIO) -> bool:
-    """Whether a stream can show block characters."""
+    """Return whether a stream can show block characters."""
     try:
         "█▏".encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

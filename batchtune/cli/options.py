@@ -306,7 +306,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions(WorkloadOptions):
-    """What to measure, and where."""
+    """The options of a probe."""
 
     device: Annotated[str | None, DEVICE] = "auto"
     memory: Annotated[
@@ -365,7 +365,7 @@ class ProbeOptions(WorkloadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Which bucket tables to compare."""
+    """The bucket tables to compare."""
 
     PANEL: ClassVar = BUCKETS
 

@@ -242,7 +242,7 @@ class VerifySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyPlan:
-    """What to verify, and what to compare it with.
+    """The subject of a verification, and the probe to compare it with.
 
     Attributes:
         lengths: The data set.

@@ -1,4 +1,4 @@
-"""Whether a verification holds: no failure, memory that does not creep, the estimated time; else, smaller sizes."""
+"""Judging a verification (failures, memory that creeps, times), and proposing smaller sizes if it does not hold."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Timing:
     spread: float | None
 
     def within(self, tolerance: float) -> bool:
-        """Whether the time is as estimated; true if there is nothing to compare."""
+        """Return whether the time is as estimated; true if there is nothing to compare."""
         return self.ratio is None or abs(self.ratio - 1) <= tolerance
 
 

@@ -1,4 +1,4 @@
-"""What the shells' completion offers, asked for as the shells ask."""
+"""The shells' completion, requested as the shells do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchtune.schemas import SCHEMAS
 
 
 def offered(batchtune: Run, shell: str, line: str) -> str:
-    """What a shell is told where the cursor stands at the end of a line."""
+    """Return what a shell gets if the cursor is at the end of a line."""
     words = line.split(" ")
     env = {
         "_BATCHTUNE_COMPLETE": f"complete_{shell}",
@@ -30,7 +30,7 @@ def offered(batchtune: Run, shell: str, line: str) -> str:
 
 
 def values(text: str) -> set[str]:
-    """The values alone, of bash: one a line."""
+    """Return the values alone, of bash: one per line."""
     return set(text.split())
 
 

@@ -1,4 +1,4 @@
-"""What a run was read with is remembered: later commands need not repeat it."""
+"""A run remembers how its manifest was read: later commands need not repeat it."""
 
 from __future__ import annotations
 

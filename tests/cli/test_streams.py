@@ -1,4 +1,4 @@
-"""What a reader that leaves early, or was never there, changes: nothing in the exit code."""
+"""A reader that leaves early, or was never there, does not change the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When memory creeps."""
+"""Memory that creeps, and memory that only settles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches a verification runs."""
+"""The batches that a verification runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an epoch's time is compared with."""
+"""Measured against estimated time of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verification runs on."""
+"""The workload, device and limit of a verification."""
 
 from __future__ import annotations
 
