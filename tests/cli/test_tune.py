@@ -282,6 +282,7 @@ def alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals are POSIX")
 def test_on_a_terminal_there_is_live_progress(manifest: Path, tmp_path: Path) -> None:
     import pty
