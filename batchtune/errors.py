@@ -1,7 +1,7 @@
 """The exceptions that a user sees: a message, a hint, an exit code.
 
-Every failure that a user can cause or mend is a `BatchtuneError`; `batchtune.cli` catches it in one place and
-prints it. Anything else that escapes is a defect of batchtune.
+Every failure that a user can cause or fix is a `BatchtuneError`; `batchtune.cli` catches it in one place and prints
+it. Anything else that escapes is a bug of batchtune.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 QUOTED_CHARACTERS = 80
-# What stands in a message without a space and is longer, such as a path, is cut in its middle.
+# Longer words in a message, such as a path, are cut in the middle.
 _LONG_WORD = re.compile(r"\S{401,}")
 # A long word may be broken anywhere.
 _WORDS_BEGIN = re.compile(r"(?<!\S)::|\S{40,}")
@@ -18,7 +18,7 @@ _LINES_BEGIN = re.compile(r"^\s*::", re.MULTILINE)
 
 
 def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
-    """Return a foreign value as a message quotes it: its repr, cut to `limit` characters."""
+    """Quote a foreign value for a message: its repr, cut to `limit` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole numbers of more than 4,300 digits
@@ -27,13 +27,13 @@ def shortened(value: object, limit: int = QUOTED_CHARACTERS) -> str:
 
 
 def listed(values: Sequence[object], most: int = 20) -> str:
-    """Return foreign values as a message lists them: the first of them, each shortened, and how many more there are."""
+    """List foreign values for a message: the first, each shortened, and the number of the others."""
     more = [f"and {len(values) - most:,} more"] if len(values) > most else []
     return ", ".join([*map(shortened, values[:most]), *more])
 
 
 def bounded(text: str) -> str:
-    """Return a message without endless words: of each that is longer than 400 characters the begin and the end."""
+    """Cut each word of a message that is longer than 400 characters to its beginning and end."""
     return _LONG_WORD.sub(lambda match: f"{match[0][:200]}…{match[0][-100:]}", text)
 
 
@@ -57,11 +57,11 @@ def without_commands(text: str, *, wrapped: bool = True) -> str:
 
 
 class BatchtuneError(Exception):
-    """Something went wrong that the user can understand and mend.
+    """An error that the user can understand and fix.
 
     Args:
         message: What is wrong and where (file, line, id).
-        hint: What to do about it, a full sentence, or None where the message says all.
+        hint: What to do about it, a full sentence, or None if the message says all.
     """
 
     exit_code = 1
@@ -74,7 +74,7 @@ class BatchtuneError(Exception):
 
 
 class UsageError(BatchtuneError):
-    """The command line, the environment or `[tool.batchtune]` asks for something that has no meaning."""
+    """The command line, the environment or `[tool.batchtune]` asks for something meaningless."""
 
     exit_code = 2
 
@@ -88,7 +88,7 @@ class ResultError(BatchtuneError):
 
 
 class WorkloadError(BatchtuneError):
-    """The user's workload failed with something that is no lack of memory.
+    """The user's workload failed, not for lack of memory.
 
     Args:
         message: What failed (import, `setup`, `make_batch`, `step`) and the error's own first line.

@@ -15,15 +15,9 @@ from batchtune.units import format_size
 
 
 def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part.
+    """Write a file so that a reader sees the old content or the new, never a part.
 
-    Args:
-        path: As for `writing_whole`.
-        content: Text (written as UTF-8) or bytes.
-        follow: As for `writing_whole`.
-
-    Raises:
-        ResultError: The file can't be written: a full disk, no permission, a folder in its place.
+    Text is written as UTF-8; `path`, `follow` and errors are as for `writing_whole`.
     """
     with writing_whole(path, follow=follow) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
@@ -31,15 +25,15 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
 
 @contextlib.contextmanager
 def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write to that takes its name when the block ends, and leaves nothing behind where that fails.
+    """Open a file that takes its name when the block ends, and leaves nothing behind on failure.
 
-    What is written goes to a temporary file in the same folder, which then takes the name.
+    Until then it is a temporary file in the same folder.
 
     Args:
-        path: The file; its folder is made where missing.
+        path: The file; its folder is created if missing.
         synced: Whether it must survive a loss of power.
-        follow: Whether a link is followed, and a device or pipe written to as it is: not in a run folder, where the
-            file takes their place. The folder may come from anywhere, and a link in it lead to any file.
+        follow: Whether to follow a link, and to write to a device or pipe. False in a run folder, where the file
+            replaces them: the folder may come from anywhere, and a link in it lead to any file.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.
@@ -72,13 +66,13 @@ def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: 
     """Read a file that may come from anywhere.
 
     Args:
-        path: Of the file.
-        most_bytes: The largest that it may be.
-        hint: What to do where it is not what it should be.
-        name: What to call it in messages; its path unless given.
+        path: The file.
+        most_bytes: The largest size that is read.
+        hint: What to do if it can't be read.
+        name: Its name in messages; its path unless given.
 
     Raises:
-        ResultError: Missing, unreadable, larger, or no ordinary file: a pipe or a device might never end.
+        ResultError: Missing, unreadable, larger, or not an ordinary file: a pipe or a device might never end.
     """
     name = name or str(path)
     try:
@@ -92,12 +86,12 @@ def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: 
     except OSError as error:
         raise ResultError(f"{name} can't be read: {error.strerror or error}", hint) from error
     if len(content) > most_bytes:
-        raise ResultError(f"{name} is larger than {format_size(most_bytes)}: batchtune writes and reads none", hint)
+        raise ResultError(f"{name} is larger than {format_size(most_bytes)}: batchtune writes no such file", hint)
     return content
 
 
 def unwritable(path: Path, error: OSError) -> ResultError:
-    """The error for a file that can't be written, with the system's own reason."""
+    """Return the error for a file that can't be written, with the system's own reason."""
     return ResultError(
         f"{path} can't be written: {error.strerror or error}",
         "Nothing was left half-written. Make room or choose another place, then run the same command again.",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def available_memory() -> int | None:
-    """How much more processes can take without swapping, in bytes (MemAvailable; man 5 proc)."""
+    """Return how much more processes can take without swapping, in bytes (MemAvailable; man 5 proc)."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -17,7 +17,7 @@ def available_memory() -> int | None:
 
 
 def total_memory() -> int:
-    """The machine's memory, or the container's where that is less, in bytes."""
+    """Return the memory of the machine, or of the container if that is less, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):

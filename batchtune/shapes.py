@@ -12,7 +12,7 @@ class BatchShape:
     Attributes:
         batch_size: Number of examples, at least 1.
         length: Length of the longest example, in the manifest's unit; all examples are padded to it.
-        target_length: Length of the longest target (tokens of a transcript, say), or None where the manifest
+        target_length: Length of the longest target (tokens of a transcript, say), or None if the manifest
             has no second length.
     """
 
@@ -32,7 +32,7 @@ class BatchShape:
         return self.batch_size * self.length
 
     def contains(self, other: BatchShape) -> bool:
-        """Whether it is at least as large in every respect, and larger in one."""
+        """Return whether it is at least as large in every respect, and larger in one."""
         no_less = (
             self.batch_size >= other.batch_size
             and self.length >= other.length

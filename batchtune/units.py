@@ -12,7 +12,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_size(text: str) -> int:
-    """Reads a memory size such as `2GiB`, `500MB`, `24g` or `1073741824`, in bytes.
+    """Read a memory size such as `2GiB`, `500MB`, `24g` or `1073741824`, in bytes.
 
     `KiB`, `MiB`, `GiB`, `TiB` are powers of 1024, as are the bare letters `K`, `M`, `G`, `T` (as `ulimit` and
     `docker` read them); `kB`, `MB`, `GB`, `TB` are powers of 1000.
@@ -26,12 +26,14 @@ def parse_size(text: str) -> int:
         decimal = match[2] and not match[3] and text.strip().lower().endswith("b")
         size = float(match[1]) * (1000 if decimal else 1024) ** _POWERS[(match[2] or "").upper()]
     if not 1 <= size < math.inf:
-        raise UsageError(f"{shortened(text)} is no memory size", "Write a number with a unit, such as 2GiB or 500MB.")
+        raise UsageError(
+            f"{shortened(text)} is not a memory size", "Write a number with a unit, such as 2GiB or 500MB."
+        )
     return round(size)
 
 
 def format_size(size_bytes: float) -> str:
-    """Bytes for a person, 3 significant digits: `1.9 GiB`."""
+    """Format bytes for a person with 3 significant digits: `1.9 GiB`."""
     size = float(round(size_bytes))
     for unit in ("B", "KiB", "MiB", "GiB"):
         if round(abs(size)) < 1024:
@@ -41,29 +43,29 @@ def format_size(size_bytes: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """3 significant digits, but never fewer than stand before the point: `.3g` writes 1000 as `1e+03`."""
+    """Format with 3 significant digits, or more before the point: `.3g` would write 1000 as `1e+03`."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def format_number(value: float) -> str:
-    """A number for a person: at most 4 significant digits below 10,000, grouped by thousands above."""
+    """Format a number for a person: at most 4 significant digits below 10,000, grouped by thousands above."""
     if abs(value) >= 9999.5:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`, `28,539 lengths`."""
+    """Return `1 cell`, `2 cells`, `28,539 lengths`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_length(value: float, unit: str | None) -> str:
-    """A length with its unit: `24.5 s`; without one where it is unknown."""
+    """Format a length with its unit, if known: `24.5 s`."""
     return f"{format_number(value)} {unit}" if unit else format_number(value)
 
 
 def format_seconds(seconds: float) -> str:
-    """A time span for a person: `430 µs`, `45 ms`, `12.3 s`, `4 min 05 s`, `3 h 12 min`.
+    """Format a time span for a person: `430 µs`, `45 ms`, `12.3 s`, `4 min 05 s`, `3 h 12 min`.
 
     The unit is chosen by the rounded number, so that 59.96 s is `1 min 00 s` and not `60 s`.
     """

@@ -21,7 +21,7 @@ from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
 from ruamel.yaml import YAML
 
-from batchtune.cli.verifying import candidate_of, verify_with_progress
+from batchtune.cli.verify import candidate_of, verify_with_progress
 from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
@@ -29,8 +29,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import WorkloadRecord, write_result
 from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
-from batchtune.tuning.verify_setup import Wanted
-from batchtune.tuning.verify_steps import VerifySettings
+from batchtune.tuning.verify_plan import Subject, VerifyPlan, VerifySettings
 from batchtune.tuning.verifying import verify
 
 SETTINGS = ProbeSettings(
@@ -78,10 +77,11 @@ def manifest_of(folder: Path, kind: str) -> list[object]:
     return [folder / f"{kind}.csv", *(["--target-key", "tokens"] if kind == "pairs" else [])]
 
 
-def verified(lengths: Lengths, run: Path, device: LawDevice, **options: Any) -> Any:
+def verified(lengths: Lengths, run: Path, device: LawDevice) -> Any:
     candidate = candidate_of(read_sampler_yaml(run / "sampler.yaml"))
     workload = WorkloadRecord(spec=SETTINGS.workload, options=SETTINGS.options)
-    return verify(device, lengths, candidate, VerifySettings(steps=20), workload, **options)
+    plan = VerifyPlan(lengths=lengths, candidate=candidate, settings=VerifySettings(steps=20))
+    return verify(device, plan, workload)
 
 
 # What an edit does
@@ -198,16 +198,14 @@ def verified_again(lengths: Lengths, run: Path) -> None:
     """Verify as the command does, on the made device."""
     with pytest.MonkeyPatch.context() as patch:
 
-        def run_verify(
-            lengths: Lengths, candidate: Any, settings: Any, workload: Any, folder: Path, **rest: Any
-        ) -> Any:
-            json.dumps(msgspec.to_builtins(workload.setup(rest.pop("limit_bytes"))))
-            del rest["on_progress"], rest["on_note"]
+        def run_verify(plan: VerifyPlan, subject: Subject, folder: Path, **_: Any) -> Any:
+            workload = subject.settings
+            json.dumps(msgspec.to_builtins(workload.setup(subject.limit_bytes)))
             record = WorkloadRecord(spec=workload.workload, options=workload.options)
-            return verify(LawDevice(LAWS["quadratic"], lengths), lengths, candidate, settings, record, **rest)
+            return verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
         patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)
-        verify_with_progress(lengths, run, VerifySettings(steps=20), Wanted(), quiet=True)
+        verify_with_progress(lengths, run, VerifySettings(steps=20), {}, quiet=True)
 
 
 def harmless(text: str, *, own_commands: bool) -> None:

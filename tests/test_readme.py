@@ -1,4 +1,4 @@
-"""What the README and the pages beside it say of names is what the code has."""
+"""The names in the README and the other pages are those of the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When measured figures can't be trusted, and what is said then."""
+"""Warnings about figures that can't be trusted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_device_left_alone_gives_no_warning() -> None:
     assert trust_warnings(device(processes=[]), [trial(**quiet) for _ in range(10)]) == []
 
 
-def test_what_can_not_be_told_gives_no_warning() -> None:
+def test_unknown_facts_give_no_warning() -> None:
     assert trust_warnings(device(other_processes=None, free_bytes=None, outside_bytes=None), [trial()]) == []
 
 
@@ -45,20 +45,18 @@ def test_what_can_not_be_told_gives_no_warning() -> None:
         ),
     ],
 )
-def test_other_processes_are_named_with_their_memory_unless_they_hold_next_to_nothing(
-    processes: list[tuple[int, int | None]], who: str | None
-) -> None:
+def test_other_processes_are_named_with_their_memory(processes: list[tuple[int, int | None]], who: str | None) -> None:
     found = [DeviceProcess(pid=pid, used_bytes=used) for pid, used in processes]
     assert busy_with(found) == who
     told = trust_warnings(device(processes=found, other_processes=len(found)), [])
     assert [text.split(". ")[0] for text in told] == ([f"Also on the device: {who}"] if who else [])
 
 
-def test_processes_that_are_only_counted_are_told_too() -> None:
+def test_processes_that_are_only_counted_give_a_warning() -> None:
     assert trust_warnings(device(other_processes=2), [])[0].startswith("Also on the device: 2 other processes. ")
 
 
-def test_a_clock_that_was_held_down_is_told_with_its_reasons() -> None:
+def test_a_throttled_clock_is_reported_with_its_reasons() -> None:
     trials = [
         trial(throttle_reasons=["power cap", "thermal slowdown by the driver"]),
         trial(throttle_reasons=["power cap"]),
@@ -72,7 +70,7 @@ def test_a_clock_that_was_held_down_is_told_with_its_reasons() -> None:
 
 
 @pytest.mark.parametrize(("clocks", "told"), [((1980, 1782), False), ((1980, 1781), True), ((1980,), False)])
-def test_a_clock_that_varies_is_told(clocks: tuple[int, ...], told: bool) -> None:
+def test_a_clock_that_varies_gives_a_warning(clocks: tuple[int, ...], told: bool) -> None:
     trials = [trial(sm_clock_mhz=clock) for clock in clocks] + [trial(sm_clock_mhz=300, outcome="oom")]
     assert bool(trust_warnings(device(), trials)) is told
 
@@ -84,7 +82,7 @@ def test_trials_of_a_single_timed_step_count_as_trials() -> None:
 
 
 @pytest.mark.parametrize(("others", "threads", "told"), [(0.2, 2, False), (0.8, 2, True), (0.8, 1, False)])
-def test_programs_that_take_processors_from_the_steps_are_told(others: float, threads: int, told: bool) -> None:
+def test_programs_that_take_processors_give_a_warning(others: float, threads: int, told: bool) -> None:
     cpu = device(kind="cpu", processors=2, settings={"threads": threads}, other_processors=2.0)
     found = trust_warnings(cpu, [trial(other_processors=others)])
     assert [text.split(":")[0] for text in found] == [
@@ -93,13 +91,13 @@ def test_programs_that_take_processors_from_the_steps_are_told(others: float, th
     assert "while the workload was built" in trust_warnings(cpu, [])[0]
 
 
-def test_another_probe_on_the_cpu_is_told() -> None:
+def test_another_probe_on_the_cpu_gives_a_warning() -> None:
     cpu = device(kind="cpu", processes=[DeviceProcess(pid=7, used_bytes=None)])
     assert trust_warnings(cpu, [])[0].startswith("Another probe (process 7) used the CPU when this one began")
 
 
 @pytest.mark.parametrize(("disturbed", "told"), [(1, False), (2, True)])
-def test_times_that_scatter_in_more_than_a_quarter_of_the_trials_are_told(disturbed: int, told: bool) -> None:
+def test_scattered_times_in_over_a_quarter_of_trials_warn(disturbed: int, told: bool) -> None:
     spreads = [0.26 * 0.25] * disturbed + [0.14 * 0.25] * (4 - disturbed)
     found = trust_warnings(device(), [trial(step_seconds=0.25, step_seconds_spread=spread) for spread in spreads])
     assert [text.startswith("The times of a trial's steps differ by more than 15%") for text in found] == [True] * told
@@ -108,16 +106,14 @@ def test_times_that_scatter_in_more_than_a_quarter_of_the_trials_are_told(distur
 @pytest.mark.parametrize(
     ("grown", "remedy"), [(13 * GIB, None), (13 * GIB + 1, "1025MiB"), (15 * GIB, f"{3 * 1024}MiB")]
 )
-def test_memory_outside_the_allocator_that_no_longer_fits_is_told_with_how_much_to_leave(
-    grown: int, remedy: str | None
-) -> None:
+def test_memory_outside_the_allocator_that_grows_names_a_reserve(grown: int, remedy: str | None) -> None:
     # 126 GiB limit and 1 GiB reserve of 140 GiB that were free.
     watched = device(free_bytes=140 * GIB, limit_bytes=126 * GIB, reserve_bytes=GIB)
     found = trust_warnings(watched, [trial(outside_bytes=GIB), trial(outside_bytes=grown)])
     assert [f"--reserve {remedy}," in text for text in found] == ([True] if remedy else [])
 
 
-def test_a_limit_on_the_cpu_beyond_what_is_free_is_told() -> None:
+def test_a_cpu_limit_beyond_free_memory_gives_a_warning() -> None:
     cpu = device(kind="cpu", limit_bytes=20 * GIB, free_bytes=10 * GIB)
     assert trust_warnings(cpu, [])[0].startswith("The limit is 20 GiB, but only 10 GiB of memory were free")
 
@@ -133,7 +129,7 @@ def test_a_limit_on_the_cpu_beyond_what_is_free_is_told() -> None:
         ({"cudnn_benchmark": False, "deterministic_algorithms": True, "cudnn_deterministic": True}, False),
     ],
 )
-def test_settings_that_distort_are_told(settings: dict[str, Any], told: bool) -> None:
+def test_settings_that_distort_give_a_warning(settings: dict[str, Any], told: bool) -> None:
     assert len(settings_warnings(settings)) == told
     assert trust_warnings(device(settings=settings), []) == settings_warnings(settings)
 
@@ -161,9 +157,7 @@ def test_settings_that_distort_are_told(settings: dict[str, Any], told: bool) ->
         ),
     ],
 )
-def test_a_setting_that_changed_between_two_measurements_is_told(
-    before: dict[str, Any], now: dict[str, Any], start: str
-) -> None:
+def test_a_setting_that_changed_in_between_is_reported(before: dict[str, Any], now: dict[str, Any], start: str) -> None:
     assert [text.split(":")[0].startswith(start.split(":")[0]) for text in differences(before, now)] == [True]
     assert differences(before, now)[0].startswith(start)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """The entry point `batchtune`."""
+    """Run the command line: the entry point `batchtune`."""
     from batchtune.cli.streams import outlive_readers
 
     outlive_readers()

@@ -1,4 +1,4 @@
-"""What goes to the terminal: results on stdout, all else on stderr."""
+"""Output to the terminal: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 def print_error(error: BatchtuneError) -> None:
-    """One message: what and where, what to do, and the end of the workload's own traceback where it failed."""
+    """Print an error: what and where, what to do, and the end of the workload's traceback if it failed."""
     if isinstance(error, WorkloadError) and error.traceback:
         lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
-        note(f"The workload's own traceback, its end:\n{lines}")
+        note(f"End of the workload's own traceback:\n{lines}")
     hint = f"\n{error.hint}" if error.hint else ""
     note(f"Error: {error.message}{hint}")
 
 
 def note(text: str) -> None:
-    """A line for the user, on stderr."""
+    """Print a line to stderr."""
     print(harmless(text), file=sys.stderr, flush=True)
 
 
 def harmless(text: str) -> str:
-    """Return text that can do nothing to a terminal or a log: names of files and columns may come from anywhere."""
+    """Return text that can't control a terminal or a log: names of files and columns may come from anywhere."""
     from batchtune.errors import without_commands
 
     return visible(without_commands(text, wrapped=False))
@@ -52,14 +52,14 @@ def _visible(character: str) -> str:
 
 
 def notes(texts: Iterable[str], *, quiet: bool) -> None:
-    """Lines for the user, unless they asked for quiet."""
+    """Print lines to stderr, unless quiet."""
     if not quiet:
         for text in texts:
             note(text)
 
 
 def result_console() -> Console:
-    """Rich on stdout; plain where that is no terminal, and as wide as a report needs."""
+    """Return Rich on stdout; without a terminal it is plain, and as wide as a report needs."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=False)
@@ -69,10 +69,10 @@ def result_console() -> Console:
 
 
 def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()) -> None:
-    """Writes a result to a file, whole or not at all; to stdout for None and `-`.
+    """Write a result to a file, whole or not at all; to stdout for None and `-`.
 
     Raises:
-        UsageError: The file is one of `inputs`, or one that a run folder needs.
+        UsageError: The file is one of `inputs`, or a file of a run folder.
         ResultError: It can't be written.
     """
     from batchtune.files import write_whole
@@ -85,28 +85,27 @@ def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path]
 
 
 def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
-    """Raises UsageError where a file is one that was read, or one that a run folder needs."""
+    """Raise UsageError if a file is one of the inputs, or a file of a run folder."""
     from batchtune.errors import UsageError
     from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE
 
-    needed = {PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE}
     if not output.exists():
         return
-    if output.name in needed:
-        raise UsageError(f"{output} is a file of a run folder, and is not overwritten", "Give another name.")
+    if output.name in (PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE):
+        raise UsageError(f"{output} is a file of a run folder and must not be overwritten", "Give another name.")
     if any(Path(one).exists() and output.samefile(one) for one in inputs):
-        raise UsageError(f"{output} is what is read, and is not overwritten", "Give another name.")
+        raise UsageError(f"{output} is an input and must not be overwritten", "Give another name.")
 
 
 def describe(lengths: Lengths) -> list[str]:
-    """The data in a few lines: what was read, what was left out, what the reader found, what looks wrong."""
+    """Describe the data in a few lines: what was read, what was left out, what looks wrong."""
     from batchtune.reports.survey_text import headline
 
     return headline(lengths, ascii=not encodes_blocks(sys.stderr))
 
 
 def encodes_blocks(stream: TextIO) -> bool:
-    """Whether a stream can show block characters."""
+    """Return whether a stream can show block characters."""
     try:
         "█▏".encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -5,34 +5,24 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from batchtune.cli.options import Json, expand, option
 
-from batchtune.cli.options import Json
-
-EXAMPLE = """Examples:
+EXAMPLES = """
 batchtune doctor
 batchtune doctor --json > doctor.json
 """
 
 
+@expand
 def doctor(
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            envvar="BATCHTUNE_TIMEOUT",
-            show_envvar=False,
-            metavar="SECONDS",
-            help="Longest that PyTorch and the driver may take to answer.",
-        ),
-    ] = 120.0,
+    timeout: Annotated[float, option("Time limit for PyTorch and the driver to answer.", "SECONDS")] = 120.0,
     json: Json = False,
 ) -> None:
-    """Show what this machine offers.
+    """Show the devices, memory and software of this machine.
 
-    Devices with their memory, driver and clocks, who else uses them, how memory can be limited here, the settings
-    that a probe would run with, what is installed, and what stands in the way. Uses no memory of a GPU, and reads and
-    writes no file. It is what to look at first, and what to send along with a bug report.
+    Shows devices with their memory, driver and clocks, the processes that use them, how memory can be limited here,
+    the settings that a probe would run with, installed packages, and problems. Uses no GPU memory, and reads and writes
+    no file. Send its output along with a bug report.
     """
     import shutil
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, each group a dataclass; `expand` makes them options of a command.
+"""The options that several commands share, in groups: each a dataclass, which `expand` makes options of a command.
 
 A field's annotation says how its option is parsed and what the help says; its default is the option's.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
@@ -22,94 +24,86 @@ if TYPE_CHECKING:
     from batchtune.tuning.sweep_settings import SweepSettings
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
+COMMON = "Common"
+BUCKETS = "Bucket tables"
+_VARIABLE = "BATCHTUNE_"
+# Finding the GPUs of this machine would take too long.
+_DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
+_FORMATS = "batchtune.manifests:FORMATS"
 
 
 def option(
     help: str,
-    *,
-    flag: str | None = None,
     metavar: str | None = None,
-    name: str,
-    values: Callable[[], Sequence[str]] | None = None,
-    panel: str | None = None,
+    *flags: str,
+    variable: str | None = "",
+    values: str | Sequence[str] | None = None,
+    **further: Any,
 ) -> Any:
-    """An option that `BATCHTUNE_name` in the environment sets too.
+    """Declare an option of a command that `expand` completes.
 
     Args:
         help: What it does.
-        flag: As it is written; by the parameter's name unless given.
-        metavar: What stands for its value in the help.
-        name: Of the environment variable, without `BATCHTUNE_`.
-        values: What the shell's completion offers.
-        panel: The section of the help it belongs to; that of its dataclass, or `Options`, unless given.
+        metavar: The placeholder for its value in the help.
+        flags: How it is written; derived from the parameter's name unless given.
+        variable: The environment variable that sets it too, without `BATCHTUNE_`; derived from the parameter's name
+            unless given. None for what belongs to one command line alone.
+        values: The values that the shell's completion offers, or their registry, `module:NAME`.
+        further: Passed to `typer.Option`.
     """
+    if values is not None:
+        further["autocompletion"] = complete_from(values)
     return typer.Option(
-        *((flag,) if flag else ()),
-        envvar=f"BATCHTUNE_{name}",
-        show_envvar=False,
+        *flags,
         help=help,
         metavar=metavar,
-        autocompletion=complete_from(values) if values is not None else None,
-        rich_help_panel=panel,
+        envvar=None if variable is None else _VARIABLE + variable,
+        show_envvar=False,
+        **further,
     )
 
 
-def complete_from(values: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
-    """A completion that offers what `values` gives; nothing is imported before it is asked for."""
+def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[str], list[str]]:
+    """Return a completion that offers these values, or the names in a registry, `module:NAME`, imported when needed."""
 
     def complete(incomplete: str) -> list[str]:
-        return [value for value in values() if value.startswith(incomplete)]
+        names: Sequence[str] = values
+        if isinstance(values, str):
+            module, _, registry = values.partition(":")
+            names = list(getattr(import_module(module), registry))
+        return [word for name in names if (word := prefix + name).startswith(incomplete)]
 
     return complete
 
 
-def manifest_formats() -> Sequence[str]:
-    """What `--format` takes."""
-    from batchtune.manifests import FORMATS
-
-    return list(FORMATS)
-
-
-def units() -> Sequence[str]:
-    """What `--unit` takes."""
-    from batchtune.lengths import UNITS
-
-    return list(UNITS)
-
-
-def strategies() -> Sequence[str]:
-    """What `--strategy` takes."""
-    from batchtune.batching.strategies import STRATEGIES
-
-    return list(STRATEGIES)
-
-
-def devices() -> Sequence[str]:
-    """What `--device` takes; which GPUs there are would take too long to find out."""
-    return ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
-
-
-def workloads() -> Sequence[str]:
-    """The built-in workloads."""
-    from batchtune.workloads.registry import BUILTINS
-
-    return [f"builtin:{name}" for name in BUILTINS]
-
-
-COMMON = "Common"
-BUCKETS = "Bucket tables"
+WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Say nothing but the result and errors.", rich_help_panel=COMMON),
+    bool, option("Print only the result and errors.", None, "--quiet", "-q", variable=None, rich_help_panel=COMMON)
 ]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print the result as JSON, alone on stdout.", rich_help_panel=COMMON),
-]
+Json = Annotated[bool, option("Print the result as JSON on stdout.", variable=None, rich_help_panel=COMMON)]
 Full = Annotated[
-    bool,
-    typer.Option("--full", help="Show all tables, not only what fits on a screen.", rich_help_panel=COMMON),
+    bool, option("Show all tables, not only what fits on a screen.", variable=None, rich_help_panel=COMMON)
 ]
+Output = Annotated[Path | None, option("File to write (- for stdout).", "FILE", "--output", "-o", variable=None)]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
+]
+MaxBatchSize = Annotated[
+    int | None, option("Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS)
+]
+MaxBatchLength = Annotated[
+    float | None,
+    option(
+        "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
+        "X",
+        rich_help_panel=BUCKETS,
+    ),
+]
+TimeTolerance = Annotated[
+    float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
+]
+DEVICE = option("auto, cpu, cuda or cuda:N.", "DEVICE", values=_DEVICES)
+MEMORY_FRACTION = option("Fraction of that memory to use.", "X")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,210 +116,142 @@ class ManifestOptions:
         list[str],
         typer.Argument(
             metavar="MANIFEST",
-            help="What holds the lengths: a file, plain or compressed; a folder; 'a pattern-{00..31}.tar'; - for "
-            "standard input; several of these, as one data set.",
+            help="The source of the lengths: a file (compressed or not), a folder, 'a pattern-{00..31}.tar', or - for "
+            "standard input. Several form one data set.",
             show_default=False,
         ),
     ]
     format: Annotated[
         str | None,
-        option(
-            "Format of the manifest; told from its content unless given.",
-            name="FORMAT",
-            metavar="FORMAT",
-            values=manifest_formats,
-        ),
+        option("Format of the manifest (default: detected from its content).", "FORMAT", values=_FORMATS),
     ] = None
-    length_key: Annotated[
-        str | None,
-        option("Column or key of the length; found by its name unless given.", name="LENGTH_KEY", metavar="NAME"),
-    ] = None
-    target_key: Annotated[
-        str | None,
-        option("Column or key of a second length, that of the target.", name="TARGET_KEY", metavar="NAME"),
-    ] = None
+    length_key: Annotated[str | None, option("Column or key of the lengths (default: found by its name).", "NAME")] = (
+        None
+    )
+    target_key: Annotated[str | None, option("Column or key of a second length, such as the transcript's.", "NAME")] = (
+        None
+    )
     unit: Annotated[
         str | None,
         option(
-            "What the lengths count: s, ms, samples, frames, tokens, words, characters or bytes.",
-            name="UNIT",
-            metavar="UNIT",
-            values=units,
+            "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
+            "UNIT",
+            values="batchtune.lengths:UNITS",
         ),
     ] = None
-    length_scale: Annotated[
-        str | None,
-        option("Multiply lengths by a number or a fraction, such as 1/16000.", name="LENGTH_SCALE", metavar="X"),
-    ] = None
-    min_length: Annotated[float | None, option("Leave shorter examples out.", name="MIN_LENGTH", metavar="X")] = None
-    max_length: Annotated[float | None, option("Leave longer examples out.", name="MAX_LENGTH", metavar="X")] = None
+    length_scale: Annotated[str | None, option("Multiply lengths by a number or a fraction, such as 1/16000.", "X")] = (
+        None
+    )
+    min_length: Annotated[float | None, option("Leave out shorter examples.", "X")] = None
+    max_length: Annotated[float | None, option("Leave out longer examples.", "X")] = None
     skip_invalid: Annotated[
         bool,
         option(
-            "Leave rows with invalid lengths out, and what follows the damage in a broken shard or one of several "
-            "files; what is left out is counted and told.",
-            flag="--skip-invalid",
-            name="SKIP_INVALID",
+            "Leave out rows with invalid lengths, and the rest of a damaged shard or file if there are several. "
+            "Everything left out is counted and reported."
         ),
     ] = False
-
     measure: Annotated[
         str | None,
         option(
-            "What of a text is its length: characters, words or bytes; characters unless given.",
-            name="MEASURE",
-            metavar="WHAT",
-            values=lambda: ("characters", "words", "bytes"),
+            "How to measure the length of a text: in characters, words or bytes (default: characters).",
+            "WHAT",
+            values=("characters", "words", "bytes"),
         ),
     ] = None
     tokenizer: Annotated[
-        Path | None,
-        option("A tokenizer.json: the length of a text is its number of tokens.", name="TOKENIZER", metavar="FILE"),
+        Path | None, option("A tokenizer.json: the length of a text is its number of tokens.", "FILE")
     ] = None
     reduce: Annotated[
         str | None,
         option(
-            "What becomes of a list: max, sum, first, or the count of its items.",
-            name="REDUCE",
-            metavar="HOW",
-            values=lambda: ("max", "sum", "first", "count"),
+            "How to make one length of a list: max, sum, first, or count (the number of items).",
+            "HOW",
+            values=("max", "sum", "first", "count"),
         ),
     ] = None
     target_file: Annotated[
         str | None,
         option(
-            "File of the target lengths or texts: keyed by id as Kaldi's, or one line for each example (.ltr, .wrd).",
-            name="TARGET_FILE",
-            metavar="FILE",
+            "File of target lengths or texts: keyed by id like Kaldi's, or one line for each example (.ltr, .wrd).",
+            "FILE",
         ),
     ] = None
     jobs: Annotated[
         int | None,
-        option(
-            "Processes that read where there are many files; as many as processors unless given.",
-            name="JOBS",
-            metavar="N",
-        ),
+        option("Number of processes to read many files with (default: one per processor).", "N", min=1, max=1024),
     ] = None
 
-    def load(self, *, quiet: bool) -> Lengths:
-        """Reads the lengths, with progress on a terminal unless quiet.
-
-        Raises:
-            ManifestError, UsageError: They can't be read as asked.
-        """
-        return self._load(self.read_options(), quiet=quiet)
-
-    def load_as_in(self, folder: Path, *, quiet: bool) -> Lengths:
-        """Reads the lengths as those of a run were, but for what the user says; what is taken from it is told.
+    def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
+        """Read the lengths, with progress on a terminal unless quiet.
 
         Args:
-            folder: The run folder; where it holds no run, nothing is taken from it.
-            quiet: Say nothing.
+            quiet: Print nothing.
+            as_in: A run folder: options that the user did not give are taken from its run, if it holds one.
 
         Raises:
             ManifestError, UsageError: They can't be read as asked.
             ResultError: The run can't be read.
         """
+        from batchtune.cli.progress import reading_bar
+        from batchtune.manifests import load_lengths
+
+        options = self.read_options() if as_in is None else self._as_in(as_in, quiet=quiet)
+        with reading_bar(quiet=quiet) as on_progress:
+            return load_lengths(self.manifest, options, jobs=self.processes, on_progress=on_progress)
+
+    def _as_in(self, folder: Path, *, quiet: bool) -> ReadOptions:
+        """Complete the options with those of a run, and name the ones that were taken from it."""
         from batchtune.cli import console
         from batchtune.tuning.run_folder import lengths_of
 
         given, theirs = self.read_options(), lengths_of(folder)
         if theirs is None or theirs.reading is None:
-            return self._load(given, quiet=quiet)
+            return given
         options = given.completed(theirs.reading)
-        said = given.record().flags
-        taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in said]
+        own = given.record().flags
+        taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in own]
         if taken:
-            console.notes([f"Read as for the run in {folder}: {' '.join(taken)}."], quiet=quiet)
-        return self._load(options, quiet=quiet)
+            console.notes([f"Options taken from the run in {folder}: {' '.join(taken)}."], quiet=quiet)
+        return options
 
-    def _load(self, options: ReadOptions, *, quiet: bool) -> Lengths:
-        from batchtune.cli.progress import reading_bar
-        from batchtune.manifests import load_lengths
-
-        with reading_bar(quiet=quiet) as on_progress:
-            return load_lengths(self.manifest, options, jobs=self.processes(), on_progress=on_progress)
-
+    @property
     def processes(self) -> int:
-        """How many may read. Raises UsageError for a number that has no meaning."""
-        from batchtune.errors import UsageError
-
-        if self.jobs is not None and not 1 <= self.jobs <= 1024:
-            raise UsageError(f"--jobs must be from 1 to 1024, got {self.jobs}")
+        """How many processes may read."""
         return self.jobs or len(os.sched_getaffinity(0))
 
     def read_options(self) -> ReadOptions:
-        """What the user said. Raises UsageError where it has no meaning."""
+        """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
         from batchtune.errors import UsageError, shortened
         from batchtune.lengths import UNITS
         from batchtune.manifests import ReadOptions, parse_scale
 
         if self.unit is not None and self.unit not in UNITS:
-            raise UsageError(f"{shortened(self.unit)} is no unit", f"Known ones: {', '.join(UNITS)}.")
-        return ReadOptions(
-            format=self.format,
-            length_key=self.length_key,
-            target_key=self.target_key,
-            unit=self.unit,
-            length_scale=parse_scale(self.length_scale) if self.length_scale is not None else None,
-            min_length=self.min_length,
-            max_length=self.max_length,
-            skip_invalid=self.skip_invalid,
-            measure=self.measure,  # type: ignore[arg-type]  # checked there
-            tokenizer=self.tokenizer,
-            reduce=self.reduce,  # type: ignore[arg-type]  # checked there
-            target_file=self.target_file,
-        )
+            raise UsageError(f"unknown unit {shortened(self.unit)}", f"Known units: {', '.join(UNITS)}.")
+        given = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
+        scale = None if self.length_scale is None else parse_scale(self.length_scale)
+        return ReadOptions(**{**given, "length_scale": scale})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Where results go, and how much is said."""
+    """Where results go, and how much is printed."""
 
     PANEL: ClassVar = COMMON
 
-    run: Annotated[Path, option("Folder for the files of this tuning.", flag="--run", name="RUN", metavar="DIR")] = (
+    run: Annotated[Path, option("Run folder: where the files of this run are read and written.", "DIR")] = (
         DEFAULT_RUN_FOLDER
     )
-    seed: Annotated[
-        int, option("Of the workload's random numbers and the sampler's shuffles.", name="SEED", metavar="N")
-    ] = 0
-    force: Annotated[
-        bool, typer.Option("--force", help="Start over where the folder holds another run, and remove that.")
-    ] = False
+    seed: Annotated[int, option("Seed for the workload's random numbers and the sampler's shuffles.", "N")] = 0
+    force: Annotated[bool, option("If the folder holds another run, remove it and start over.", variable=None)] = False
     quiet: Quiet = False
     json: Json = False
     full: Full = False
 
 
-SetupTimeout = Annotated[
-    float,
-    option(
-        "Seconds that importing and building the workload may take.",
-        flag="--setup-timeout",
-        name="SETUP_TIMEOUT",
-        metavar="SECONDS",
-    ),
-]
-Wait = Annotated[
-    float,
-    option(
-        "Wait for another probe of the device to end: for so many seconds, or without a number as long as it takes.",
-        flag="--wait",
-        name="WAIT",
-        metavar="[SECONDS]",
-    ),
-]
-WorkloadSettings = Annotated[
-    list[str] | None,
-    option("Option for the workload; can be repeated.", flag="--set", name="SET", metavar="KEY=VALUE"),
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOptions:
-    """What to measure, and on what."""
+class WorkloadOptions:
+    """The training step, its device and memory; None for what the user did not give."""
 
     PANEL: ClassVar = "Workload and device"
 
@@ -333,189 +259,165 @@ class ProbeOptions:
         str | None,
         option(
             "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
-            "code. The built-in that fits the unit unless given.",
-            name="WORKLOAD",
-            metavar="W",
-            values=workloads,
+            "code (default: the built-in for the lengths' unit).",
+            "W",
+            autocompletion=WORKLOADS,
         ),
     ] = None
-    set: WorkloadSettings = None
-    device: Annotated[str, option("auto, cpu, cuda or cuda:N.", name="DEVICE", metavar="DEVICE", values=devices)] = (
-        "auto"
-    )
-    memory: Annotated[
-        str | None,
-        option(
-            "Cap on the worker's memory, such as 2GiB; the whole device unless given.",
-            name="MEMORY",
-            metavar="SIZE",
-        ),
-    ] = None
-    memory_fraction: Annotated[
-        float, option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
-    ] = 0.9
+    set: Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")] = None
+    device: Annotated[str | None, DEVICE] = None
+    memory: Annotated[str | None, option("Memory limit of the training process, such as 2GiB.", "SIZE")] = None
+    memory_fraction: Annotated[float | None, MEMORY_FRACTION] = None
     reserve: Annotated[
         str | None,
         option(
-            "Memory to keep free besides, such as 500MiB: for what training has and the workload has not (NCCL's "
+            "Memory to keep free in addition, such as 500MiB: for what training needs and the workload lacks (NCCL's "
             "buffers, a second model, evaluation).",
-            name="RESERVE",
-            metavar="SIZE",
+            "SIZE",
         ),
     ] = None
+    setup_timeout: Annotated[float, option("Time limit for importing and building the workload.", "SECONDS")] = 600.0
+    wait: Annotated[
+        float,
+        option(
+            "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
+            "follows.",
+            "[SECONDS]",
+        ),
+    ] = 0.0
+
+    def asked(self) -> dict[str, Any]:
+        """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
+        from batchtune.units import parse_size
+        from batchtune.workloads import parse_options
+
+        asked = {
+            "workload": self.workload or None,
+            "options": parse_options(self.set) if self.set else None,
+            "device": self.device,
+            "memory_bytes": None if self.memory is None else parse_size(self.memory),
+            "memory_fraction": self.memory_fraction,
+            "reserve_bytes": None if self.reserve is None else parse_size(self.reserve),
+            "setup_timeout_seconds": self.setup_timeout,
+            "wait_seconds": self.wait,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions(WorkloadOptions):
+    """The options of a probe."""
+
+    device: Annotated[str | None, DEVICE] = "auto"
+    memory: Annotated[
+        str | None, option("Memory limit of the training process, such as 2GiB (default: the whole device).", "SIZE")
+    ] = None
+    memory_fraction: Annotated[float | None, MEMORY_FRACTION] = 0.9
     ddp: Annotated[
         bool,
-        option(
-            "Keep one copy of the gradients free besides: what the buckets of DistributedDataParallel take.",
-            flag="--ddp",
-            name="DDP",
-        ),
+        option("Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel."),
     ] = False
     num_lengths: Annotated[
         int,
         option(
-            "How many lengths to span the data with, the shortest and the longest included. More are added where the "
-            "bucket tables need them.",
-            name="NUM_LENGTHS",
-            metavar="N",
+            "Number of lengths to start with, from the shortest to the longest. The probe adds more if the bucket "
+            "tables need them.",
+            "N",
         ),
     ] = 12
     max_lengths: Annotated[
-        int | None,
-        option("How many lengths to probe in all; 5 times --num-lengths.", name="MAX_LENGTHS", metavar="N"),
+        int | None, option("Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
     ] = None
     tolerance: Annotated[
-        float,
-        option("How far below the limit a batch size may be found, as a share of it.", name="TOLERANCE", metavar="X"),
+        float, option("How far a batch size may stay below the largest that fits, as a fraction of it.", "X")
     ] = 0.01
-    trial_timeout: Annotated[
-        float, option("Seconds that one trial may take.", name="TRIAL_TIMEOUT", metavar="SECONDS")
-    ] = 300.0
-    setup_timeout: SetupTimeout = 600.0
-    wait: Wait = 0.0
+    trial_timeout: Annotated[float, option("Time limit of one trial.", "SECONDS")] = 300.0
 
     def settings(self, lengths: Lengths, *, max_batch_size: int | None, seed: int) -> ProbeSettings:
-        """The settings of the probe.
+        """Return the settings of the probe.
 
         Raises:
-            UsageError: A value has no meaning, or the workload must be named because the unit is unknown.
+            UsageError: A value is invalid, or the workload must be named because the unit is unknown.
         """
         from batchtune.errors import UsageError
         from batchtune.tuning.probe_settings import ProbeSettings
-        from batchtune.units import parse_size
-        from batchtune.workloads import default_workload, parse_options
+        from batchtune.workloads import default_workload
 
-        workload = self.workload or default_workload(lengths.unit)
-        if workload is None:
+        asked = {"options": {}, "workload": default_workload(lengths.unit), **self.asked()}
+        if asked["workload"] is None:
             raise UsageError(
-                "which training step to measure is not known: the lengths have no unit",
-                "Name it with --workload, or say with --unit what the lengths count.",
+                "no training step to measure: the unit of the lengths is unknown, so no built-in can be chosen",
+                "Name one with --workload, or give the unit of the lengths with --unit.",
             )
-        options = parse_options(self.set or ())
-        if workload == "builtin:conformer-ctc" and lengths.unit is not None:
-            options.setdefault("unit", lengths.unit)
+        if asked["workload"] == "builtin:conformer-ctc" and lengths.unit is not None:
+            asked["options"].setdefault("unit", lengths.unit)
         return ProbeSettings(
-            workload=workload,
-            options=options,
-            device=self.device,
-            memory_bytes=parse_size(self.memory) if self.memory is not None else None,
-            memory_fraction=self.memory_fraction,
-            reserve_bytes=parse_size(self.reserve) if self.reserve is not None else 0,
+            **asked,
             ddp=self.ddp,
             num_lengths=self.num_lengths,
             max_lengths=self.max_lengths,
             tolerance=self.tolerance,
             max_batch_size=max_batch_size,
             trial_timeout_seconds=self.trial_timeout,
-            setup_timeout_seconds=self.setup_timeout,
-            wait_seconds=self.wait,
             seed=seed,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """Which bucket tables to compare."""
+    """The bucket tables to compare."""
 
     PANEL: ClassVar = BUCKETS
 
-    num_buckets: Annotated[
-        str, option("Bucket counts: 15, 10:20 (both ends in) or 10,15,20.", name="NUM_BUCKETS", metavar="N")
-    ] = "10:20"
+    num_buckets: Annotated[str, option("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N")] = "10:20"
     strategy: Annotated[
         list[str] | None,
         option(
-            "speechbrain, linear, exponential, quantile or optimal; can be repeated. All unless given.",
-            name="STRATEGY",
-            metavar="S",
-            values=strategies,
+            "speechbrain, linear, exponential, quantile or optimal; can be repeated (default: all).",
+            "S",
+            values="batchtune.batching.strategies:STRATEGIES",
         ),
     ] = None
-
     current: Annotated[
         str | None,
         option(
-            "Your config now, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or the file that "
-            "holds it: a SpeechBrain YAML, a NeMo config, a sampler.yaml.",
-            name="CURRENT",
-            metavar="WHAT",
+            "Your current settings, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or their "
+            "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
+            "WHAT",
         ),
     ] = None
     multiple_of: Annotated[
         float | None,
         option(
-            "Round boundaries up to multiples, as your batches are padded to them: for tensor cores, strides, or few "
+            "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or few "
             "shapes to compile.",
-            name="MULTIPLE_OF",
-            metavar="X",
+            "X",
         ),
     ] = None
     world_size: Annotated[
-        int,
-        option(
-            "Ranks that train together; each step lasts as long as the slowest takes.", name="WORLD_SIZE", metavar="N"
-        ),
+        int, option("Number of ranks that train together; each step lasts as long as its slowest rank.", "N")
     ] = 1
     same_bucket: Annotated[
-        bool,
-        option(
-            "With --world-size: at each step all ranks take batches of the same bucket.",
-            flag="--same-bucket",
-            name="SAME_BUCKET",
-        ),
+        bool, option("With --world-size: at each step all ranks take batches of the same bucket.")
     ] = False
     accumulate: Annotated[
-        int,
-        option(
-            "Batches whose gradients are accumulated for a step of the optimizer; ranks wait for each other only then.",
-            name="ACCUMULATE",
-            metavar="N",
-        ),
+        int, option("Gradient accumulation steps; ranks wait for each other only at the last of them.", "N")
     ] = 1
     throughput_fraction: Annotated[
         float,
-        option(
-            "What part of the best throughput is enough: the smallest max_batch_length that reaches it is told.",
-            name="THROUGHPUT_FRACTION",
-            metavar="X",
-        ),
+        option("Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X"),
     ] = 0.95
     min_randomness: Annotated[
         float | None,
         option(
-            "Recommend only tables this random, from 0 to 1: the probability that two examples drawn at random are of "
-            "one bucket.",
-            name="MIN_RANDOMNESS",
-            metavar="X",
+            "Recommend only tables that are at least this random, from 0 to 1: the probability that two random "
+            "examples share a bucket.",
+            "X",
         ),
     ] = None
 
     def settings(self, *, max_batch_size: int | None, seed: int) -> SweepSettings:
-        """The settings of the sweep.
-
-        Raises:
-            UsageError: A value has no meaning.
-        """
+        """Return the settings of the sweep. Raises UsageError if a value is invalid."""
         from batchtune.tuning.sweep_settings import ALL_STRATEGIES, Ranks, SweepSettings, parse_num_buckets
 
         return SweepSettings(
@@ -530,26 +432,14 @@ class SweepOptions:
         )
 
     def read_current(self) -> Current | None:
-        """The user's settings now; None where they are not given.
-
-        Raises:
-            UsageError, ResultError: They can't be read.
-        """
+        """Return the user's current settings, if given. Raises UsageError or ResultError if they can't be read."""
         from batchtune.tuning.current import read_current
 
         return None if self.current is None else read_current(self.current)
 
 
-MaxBatchSize = Annotated[
-    int | None,
-    option(
-        "Never more examples in a batch.", flag="--max-batch-size", name="MAX_BATCH_SIZE", metavar="N", panel=BUCKETS
-    ),
-]
-
-
 def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a command of a function that takes option dataclasses: their fields become its options."""
+    """Make a command of a function that takes option dataclasses: their fields become its options."""
     # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
     declared = inspect.signature(command, eval_str=True).parameters.values()
     groups: dict[str, type[Any]] = {
@@ -557,14 +447,17 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
         for parameter in declared
         if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
     }
-    parameters: list[inspect.Parameter] = []
-    for parameter in declared:
-        if parameter.name in groups:
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for parameter in declared:
+            if parameter.name not in groups:
+                yield _completed(parameter.name, parameter.annotation, parameter.default)
+                continue
             group = groups[parameter.name]
             own = get_type_hints(group, include_extras=True)
-            parameters += [_parameter(field, own[field.name], group.PANEL) for field in fields(group)]
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            for field in fields(group):
+                default = inspect.Parameter.empty if field.default is MISSING else field.default
+                yield _completed(field.name, own[field.name], default, group.PANEL)
 
     def run(**values: Any) -> None:
         arguments: dict[str, Any] = {
@@ -573,14 +466,21 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**arguments, **values)
 
+    signature = inspect.Signature(list(parameters()))
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect reads
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = signature  # type: ignore[attr-defined]  # what inspect reads
+    run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     return run
 
 
-def _parameter(field: Field[Any], annotation: Any, panel: str) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    info = annotation.__metadata__[0]
-    info.rich_help_panel = info.rich_help_panel or panel
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _completed(name: str, annotation: Any, default: Any, panel: str | None = None) -> inspect.Parameter:
+    """Return a parameter whose option has its flag, environment variable and section of the help."""
+    if hasattr(annotation, "__metadata__"):
+        info = copy(annotation.__metadata__[0])
+        info.rich_help_panel = info.rich_help_panel or panel
+        if info.envvar == _VARIABLE:
+            info.envvar = _VARIABLE + name.upper()
+        if isinstance(default, bool) and info.default is ...:  # typer would add a --no-... to it
+            info.default = f"--{name.replace('_', '-')}"
+        annotation = Annotated[annotation.__origin__, info]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from batchtune.cli.options import ManifestOptions, MaxBatchSize, ProbeOptions, RunOptions, expand
 
-EXAMPLE = """Examples:
+if TYPE_CHECKING:
+    from batchtune.lengths import Lengths
+    from batchtune.results import Probe
+    from batchtune.tuning.probe_settings import ProbeSettings
+    from batchtune.tuning.sweep_settings import SweepSettings
+
+EXAMPLES = """
 batchtune probe-oom train.csv --workload train.py:MyStep --set layers=12
 batchtune probe-oom train.csv --workload builtin:conformer-ctc --set size=base --set dtype=bf16
 batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memory 20GiB --reserve 1GiB
@@ -17,14 +25,13 @@ def probe_oom(
 ) -> None:
     """Find the largest batches that fit.
 
-    Sorts the lengths in descending order, runs real training steps in a process of their own, and bisects, guided by
-    a model of the memory, between what fits and what runs out of memory.
+    Sorts the lengths in descending order, runs real training steps in a separate process, and bisects between batches
+    that fit and batches that run out of memory, guided by a model of memory.
 
-    Reads the manifest. Writes run.json, trials.jsonl and probe.json into the run folder. Interrupted, the same command
-    goes on from where it was.
+    Reads the manifest. Writes run.json, trials.jsonl and probe.json into the run folder. If interrupted, the same
+    command continues where it stopped.
     """
     from batchtune.cli import console
-    from batchtune.cli.progress import probe_with_progress
     from batchtune.reports import RunResults
     from batchtune.reports.terminal import render_terminal
     from batchtune.results import encode
@@ -38,3 +45,33 @@ def probe_oom(
     else:
         results = RunResults(name=run.run.name, probe=found, sweep=None, folder=run.run)
         render_terminal(results, console.result_console(), full=run.full)
+
+
+def probe_with_progress(
+    lengths: Lengths,
+    settings: ProbeSettings,
+    run: RunOptions,
+    *,
+    default_workload: bool,
+    sweep_settings: SweepSettings | None = None,
+) -> Probe:
+    """Run the probe with a line for each trial and a bar below."""
+    from batchtune.cli import console
+    from batchtune.cli.progress import worker_bar
+    from batchtune.tuning.probing import run_probe
+    from batchtune.tuning.run_folder import holds_other_lengths
+
+    holds_other_lengths(lengths, run.run, force=run.force)
+    if default_workload:
+        chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
+        console.notes([chosen], quiet=run.quiet)
+    with worker_bar(lengths.unit, ddp=settings.ddp, quiet=run.quiet) as bar:
+        return run_probe(
+            lengths,
+            settings,
+            run.run,
+            force=run.force,
+            sweep_settings=sweep_settings,
+            on_progress=bar.probing,
+            on_note=lambda text: console.notes([text], quiet=run.quiet),
+        )

@@ -1,22 +1,25 @@
-"""`batchtune report`."""
+"""`batchtune report`: shows a run, and holds it to rules."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, ManifestOptions, expand, option
+from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, ManifestOptions, Output, RunFolder, expand, option
 
 if TYPE_CHECKING:
-    from batchtune.cli import gating
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
     from batchtune.reports import RunResults
+    from batchtune.reports.gate import Rule
+    from batchtune.results import Drift, Sweep, Verdict
 
-EXAMPLE = """Examples:
+EXAMPLES = """
 batchtune report
 batchtune report --full
 batchtune report --format html -o report.html
@@ -27,27 +30,21 @@ batchtune report --manifest train-v2.csv --fail-if 'stale > 2%' --fail-if 'beyon
 
 _ENDINGS = {".md": "markdown", ".html": "html", ".htm": "html", ".json": "json"}
 _GATE = "Gate"
+_RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
 _NONE = cast("list[str]", ())
-_OWN = "Options"
-
-
-def _report_formats() -> list[str]:
-    from batchtune.reports import FORMATS
-
-    return list(FORMATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewLengths(ManifestOptions):
-    """Other lengths to hold the run to, and how to read them; `--format` is the report's, as it always was."""
+    """Other lengths to hold the run to, and how to read them; `--format` is the report's."""
 
     manifest: Annotated[
         list[str],
-        typer.Option(
-            "--manifest",
-            metavar="MANIFEST",
-            help="New lengths: how far they have drifted from the run's, and what its table costs on them; can be "
-            "repeated. Read as the run's were, but for the options below.",
+        option(
+            "New lengths: how far they have drifted from the run's, and what its table costs on them; can be repeated. "
+            "They are read as the run's were, except for the options below.",
+            "MANIFEST",
+            variable=None,
             show_default=False,
             rich_help_panel=_GATE,
         ),
@@ -55,29 +52,28 @@ class NewLengths(ManifestOptions):
     format: Annotated[
         str | None,
         option(
-            "terminal, markdown, html or json; told from the ending of FILE unless given.",
-            flag="--format",
-            name="REPORT_FORMAT",
-            metavar="FORMAT",
-            values=_report_formats,
-            panel=_OWN,
+            "terminal, markdown, html or json (default: by the ending of FILE, else terminal).",
+            "FORMAT",
+            variable="REPORT_FORMAT",
+            values="batchtune.reports:FORMATS",
+            rich_help_panel="Options",
         ),
     ] = None
     manifest_format: Annotated[
         str | None,
-        option("Format of the manifest; told from its content unless given.", name="FORMAT", metavar="FORMAT"),
+        option("Format of the manifest (default: detected from its content).", "FORMAT", variable="FORMAT"),
     ] = None
 
     def read_options(self) -> ReadOptions:
-        """What the user said. Raises UsageError where it has no meaning."""
+        """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
         return replace(ManifestOptions.read_options(self), format=self.manifest_format)
 
-    def load_and_tell(self, run: Path) -> Lengths:
-        """Reads the lengths as those of the run were, and tells what was read and what was read otherwise."""
+    def load_and_describe(self, run: Path) -> Lengths:
+        """Read the lengths as those of the run were, and print what was read and what was read differently."""
         from batchtune.cli import console
         from batchtune.tuning.run_folder import lengths_of, read_differently
 
-        lengths, theirs = self.load_as_in(run, quiet=False), lengths_of(run)
+        lengths, theirs = self.load(quiet=False, as_in=run), lengths_of(run)
         console.notes(console.describe(lengths), quiet=False)
         if lengths.reading is not None and theirs is not None and theirs.reading is not None:
             for _, text in read_differently(lengths.reading, theirs.reading):
@@ -89,42 +85,31 @@ class NewLengths(ManifestOptions):
 def report(
     ctx: typer.Context,
     new: NewLengths,
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
-    ] = DEFAULT_RUN_FOLDER,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; - is stdout.")
-    ] = None,
+    run: RunFolder = DEFAULT_RUN_FOLDER,
+    output: Output = None,
     fail_if: Annotated[
         list[str] | None,
         option(
-            "What fails, as FIELD OP VALUE: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, with "
-            "--baseline, 'batches worse 2%'. A field is one of the recommended row in sweep.json, current.FIELD, "
+            "A rule that fails, as FIELD OP VALUE: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, "
+            "with --baseline, 'batches worse 2%'. A field is one of the recommended row in sweep.json, current.FIELD, "
             "bound.FIELD, verify.FIELD, or with --manifest drift, stale, beyond or changed. Can be repeated; in the "
-            "environment, ; parts rules.",
-            flag="--fail-if",
-            name="FAIL_IF",
-            metavar="RULE",
-            panel=_GATE,
+            "environment, rules are separated by ;.",
+            "RULE",
+            rich_help_panel=_GATE,
         ),
     ] = None,
     baseline: Annotated[
-        Path | None,
-        option("The run folder that `worse` compares with.", name="BASELINE", metavar="RUN", panel=_GATE),
+        Path | None, option("The run folder that `worse` compares with.", "RUN", rich_help_panel=_GATE)
     ] = None,
     junit_xml: Annotated[
         Path | None,
-        option(
-            "Write what became of the rules as JUnit XML; - is stdout.", name="JUNIT_XML", metavar="FILE", panel=_GATE
-        ),
+        option("Write the outcome of each rule as JUnit XML (- for stdout).", "FILE", rich_help_panel=_GATE),
     ] = None,
     github: Annotated[
         bool,
         option(
-            "Append the report to the summary of a step of GitHub Actions, and annotate what fails.",
-            flag="--github",
-            name="GITHUB",
-            panel=_GATE,
+            "Append the report to the summary of the GitHub Actions step, and annotate rules that fail.",
+            rich_help_panel=_GATE,
         ),
     ] = False,
     json: Json = False,
@@ -132,34 +117,38 @@ def report(
 ) -> None:
     """Show a run: what to set, what it saves. In CI: hold it to rules.
 
-    Reads the run folder; writes nothing unless told. With --fail-if, all rules are judged and shown; the exit code is 3
-    where one fails, and 1 where one can't be told (a field that is not known, a missing verify.json), which goes first.
+    Reads the run folder; writes nothing unless asked to. With --fail-if, all rules are judged and shown. The exit code
+    is 1 if a rule can't be judged (an unknown field, a missing verify.json), otherwise 3 if one fails.
     """
-    from batchtune.cli import console, gating
-    from batchtune.reports.gate import exit_code, parse_rules
+    from batchtune.cli import console
+    from batchtune.cli import github as actions
+    from batchtune.errors import BatchtuneError
+    from batchtune.reports.gate import exit_code, not_judged, parse_rules
 
     report_format = _format_of(new.format, output, as_json=json)
-    gate = gating.Gate(
-        rules=parse_rules(gating.rules_from(ctx, "fail_if", fail_if)),
-        baseline=baseline,
-        load_lengths=(lambda: new.load_and_tell(run)) if new.manifest else None,
-        junit=junit_xml,
-        inputs=tuple(new.manifest or ()),
-        github=github,
-    )
-    _check(gate, output)
-    summary = gating.summary_file() if github else None
-    new.read_options()  # a wrong one is told before anything is read
+    rules = parse_rules(_written_rules(ctx, fail_if))
+    _check(rules, baseline, junit_xml, output)
+    summary = actions.summary_file() if github else None
+    new.read_options()  # an invalid one is reported before anything is read
+    inputs = tuple(new.manifest or ())
     if output is not None and str(output) != "-":
-        console.refuse_overwriting(output, gate.inputs)
-    results = gate.results_of(run)
+        console.refuse_overwriting(output, inputs)
     try:
-        gate.write_junit(results.verdicts, results.name)
+        results = _judged(run, rules, baseline, new)
+    except BatchtuneError as error:  # an older JUnit file must not stand for this run
+        if github:
+            actions.annotate([actions.workflow_command("error", "batchtune: the run can't be read", error.message)])
+        _write_junit(not_judged(rules, error.message), run.resolve().name or "run", junit_xml, inputs)
+        raise
+    try:
+        _write_junit(results.verdicts, results.name, junit_xml, inputs)
         _show(results, report_format, output, full=full)
         if summary is not None:
-            gating.tell_github(results, summary)
-    finally:  # what can't be written must not hide what fails
-        gating.tell(results.verdicts)
+            actions.publish(results, summary)
+    finally:  # an error of writing must not hide a rule that fails
+        for verdict in results.verdicts:
+            if verdict.outcome in ("fails", "error"):
+                console.note(f"{verdict.outcome.capitalize()}: {verdict.rule}: {verdict.message}")
     code = exit_code(results.verdicts)
     if code:
         raise typer.Exit(code)
@@ -176,24 +165,106 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
     if given is None:
         given = _ENDINGS.get(output.suffix.lower(), "terminal") if output else "terminal"
     if given not in FORMATS:
-        raise UsageError(f"{shortened(given)} is no report format", f"Known ones: {', '.join(FORMATS)}.")
+        raise UsageError(f"unknown report format {shortened(given)}", f"Known formats: {', '.join(FORMATS)}.")
     return given
 
 
-def _check(gate: gating.Gate, output: Path | None) -> None:
-    """Raises UsageError for options that contradict each other; warns of one that does nothing."""
+def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
+    """Return the rules as the user wrote them; in the environment, `;` and line ends separate them, not spaces."""
+    from batchtune.errors import UsageError
+
+    if getattr(ctx.get_parameter_source("fail_if"), "name", None) != "ENVIRONMENT":
+        return given or []
+    written = os.environ.get(_RULES_VARIABLE, "").replace("\n", ";").split(";")
+    rules = [rule for rule in written if rule.strip()]
+    if not rules:  # two empty variables put together would otherwise be an open gate
+        raise UsageError(f"{_RULES_VARIABLE} is set, but holds no rule", "Unset it, or give it rules.")
+    return rules
+
+
+def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None) -> None:
+    """Warn of an option that does nothing. Raises UsageError for options that contradict each other."""
     from batchtune.cli import console
     from batchtune.errors import UsageError
 
-    if gate.baseline is not None and not any(rule.needs_baseline for rule in gate.rules):
+    if baseline is not None and not any(rule.needs_baseline for rule in rules):
         console.note("Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'.")
-    if gate.junit is None:
+    if junit is None:
         return
-    if not gate.rules:
+    if not rules:
         raise UsageError("--junit-xml needs rules: without one there is nothing to test", "Add --fail-if RULE.")
-    same = output is not None and output.resolve() == gate.junit.resolve()
-    if same or (str(gate.junit) == "-" and output is None):
+    same = output is not None and output.resolve() == junit.resolve()
+    if same or (str(junit) == "-" and output is None):
         raise UsageError("--junit-xml and the report go to the same place", "Give -o or --junit-xml another file.")
+
+
+def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
+    """Return the run with its verdicts and drift.
+
+    Raises:
+        BatchtuneError: The run can't be read; or the baseline or the lengths can't, and no rule needs them.
+    """
+    from batchtune.errors import BatchtuneError, UsageError
+    from batchtune.reports import load_run
+    from batchtune.reports.gate import RuleInputs, judge
+
+    results = load_run(folder)
+    missing: dict[str, str] = {}
+    theirs = drift = None
+    try:
+        theirs = None if baseline is None else _baseline(baseline)
+    except BatchtuneError as error:
+        if not any(rule.needs_baseline for rule in rules):
+            raise
+        missing["baseline"] = error.message
+    try:
+        drift = _drift(results, folder, new) if new.manifest else None
+    except UsageError:
+        raise
+    except BatchtuneError as error:
+        if not any(rule.needs_drift for rule in rules):
+            raise
+        missing["drift"] = error.message
+    inputs = RuleInputs(
+        sweep=results.sweep, verification=results.verification, baseline=theirs, drift=drift, missing=missing
+    )
+    return replace(results, verdicts=judge(rules, inputs), drift=drift)
+
+
+def _baseline(folder: Path) -> Sweep:
+    from batchtune.errors import ResultError
+    from batchtune.reports import load_run
+
+    sweep = load_run(folder).sweep
+    if sweep is None:
+        raise ResultError(f"the baseline {folder} has no sweep.json", "Run `batchtune sweep-buckets` there.")
+    return sweep
+
+
+def _drift(results: RunResults, folder: Path, new: NewLengths) -> Drift:
+    from batchtune.errors import ResultError
+    from batchtune.tuning.costs import Costs, costs_of
+    from batchtune.tuning.drift import drift
+
+    if results.sweep is None:
+        raise ResultError(
+            f"{folder} has no sweep.json to compare the new lengths with", "Run `batchtune sweep-buckets` first."
+        )
+    lengths, probe = new.load_and_describe(folder), results.probe
+    if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
+        raise ResultError(
+            "the run was tuned with target lengths, and the manifest was read without them",
+            "Name their column with --target-key, or their file with --target-file.",
+        )
+    return drift(lengths, results.sweep, costs_of(probe) if probe is not None else Costs())
+
+
+def _write_junit(verdicts: Sequence[Verdict], name: str, junit: Path | None, inputs: Sequence[str]) -> None:
+    from batchtune.cli import console
+    from batchtune.reports.junit import render_junit
+
+    if junit is not None:
+        console.write_result(render_junit(verdicts, name), junit, inputs=inputs)
 
 
 def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
@@ -217,7 +288,7 @@ def _show(results: RunResults, report_format: str, output: Path | None, *, full:
 
 
 def _configs(results: RunResults) -> dict[str, str]:
-    """The recommendation in each framework's words; without those that can't express it."""
+    """Return the recommendation as a config for each framework that can express it."""
     from contextlib import suppress
 
     from batchtune.cli.export import tuned_run

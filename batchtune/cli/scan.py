@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from batchtune.cli.options import Json, ManifestOptions, Quiet, expand
+from batchtune.cli.options import Json, ManifestOptions, Quiet, expand, option
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
 
-EXAMPLE = """Examples:
+EXAMPLES = """
 batchtune scan train.csv
 batchtune scan 'shards/train-{000..127}.tar' --target-key txt -o lengths.parquet
 batchtune scan LibriSpeech/train-clean-100 --jobs 8 -o lengths.parquet
@@ -27,70 +25,65 @@ def scan(
     source: ManifestOptions,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Parquet file to write: id, length, target_length, source."
-        ),
+        option("Parquet file to write: id, length, target_length, source.", "FILE", "--output", "-o", variable=None),
     ] = None,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Only show what the lengths look like; what is done without -o anyway.")
-    ] = False,
+    summary: Annotated[bool, option("Only show the summary, as without -o.", variable=None)] = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Read the lengths of a data set, once.
 
-    Audio and tensors, in folders or tar shards, are read by their headers, without decoding. Without -o, shows what
-    the lengths look like and what in them hurts batching.
+    Audio and tensors, in folders or tar shards, are read by their headers, without decoding. Without -o, shows the
+    distribution of the lengths and what hurts batching.
 
     With -o, writes id, length, target length and source of every example as Parquet, which is a manifest for the other
-    commands. What was read of single shards is kept beside it until all is written: the same command goes on where it
-    was interrupted.
+    commands. The lengths of finished shards are kept next to it until all are written: if interrupted, the same
+    command continues where it stopped.
     """
     from batchtune.cli import console
     from batchtune.cli.progress import reading_bar
     from batchtune.errors import UsageError
-    from batchtune.manifests import load_lengths
     from batchtune.manifests import scan as scan_examples
 
     if summary and output is not None:
-        raise UsageError("--summary writes no file, and -o asks for one", "Leave one of them out.")
-    if output is not None and str(output) != "-":
+        raise UsageError("--summary writes no file, but -o asks for one", "Leave one of them out.")
+    if output is None:
+        _show(source.load(quiet=quiet), source.manifest, json=json)
+        return
+    to_stdout = str(output) == "-"
+    if not to_stdout:
         _check_output(output)
-    if json and str(output) == "-":
+    elif json:
         raise UsageError(
             "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
         )
-    options, jobs = source.read_options(), source.processes()
+    options = source.read_options()
+    keep = None if to_stdout else output.with_name(f"{output.name}.parts")
     with reading_bar(quiet=quiet) as on_progress:
-        if output is None:
-            lengths = load_lengths(source.manifest, options, jobs=jobs, on_progress=on_progress)
-        else:
-            to_stdout = str(output) == "-"
-            keep = None if to_stdout else output.with_name(f"{output.name}.parts")
-            scanned = scan_examples(
-                source.manifest, options, keep=keep, jobs=jobs, on_progress=on_progress, on_note=console.note
-            )
-            lengths = scanned.lengths
-            if to_stdout:
-                sys.stdout.buffer.write(scanned.parquet())
-                console.notes(console.describe(lengths), quiet=quiet)
-                return
-            scanned.write(output)
-            console.notes([f"{output} holds {lengths.count:,} lengths, the longest first."], quiet=quiet)
+        scanned = scan_examples(
+            source.manifest, options, keep=keep, jobs=source.processes, on_progress=on_progress, on_note=console.note
+        )
+        lengths = scanned.lengths
+        if to_stdout:
+            sys.stdout.buffer.write(scanned.parquet())
+            console.notes(console.describe(lengths), quiet=quiet)
+            return
+        scanned.write(output)
+        console.notes([f"{output} holds {lengths.count:,} lengths, the longest first."], quiet=quiet)
     _show(lengths, source.manifest, json=json)
 
 
 def _check_output(output: Path) -> None:
-    """Raises UsageError rather than let a file be lost that is no Parquet: the manifest itself, perhaps."""
+    """Raise UsageError rather than overwrite a file other than Parquet: perhaps the manifest itself."""
     from batchtune.errors import UsageError
 
     if output.name == "":
-        raise UsageError("-o names no file", "Is a variable of the shell not set?")
+        raise UsageError("-o names no file", "Perhaps a variable of the shell is not set.")
     if not output.is_file() or output.stat().st_size == 0:
         return
     with output.open("rb") as stream:
         if stream.read(4) != b"PAR1":
-            raise UsageError(f"{output} is there and is no Parquet file", "Name another with -o, or remove it.")
+            raise UsageError(f"{output} exists and is not a Parquet file", "Name another with -o, or remove it.")
 
 
 def _show(lengths: Lengths, sources: Sequence[str], *, json: bool) -> None:

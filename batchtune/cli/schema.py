@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from batchtune.cli.options import Json, complete_from
+from batchtune.cli.options import Json, Output, complete_from, expand
 
-EXAMPLE = """Examples:
+EXAMPLES = """
 batchtune schema
 batchtune schema sweep
 batchtune schema probe -o probe.schema.json
 """
 
 
-def _names() -> Sequence[str]:
-    from batchtune.schemas import SCHEMAS
-
-    return list(SCHEMAS)
-
-
+@expand
 def schema(
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="What the schema is of; all names are listed without it.",
-            autocompletion=complete_from(_names),
+            help="Name of the schema; all names are listed without it.",
+            autocompletion=complete_from("batchtune.schemas:SCHEMAS"),
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write it; - is stdout.")
-    ] = None,
+    output: Output = None,
     json: Json = False,
 ) -> None:
     """Print the JSON Schema of a result file.
 
-    Of the files in a run folder, and of what other commands print with --json: JSON Schema 2020-12, with what each
-    field means. A schema's $id ends in the version of the files it is of, which is also in their meta.
+    There is one for each file in a run folder, and for the output of other commands with --json: JSON Schema 2020-12,
+    with the meaning of each field. A schema's $id ends in the version of the files, which is also in their meta.
 
-    Reads nothing. Writes FILE where -o names one. A schema is JSON in any case; --json is for the list of names.
+    Reads nothing. Writes to FILE if -o is given. A schema is always JSON; --json applies to the list of names.
     """
     from batchtune.cli import console
     from batchtune.cli.settings import nearest
@@ -54,6 +45,6 @@ def schema(
         return
     if name not in SCHEMAS:
         near = nearest(name.removeprefix("batchtune/").partition(".")[0], SCHEMAS)
-        known = f"There are {', '.join(SCHEMAS)}."
-        raise UsageError(f"there is no schema {shortened(name)}", f"Did you mean {near}? {known}" if near else known)
+        known = f"Known schemas: {', '.join(SCHEMAS)}."
+        raise UsageError(f"unknown schema {shortened(name)}", f"Did you mean {near}? {known}" if near else known)
     console.write_result(render_schema(name), output)

@@ -1,7 +1,7 @@
 """The standard streams of a process whose reader may leave early, or that was started without them.
 
-The exit code tells of the command alone: a reader that stops reading (`| head`) or was never there (`>&-`) changes
-nothing in it, so that a gate that fails does not pass in a pipeline.
+The exit code depends on the command alone: a reader that stops reading (`| head`) or was never there (`>&-`) does not
+change it, so a failing gate does not pass in a pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 def outlive_readers() -> None:
-    """Lets stdout and stderr drop what nobody reads any more, where they are pipes, files or closed."""
+    """Make stdout and stderr drop what nobody reads any more, if they are pipes, files or closed."""
     sys.stdout = _outliving(sys.stdout, _STDOUT)
     sys.stderr = _outliving(sys.stderr, _STDERR)
 
@@ -34,7 +34,7 @@ class _Dropping(io.FileIO):
 
 
 def _outliving(stream: TextIO | None, descriptor: int) -> TextIO:
-    if stream is None:  # closed by who started the process; a file opened later must not take its place
+    if stream is None:  # closed when the process was started; a file opened later must not take its place
         nowhere = os.open(os.devnull, os.O_WRONLY)
         if nowhere != descriptor:
             os.dup2(nowhere, descriptor)

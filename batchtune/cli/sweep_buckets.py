@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from batchtune.cli.options import BUCKETS, ManifestOptions, MaxBatchSize, RunOptions, SweepOptions, expand, option
+from batchtune.cli.options import ManifestOptions, MaxBatchLength, MaxBatchSize, RunOptions, SweepOptions, expand
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
+    from batchtune.results import Sweep
+    from batchtune.tuning.current import Current
+    from batchtune.tuning.sweep_settings import SweepSettings
 
-EXAMPLE = """Examples:
+EXAMPLES = """
 batchtune sweep-buckets train.csv
 batchtune sweep-buckets train.csv --max-batch-length 600 --num-buckets 10:20
 batchtune sweep-buckets train.csv --current max_batch_length=600,num_buckets=200
@@ -22,27 +25,18 @@ def sweep_buckets(
     source: ManifestOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    max_batch_length: Annotated[
-        float | None,
-        option(
-            "Largest padded length of a batch, in the unit of the lengths; what the probe found unless given.",
-            name="MAX_BATCH_LENGTH",
-            metavar="X",
-            panel=BUCKETS,
-        ),
-    ] = None,
+    max_batch_length: MaxBatchLength = None,
     max_batch_size: MaxBatchSize = None,
 ) -> None:
-    """Compare bucket tables, recommend one.
+    """Compare bucket tables and recommend one.
 
-    Works out, exactly, what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
+    Computes exactly what one epoch costs with each strategy and number of buckets. Needs no GPU, and no torch.
 
-    Reads the manifest, and max_batch_length and costs from the run folder's probe.json where there is one; with
-    --max-batch-length it needs none. Options for reading the manifest that the run was made with, such as
-    --max-length, are taken from there and told, unless --force starts over. Writes sweep.json and sampler.yaml there.
+    Reads the manifest, and max_batch_length and costs from the run folder's probe.json; with --max-batch-length no
+    probe is needed. Options for reading the manifest that the run was made with, such as --max-length, are taken from
+    there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
     from batchtune.cli import console
-    from batchtune.cli.sweeping import sweep_and_write
     from batchtune.errors import UsageError
     from batchtune.reports import load_run
     from batchtune.reports.terminal import render_terminal
@@ -50,9 +44,9 @@ def sweep_buckets(
 
     settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
-        raise UsageError(f"--max-batch-length must be a number above 0 and at most 1e15, got {max_batch_length}")
+        raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
     current = sweep.read_current()
-    lengths = source.load(quiet=run.quiet) if run.force else source.load_as_in(run.run, quiet=run.quiet)
+    lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
     console.notes(console.describe(lengths), quiet=run.quiet)
     if max_batch_length is not None:
         _check_unit(lengths, max_batch_length, quiet=run.quiet)
@@ -63,11 +57,50 @@ def sweep_buckets(
         render_terminal(load_run(run.run), console.result_console(), full=run.full)
 
 
+def sweep_and_write(
+    lengths: Lengths,
+    settings: SweepSettings,
+    run: RunOptions,
+    *,
+    max_batch_length: float | None = None,
+    current: Current | None = None,
+) -> Sweep:
+    """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`.
+
+    If no row is recommended, the `sampler.yaml` of an earlier sweep is removed, and a note says so.
+    """
+    from batchtune.cli import console
+    from batchtune.cli.progress import sweep_bar
+    from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+    from batchtune.files import write_whole
+    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
+    from batchtune.tuning.sweep import run_sweep
+
+    with sweep_bar(settings, quiet=run.quiet) as on_row:
+        found = run_sweep(
+            lengths,
+            settings,
+            run.run,
+            max_batch_length=max_batch_length,
+            force=run.force,
+            on_row=on_row,
+            current=current,
+        )
+    config = run.run / SAMPLER_FILE
+    if found.recommended is not None:
+        probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
+        write_whole(config, render_sampler_yaml(sampler_config(found, probe)), follow=False)
+    elif config.exists():
+        config.unlink()
+        console.note(f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing.")
+    return found
+
+
 def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> None:
-    """Warns where --max-batch-length looks like another unit's.
+    """Warn if --max-batch-length seems to be in another unit.
 
     Raises:
-        UsageError: It is shorter than every example, so that nothing can come of it.
+        UsageError: It is shorter than every example, so every batch would hold one.
     """
     from batchtune.cli import console
     from batchtune.errors import UsageError

@@ -2,55 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
+    WORKLOADS,
     Full,
     Json,
     ManifestOptions,
     Quiet,
-    SetupTimeout,
-    Wait,
-    WorkloadSettings,
-    devices,
+    TimeTolerance,
+    WorkloadOptions,
     expand,
     option,
-    workloads,
 )
 
 if TYPE_CHECKING:
-    from batchtune.tuning.verify_setup import Wanted
+    from batchtune.exports.sampler import SamplerConfig
+    from batchtune.lengths import Lengths
+    from batchtune.results import Verification
+    from batchtune.tuning.verify_plan import Candidate, VerifySettings
+    from batchtune.tuning.verifying import VerifyProgress
 
-EXAMPLE = """Examples:
+EXAMPLES = """
 batchtune verify train.csv --workload train.py:MyStep
 batchtune verify my-run train.csv --workload train.py:MyStep --set layers=12 --steps 500
 batchtune verify train.csv --workload train.py:MyStep --epoch --json > verified.json
 """
-
+EXIT_DOES_NOT_HOLD = 3
 _RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAndManifest(ManifestOptions):
-    """Where the lengths are, with the run folder before them if it is named."""
+    """Where the lengths are, after the run folder if that is named."""
 
     manifest: Annotated[
         list[str],
         typer.Argument(
             metavar="[RUN] MANIFEST",
-            help="The run folder, if it is not batchtune-run: a folder that holds run.json, probe.json, sweep.json or "
-            "sampler.yaml is taken for it (--run names it too). Then what holds the lengths, as for other commands.",
+            help="The run folder, if it is not batchtune-run, then the source of the lengths as for other commands. A "
+            "folder that holds run.json, probe.json, sweep.json or sampler.yaml is taken as the run folder; --run "
+            "names it too.",
             show_default=False,
         ),
     ]
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """The run folder, and where the lengths are.
+        """Return the run folder, and where the lengths are.
 
         Raises:
             UsageError: No manifest is left, or two run folders are named.
@@ -65,127 +69,197 @@ class RunAndManifest(ManifestOptions):
         if not rest:
             raise UsageError(
                 f"the manifest is missing: {first} is a run folder",
-                f"Say `batchtune verify {first} MANIFEST`, with the manifest that the run was made from.",
+                f"Run `batchtune verify {first} MANIFEST`, with the manifest that the run was made from.",
             )
         return Path(first), replace(self, manifest=rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedOptions:
-    """What to run, where it is not what was probed."""
-
-    PANEL: ClassVar = "Workload and device"
+class SubjectOptions(WorkloadOptions):
+    """The workload and device, if they are not the run's."""
 
     workload: Annotated[
         str | None,
         option(
             "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last "
             "two run your own code, so you must name them here, with their --set options: batchtune runs no code that "
-            "only a file names. A built-in, and all that follows here, is as it was probed unless given.",
-            name="WORKLOAD",
-            metavar="W",
-            values=workloads,
+            "only a file names. A built-in, and the options below, are taken from the run by default.",
+            "W",
+            autocompletion=WORKLOADS,
         ),
     ] = None
-    set: WorkloadSettings = None
-    device: Annotated[
-        str | None, option("auto, cpu, cuda or cuda:N.", name="DEVICE", metavar="DEVICE", values=devices)
-    ] = None
-    memory: Annotated[
-        str | None, option("Cap on the worker's memory, such as 2GiB.", name="MEMORY", metavar="SIZE")
-    ] = None
-    memory_fraction: Annotated[
-        float | None, option("Part of that memory that may be used.", name="MEMORY_FRACTION", metavar="X")
-    ] = None
-    reserve: Annotated[
-        str | None, option("Memory to keep free besides, such as 500MiB.", name="RESERVE", metavar="SIZE")
-    ] = None
-    setup_timeout: SetupTimeout = 600.0
-    wait: Wait = 0.0
-
-    def wanted(self) -> Wanted:
-        """What the user says. Raises UsageError where it has no meaning."""
-        from batchtune.tuning.verify_setup import Wanted
-        from batchtune.units import parse_size
-        from batchtune.workloads import parse_options
-
-        return Wanted(
-            workload=self.workload,
-            options=parse_options(self.set) if self.set else None,
-            device=self.device,
-            memory_bytes=parse_size(self.memory) if self.memory is not None else None,
-            memory_fraction=self.memory_fraction,
-            reserve_bytes=parse_size(self.reserve) if self.reserve is not None else None,
-            setup_timeout_seconds=self.setup_timeout,
-            wait_seconds=self.wait,
-        )
 
 
 @expand
 def verify(
     source: RunAndManifest,
-    wanted: WantedOptions,
-    run: Annotated[
-        Path | None,
-        option("The run folder; batchtune-run unless given.", flag="--run", name="RUN", metavar="DIR"),
-    ] = None,
-    steps: Annotated[int | None, option("Shuffled steps to run; 200 unless given.", name="STEPS", metavar="N")] = None,
-    minutes: Annotated[
-        float | None, option("Run shuffled steps for so long instead.", name="MINUTES", metavar="X")
-    ] = None,
-    epoch: Annotated[bool, option("Run one whole epoch instead.", flag="--epoch", name="EPOCH")] = False,
-    time_tolerance: Annotated[
-        float,
-        option(
-            "How far the measured time of an epoch may lie from the estimate, as a share of it.",
-            name="TIME_TOLERANCE",
-            metavar="X",
-        ),
-    ] = 0.1,
-    step_timeout: Annotated[
-        float, option("Seconds that one step may take.", name="STEP_TIMEOUT", metavar="SECONDS")
-    ] = 300.0,
-    seed: Annotated[
-        int | None, option("Of the shuffles; that of sampler.yaml unless given.", name="SEED", metavar="N")
-    ] = None,
+    subject: SubjectOptions,
+    run: Annotated[Path | None, option("The run folder (default: batchtune-run).", "DIR")] = None,
+    steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
+    minutes: Annotated[float | None, option("Run shuffled steps for this long instead.", "X")] = None,
+    epoch: Annotated[bool, option("Run one whole epoch instead.")] = False,
+    time_tolerance: TimeTolerance = 0.1,
+    step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
+    seed: Annotated[int | None, option("Seed for the shuffles (default: that of sampler.yaml).", "N")] = None,
     quiet: Quiet = False,
     json: Json = False,
     full: Full = False,
 ) -> None:
     """Run the recommended batches for real.
 
-    Runs what the run folder's sampler.yaml says, one training step after the other in one process: first the largest
-    batch of each bucket, twice, then shuffled batches with real lengths. It holds when nothing runs out of memory,
-    memory does not creep, and the time of an epoch is as estimated. Where it does not hold, smaller sizes are tried
-    and proposed.
+    Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
+    largest batch of each bucket, twice, then shuffled batches with real lengths. It holds if nothing runs out of
+    memory, memory does not creep, and an epoch takes the estimated time. If not, smaller sizes are tried and proposed.
 
-    Reads the manifest and the run folder's sampler.yaml, and from its probe.json or run.json the device, the limit, a
-    built-in workload, and how the manifest was read. Writes verify.json there. Without --steps, --minutes or --epoch,
-    200 shuffled steps are run.
+    Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
+    options for reading the manifest from its probe.json or run.json. Writes verify.json there. Without --steps,
+    --minutes or --epoch, it runs 200 shuffled steps.
     """
     from batchtune.cli import console
-    from batchtune.cli.verifying import EXIT_DOES_NOT_HOLD, verify_with_progress
     from batchtune.reports import load_run
     from batchtune.reports.terminal import render_verification
     from batchtune.results import encode
-    from batchtune.tuning.verify_steps import DEFAULT_STEPS, VerifySettings
+    from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
-    by_default = DEFAULT_STEPS if steps is None and minutes is None and not epoch else None
     settings = VerifySettings(
-        steps=by_default if steps is None else steps,
+        steps=DEFAULT_STEPS if steps is None and minutes is None and not epoch else steps,
         minutes=minutes,
         epoch=epoch,
         seed=seed or 0,
         time_tolerance=time_tolerance,
         step_timeout_seconds=step_timeout,
     )
-    wishes = wanted.wanted()
-    lengths = manifest.load_as_in(folder, quiet=quiet)
-    found = verify_with_progress(lengths, folder, settings, wishes, seed=seed, quiet=quiet)
+    asked = subject.asked()
+    lengths = manifest.load(quiet=quiet, as_in=folder)
+    found = verify_with_progress(lengths, folder, settings, asked, seed=seed, quiet=quiet)
     if json:
         console.write_result(encode(found).decode(), None)
     else:
         render_verification(load_run(folder), console.result_console(), full=full)
     if not found.holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
+
+
+def verify_with_progress(
+    lengths: Lengths,
+    folder: Path,
+    settings: VerifySettings,
+    asked: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    quiet: bool,
+) -> Verification:
+    """Run what the folder's `sampler.yaml` says with a progress bar, and write `verify.json`.
+
+    `asked` has the fields of `ProbeSettings` that the user gave. Without `seed`, the seed is that of `sampler.yaml`.
+
+    Raises:
+        ResultError: The folder holds no sampler, or of other lengths; and what `run_verify` raises.
+    """
+    from batchtune.cli import console
+    from batchtune.cli.progress import worker_bar
+    from batchtune.exports.sampler import read_sampler_yaml
+    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
+    from batchtune.tuning.run_folder import lengths_of
+    from batchtune.tuning.verify_plan import VerifyPlan, check_lengths, subject_of
+    from batchtune.tuning.verifying import run_verify
+
+    _check_sampler_exists(folder)
+    config = read_sampler_yaml(folder / SAMPLER_FILE)
+    check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE, lengths_of(folder))
+    probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
+    if probe is not None:
+        check_lengths(lengths, probe.lengths.fingerprint, folder / PROBE_FILE, probe.lengths)
+    subject = subject_of(lengths, probe, asked, folder)
+    console.notes(subject.notes, quiet=quiet)
+    if not config.shuffle:
+        unshuffled = (
+            "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are formed of "
+            "shuffled examples, as with shuffle: true."
+        )
+        console.notes([unshuffled], quiet=quiet)
+    plan = VerifyPlan(
+        lengths=lengths,
+        candidate=candidate_of(config, _multiple_of(folder)),
+        settings=replace(settings, seed=config.seed if seed is None else seed),
+        probe=probe,
+    )
+    last: VerifyProgress | None = None
+    try:
+        with worker_bar(lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
+
+            def on_progress(progress: VerifyProgress) -> None:
+                nonlocal last
+                last = progress
+                bar.verifying(progress)
+
+            return run_verify(
+                plan,
+                subject,
+                folder,
+                on_note=lambda text: console.notes([text], quiet=quiet),
+                on_progress=on_progress,
+            )
+    except KeyboardInterrupt:
+        console.note(_how_far(last))
+        raise
+
+
+def candidate_of(config: SamplerConfig, multiple_of: float | None = None) -> Candidate:
+    """Return the sampler that `sampler.yaml` describes; `multiple_of` is the sweep's."""
+    import numpy as np
+
+    from batchtune.batching.table import BucketTable
+    from batchtune.tuning.verify_plan import Candidate
+
+    boundaries = np.array(config.bucket_boundaries, dtype=np.float64)
+    sizes = np.array(config.bucket_batch_sizes, dtype=np.int64)
+    return Candidate(
+        table=BucketTable(boundaries, sizes),
+        max_batch_length=config.max_batch_length,
+        ordering=config.batch_ordering,
+        drop_last=config.drop_last,
+        multiple_of=multiple_of,
+    )
+
+
+def _multiple_of(folder: Path) -> float | None:
+    """Return the --multiple-of of the folder's sweep."""
+    import msgspec
+
+    from batchtune.results import SWEEP_FILE, Sweep, SweptWith, read_result
+
+    if not (folder / SWEEP_FILE).exists():
+        return None
+    return msgspec.convert(read_result(folder / SWEEP_FILE, Sweep).settings, SweptWith).multiple_of
+
+
+def _how_far(last: VerifyProgress | None) -> str:
+    """Say what had passed before the interruption."""
+    from batchtune.results import VERIFY_FILE
+    from batchtune.units import counted
+
+    nothing = f"No {VERIFY_FILE} was written: that takes a whole verification."
+    if last is None or last.doing == "proposal":
+        return nothing
+    batches = "of the worst batches" if last.doing == "worst" else "with shuffled batches"
+    return f"{counted(last.done, 'step')} {batches} had passed. {nothing}"
+
+
+def _check_sampler_exists(folder: Path) -> None:
+    """Raise ResultError if the run folder holds no sampler config, with the reason."""
+    from batchtune.errors import ResultError
+    from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep, read_result
+
+    if (folder / SAMPLER_FILE).exists():
+        return
+    if (folder / SWEEP_FILE).exists() and (sweep := read_result(folder / SWEEP_FILE, Sweep)).recommended is None:
+        raise ResultError(
+            f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
+            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+        )
+    raise ResultError(
+        f"{folder / SAMPLER_FILE} does not exist",
+        "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
+    )

@@ -1,4 +1,4 @@
-"""What this machine offers for a probe, and what stands in the way of one."""
+"""The devices, memory and software of this machine, and what prevents or disturbs a probe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, meta_of
 from batchtune.trust import busy_with, settings_warnings
 from batchtune.units import counted
 
-# Optional package → the distributions that provide it, the first that is installed counts.
+# Optional package → the distributions that provide it; the first that is installed counts.
 _PACKAGES = {
     "soundfile": ("soundfile",),
     "tokenizers": ("tokenizers",),
@@ -39,15 +39,14 @@ _PACKAGES = {
 }
 
 _CPU = "cpu"
-# So much of the processors in use is more than what every machine does beside.
+# Every machine does a little besides; above this fraction of its processors it is busy.
 _BUSY_SHARE = 0.5
 
 
 def examine(timeout_seconds: float) -> Doctor:
-    """What this machine offers. Torch and the driver are asked in a process of their own.
+    """Examine this machine. Torch and the driver are queried in a separate process.
 
-    Args:
-        timeout_seconds: Longest that torch and the driver may take to answer.
+    `timeout_seconds` limits how long they may take to answer.
     """
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
@@ -77,7 +76,7 @@ def examine(timeout_seconds: float) -> Doctor:
 
 
 def merge_gpus(by_driver: Sequence[SeenGpu], by_torch: Sequence[SeenGpu]) -> list[DoctorGpu]:
-    """One entry a GPU: those that torch sees, in its order, then those that the driver alone knows."""
+    """Return one entry per GPU: those that torch sees, in its order, then those that only the driver knows."""
     known = {one.uuid: one for one in by_driver if one.uuid}
     seen = {one.uuid for one in by_torch}
     pairs = [(one, known.get(one.uuid or "")) for one in by_torch]
@@ -86,7 +85,7 @@ def merge_gpus(by_driver: Sequence[SeenGpu], by_torch: Sequence[SeenGpu]) -> lis
 
 
 def _gpu(one: SeenGpu, facts: SeenGpu | None) -> DoctorGpu:
-    """A GPU as torch sees it, with what the driver knows of it besides."""
+    """Return a GPU as torch sees it, with the facts that only the driver knows."""
     return DoctorGpu(
         name=one.name or "GPU without a name",
         device=one.device,
@@ -105,7 +104,7 @@ def _gpu(one: SeenGpu, facts: SeenGpu | None) -> DoctorGpu:
 
 
 def lock_holder(device_id: str) -> int | None:
-    """The process that holds a device's lock, by what the kernel tells of locks (man 5 proc); None: nobody, or unknown.
+    """Return the process that holds a device's lock, by the kernel's list of locks (man 5 proc); None if unknown.
 
     The lock itself is not tried: a probe that starts at this moment would find it held.
     """
@@ -115,22 +114,22 @@ def lock_holder(device_id: str) -> int | None:
         written = int(path.read_text())
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
-            # `1: FLOCK ADVISORY WRITE 4711 fe:01:1234 0 EOF`; in a container the process may be told as 0.
+            # `1: FLOCK ADVISORY WRITE 4711 fe:01:1234 0 EOF`; in a container the process may be 0.
             if "FLOCK" in fields and "WRITE" in fields and any(field.endswith(f":{inode}") for field in fields):
                 return written
     return None
 
 
 def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
-    """What the driver and torch say; what they left unsaid is told as a problem."""
-    # Files, not pipes: what a library leaves running may hold a pipe open for ever.
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as printed:
-        ended = _run(told, printed, timeout_seconds)
-        told.seek(0)
+    """Query the driver and torch; a missing answer becomes a problem."""
+    # Files, not pipes: a process that a library leaves running may hold a pipe open forever.
+    with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as printed:
+        ended = _run(answers, printed, timeout_seconds)
+        answers.seek(0)
         printed.seek(0)
-        lines = told.read().splitlines()
+        lines = answers.read().splitlines()
         noise = printed.read().decode(errors="replace").strip().splitlines()
-    driver = DriverFacts(driver=None, gpus=[], problem=f"asking the driver did not end well: {ended}")
+    driver = DriverFacts(driver=None, gpus=[], problem=f"the query of the driver failed: {ended}")
     torch: TorchFacts | None = None
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):  # the process was ended in the middle of a line
@@ -147,12 +146,12 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
     return driver, torch
 
 
-def _run(told: IO[bytes], printed: IO[bytes], timeout_seconds: float) -> str:
-    """Runs the inventory and says in words how it ended."""
+def _run(answers: IO[bytes], printed: IO[bytes], timeout_seconds: float) -> str:
+    """Run the inventory and describe how it ended."""
     process = subprocess.Popen(
         [sys.executable, "-m", "batchtune.probe.inventory"],
         stdin=subprocess.DEVNULL,
-        stdout=told,
+        stdout=answers,
         stderr=printed,
         start_new_session=True,
     )
@@ -170,7 +169,7 @@ def _run(told: IO[bytes], printed: IO[bytes], timeout_seconds: float) -> str:
 
 
 def _installed(distributions: Sequence[str]) -> str | None:
-    """The version of the first distribution that is installed. Nothing is imported."""
+    """Return the version of the first distribution that is installed, without importing it."""
     for name in distributions:
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name) or "unknown version"
@@ -184,18 +183,18 @@ def _torch_warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu]) -> list[str]:
     built = torch.cuda or torch.hip
     if torch.problem is not None:
         return [
-            f"PyTorch {torch.version} does not work here: {torch.problem}. A probe can't run like this. "
+            f"PyTorch {torch.version} does not work here: {torch.problem}. No probe can run. "
             f"Reinstall it, in a build that fits driver and system: https://pytorch.org/get-started/locally/."
         ]
     if unseen and not built:
         return [
-            f"PyTorch {torch.version} was built without CUDA, and there is {unseen[0].name}: a probe would run on "
-            "the CPU. Install a CUDA build: https://pytorch.org/get-started/locally/."
+            f"PyTorch {torch.version} was built without CUDA, so a probe would run on the CPU instead of "
+            f"{unseen[0].name}. Install a CUDA build: https://pytorch.org/get-started/locally/."
         ]
     if unseen:
         return [
             f"PyTorch does not see {counted(len(unseen), 'GPU')} that the driver knows ({unseen[0].name}). "
-            "See whether CUDA_VISIBLE_DEVICES hides it."
+            "Check whether CUDA_VISIBLE_DEVICES hides it."
         ]
     return []
 
@@ -206,27 +205,27 @@ def _device_warnings(gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> list[str]:
         name = f"{gpu.device} ({gpu.name})" if gpu.device else gpu.name
         if gpu.probe_process is not None:
             warnings.append(
-                f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it has ended, "
-                "as --wait does."
+                f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it ends, as "
+                "--wait does."
             )
         elif who := busy_with(gpu.processes):
-            warnings.append(f"{name} is used by {who}. Stop what need not run, or probe another device.")
+            warnings.append(f"{name} is used by {who}. Stop it, or probe another device.")
         if gpu.throttle_reasons:
             warnings.append(
-                f"The clock of {name} is held down now ({', '.join(gpu.throttle_reasons)}): step times would be too "
-                "long. See to its cooling and power limit."
+                f"The clock of {name} is held down now ({', '.join(gpu.throttle_reasons)}): step times would be "
+                "too long. Check its cooling and power limit."
             )
     if cpu.limit_problem is not None:
         warnings.append(f"No probe on the CPU is possible here: {cpu.limit_problem}. Probe on a GPU, or on Linux.")
     if cpu.probe_process is not None:
         warnings.append(
             f"A probe (process {cpu.probe_process}) is using the CPU: step times of another one would be too long. "
-            "Wait until it has ended, as --wait does."
+            "Wait until it ends, as --wait does."
         )
     elif cpu.load_average is not None and cpu.load_average > _BUSY_SHARE * cpu.processors:
         warnings.append(
             f"Other programs use the CPU: a load average of {cpu.load_average:.1f} in the last minute, on "
-            f"{counted(cpu.processors, 'processor')}. A probe on the CPU would measure step times that are too long. "
-            "Stop what need not run."
+            f"{counted(cpu.processors, 'processor')}. Step times of a probe on the CPU would be too long. "
+            "Stop them first."
         )
     return warnings

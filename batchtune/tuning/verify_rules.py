@@ -1,150 +1,177 @@
-"""When a verification holds: no failure, memory that does not creep, the time that was estimated."""
+"""Judging a verification (failures, memory that creeps, times), and proposing smaller sizes if it does not hold."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchtune.lengths import FloatArray
-from batchtune.results import VerifyFailure
-from batchtune.tuning.costs import ProvenBy
-from batchtune.units import counted, format_length, format_seconds, format_size
+from batchtune.batching.layout import Dealing, batches_per_rank
+from batchtune.batching.table import BucketTable
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.probe.protocol import Stepped
+from batchtune.results import Device, Proposal, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
+from batchtune.tuning.costs import Costs, ProvenBy
+from batchtune.tuning.epoch_cost import estimated_epoch_seconds
+from batchtune.tuning.memory_growth import FEWEST_STEPS, Growth, growth_of, interquartile_range
+from batchtune.tuning.verify_plan import Candidate, PlannedBatch, VerifyPlan
+from batchtune.units import counted, format_length, format_seconds
 
-FEWEST_STEPS = 12
-"""With fewer steps growth can't be told from noise."""
-
-# As for the trials of the probe: what would take less than 5% of the limit in 10,000 more steps does no harm.
-_FORESEEN_STEPS = 10_000
-_HARMLESS_SHARE = 0.05
-
-# Growth counts where it is this many times as large as what the figures spread by anyhow.
-_ABOVE_NOISE = 4.0
-
-# Growth at the end that is less than this part of what it was before slows down, as that of a cache that fills up.
-_SAME_PACE = 2 / 3
-
-# The end is no fewer steps than these, and so many that growth at the same pace is so many times the noise of its mean.
-_FEWEST_AT_THE_END = 4
-_END_ABOVE_NOISE = 8.0
-
-# The allocator's cache settles after some steps more than once: it creeps where it has grown by this part of the
-# limit from the second to the last quarter, and in each half of that.
-_CACHE_SHARE = 0.02
+# By how much a batch size is lowered, try by try, if the probe knows no better.
+_CUTS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+_WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """How a figure in bytes grew over steps.
+class DoneStep:
+    """A step that was run, the number-th of its phase."""
+
+    phase: VerifyPhase
+    number: int
+    planned: PlannedBatch
+    stepped: Stepped
+
+    def failure(self) -> VerifyFailure:
+        """Return the step as the record of a failure."""
+        shape = self.planned.shape
+        assert self.stepped.outcome != "ok"
+        return VerifyFailure(
+            phase=self.phase,
+            step=self.number,
+            bucket=self.planned.bucket,
+            batch_size=shape.batch_size,
+            length=shape.length,
+            target_length=shape.target_length,
+            outcome=self.stepped.outcome,
+            error=self.stepped.error,
+        )
+
+
+@dataclass(slots=True)
+class DoneSteps:
+    """All steps of a verification, in their order.
 
     Attributes:
-        total_bytes: Median of the last quarter of the steps - median of the second.
-        steps: Steps between the middles of these quarters.
-        steady: Whether it grew from the second quarter to the third, and from that to the last.
-        noise_bytes: By how much the figures spread around a straight line within a quarter: the interquartile range.
-        pace: Growth a step at the end / that from the second quarter to the third; 1 where these did not grow. The end
-            is as small a part of the last quarter as the noise allows.
+        worst, shuffled: Those of each phase.
+        first_round: How many of `worst` ran each worst shape for the first time.
     """
 
-    total_bytes: float
-    steps: float
-    steady: bool
-    noise_bytes: float
-    pace: float
+    worst: list[DoneStep] = field(default_factory=list)
+    shuffled: list[DoneStep] = field(default_factory=list)
+    first_round: int = 0
 
     @property
-    def per_step_bytes(self) -> float:
-        """Growth a step."""
-        return self.total_bytes / self.steps
+    def failures(self) -> list[VerifyFailure]:
+        """The steps that failed."""
+        return [done.failure() for done in (*self.worst, *self.shuffled) if done.stepped.outcome != "ok"]
 
     @property
-    def slows_down(self) -> bool:
-        """Whether it grew clearly less at the end than before."""
-        return self.pace < _SAME_PACE
+    def alloc_retries(self) -> int | None:
+        """How often the allocator emptied its cache in steps that passed, after each worst shape had been run once."""
+        later = (*self.worst[self.first_round :], *self.shuffled)
+        retries = [done.stepped.alloc_retries for done in later if done.stepped.outcome == "ok"]
+        known = [count for count in retries if count is not None]
+        return sum(known) if known else None
+
+    def most(self, figure: Callable[[Stepped], int | None]) -> int | None:
+        """Return the largest of a figure over all steps; None if it is unknown."""
+        figures = [figure(done.stepped) for done in (*self.worst, *self.shuffled)]
+        return max((one for one in figures if one is not None), default=None)
+
+    def rest_growth(self) -> Growth | None:
+        """Return how memory in use between steps grew over the shuffled ones, or the worst if none were shuffled."""
+        return growth_of([stepped.rest_bytes for stepped in _until_failure(self.shuffled or self.worst)])
 
 
-def growth_of(figures: Sequence[int | None]) -> Growth | None:
-    """How these figures, one a step, grew after the first quarter, in which things may still settle.
-
-    Medians of quarters are compared, so that single steps decide nothing.
-
-    Returns:
-        None where one is unknown, or there are fewer than 12.
-    """
-    known = [figure for figure in figures if figure is not None]
-    if len(known) < len(figures) or len(known) < FEWEST_STEPS:
-        return None
-    quarters = np.array_split(np.array(known, dtype=np.float64), 4)[1:]
-    second, third, last = (float(np.median(quarter)) for quarter in quarters)
-    steps = len(known) / 2
-    rise = (last - second) / steps  # within a quarter it must not count as noise
-    return Growth(last - second, steps, second < third < last, _noise(quarters, rise), _pace(*quarters))
+def _until_failure(steps: Sequence[DoneStep]) -> list[Stepped]:
+    """Return the steps before the first that failed: a failure changes what is in use."""
+    failed = next((index for index, done in enumerate(steps) if done.stepped.outcome != "ok"), len(steps))
+    return [done.stepped for done in steps[:failed]]
 
 
-def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
-    """The largest spread of the figures around a line that rises so much a step."""
-    return max(_spread(quarter - rise * np.arange(quarter.size)) for quarter in quarters)
+def judge(
+    steps: DoneSteps,
+    plan: VerifyPlan,
+    workload: WorkloadRecord,
+    device: Device,
+    costs: Costs,
+    planned_steps: int | None,
+) -> Verification:
+    """Judge all steps that were run; `planned_steps` is the number of shuffled ones, None if time decided."""
+    candidate, lengths = plan.candidate, plan.candidate.padded(plan.lengths)
+    limit_bytes, tolerance = device.limit_bytes, plan.settings.time_tolerance
+    passed, rest, failures = _until_failure(steps.shuffled), steps.rest_growth(), steps.failures
+    reserved = growth_of([one.reserved_bytes for one in passed])
+    unused = growth_of(
+        [None if one.reserved_bytes is None else one.reserved_bytes - (one.rest_bytes or 0) for one in passed]
+    )
+    timing = _timing_of_steps(steps.shuffled, lengths, candidate, costs)
+    reasons = failure_reasons(failures, candidate.table.boundaries.tolist(), lengths.unit, costs.proven_by)
+    if rest is not None and rest.leaks(limit_bytes):
+        reasons.insert(0, leak_reason(rest))
+    if unused is not None and unused.fragments(limit_bytes):
+        reasons.append(
+            f"The allocator's cache {unused} and was still growing: batches of different shapes fragment the memory. "
+            "Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and "
+            "probe again"
+        )
+    if not failures and not timing.within(tolerance):
+        reasons.append(_time_reason(timing, tolerance))
+    return Verification(
+        meta=meta_of(Verification),
+        lengths=plan.lengths.summary(),
+        workload=workload,
+        device=device,
+        settings={**plan.settings.recorded(), "multiple_of": candidate.multiple_of},
+        bucket_boundaries=candidate.table.boundaries.tolist(),
+        bucket_batch_sizes=candidate.table.batch_sizes.tolist(),
+        max_batch_length=candidate.max_batch_length,
+        worst_steps=len(steps.worst),
+        steps=sum(done.stepped.outcome == "ok" for done in steps.shuffled),
+        planned_steps=planned_steps,
+        epoch_batches=_epoch_batches(lengths, candidate),
+        failures=failures,
+        alloc_retries=steps.alloc_retries,
+        peak_bytes=steps.most(lambda stepped: stepped.peak_bytes),
+        reserved_bytes=steps.most(lambda stepped: stepped.reserved_bytes),
+        rest_growth_bytes=None if rest is None else round(rest.total_bytes),
+        reserved_growth_bytes=None if reserved is None else round(reserved.total_bytes),
+        estimated_epoch_seconds=timing.estimated_epoch_seconds,
+        measured_epoch_seconds=timing.measured_epoch_seconds,
+        time_ratio=timing.ratio,
+        time_ratio_spread=timing.spread,
+        holds=not reasons,
+        reasons=reasons,
+        warnings=list(_warnings(steps, rest, costs, limit_bytes, failed=bool(failures))),
+        proposal=None,
+    )
 
 
-def _pace(second: FloatArray, third: FloatArray, end: FloatArray) -> float:
-    """Growth a step at the end of the last quarter / that from the second quarter to the third."""
-    before = _rise(second, third)
-    if before <= 0:
-        return 1.0
-    noise = _noise((second, third), before)  # not of the last: a bend is no noise
-    while True:
-        later = end[end.size // 2 :]
-        half = later.size / 2
-        if later.size < _FEWEST_AT_THE_END or before * half < _END_ABOVE_NOISE * noise / math.sqrt(half):
-            return _rise(*np.array_split(end, 2)) / before
-        end = later
-
-
-def _rise(first: FloatArray, second: FloatArray) -> float:
-    """Growth a step from the middle of some steps to that of those which follow."""
-    return float(np.median(second) - np.median(first)) / ((first.size + second.size) / 2)
-
-
-def leaks(rest: Growth | None, limit_bytes: int) -> bool:
-    """Whether memory in use between steps creeps, and did so to the end at the same pace: `settles` is the other case.
-
-    A cache that these steps did not fill looks the same.
-
-    Args:
-        rest: Of the bytes in use after each step, its batch freed.
-        limit_bytes: The memory limit; what takes less than 5% of it in 10,000 steps does no harm.
-    """
-    return rest is not None and _creeps(rest, limit_bytes) and not rest.slows_down
-
-
-def settles(rest: Growth | None, limit_bytes: int) -> bool:
-    """Whether memory in use between steps crept, but less at the end, as with a cache that fills up.
-
-    Args:
-        rest: As for `leaks`.
-        limit_bytes: Likewise.
-    """
-    return rest is not None and _creeps(rest, limit_bytes) and rest.slows_down
-
-
-def _creeps(rest: Growth, limit_bytes: int) -> bool:
-    """Whether it grew: steadily, above the noise, and enough to matter."""
-    if not rest.steady or rest.total_bytes < _ABOVE_NOISE * rest.noise_bytes:
-        return False
-    return rest.per_step_bytes * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
-
-
-def cache_creeps(unused: Growth | None, limit_bytes: int) -> bool:
-    """Whether the allocator's cache still grows: steadily, and by 2% of the limit from second to last quarter.
-
-    Args:
-        unused: Of the most bytes that the allocator held, step by step, less those in use after the step: what the
-            workload keeps is not the allocator's doing.
-        limit_bytes: The memory limit.
-    """
-    return unused is not None and unused.steady and unused.total_bytes > _CACHE_SHARE * limit_bytes
+def _warnings(steps: DoneSteps, rest: Growth | None, costs: Costs, limit_bytes: int, *, failed: bool) -> Iterator[str]:
+    if steps.alloc_retries:
+        yield (
+            f"The allocator emptied its cache {counted(steps.alloc_retries, 'time')} to go on, which costs time and is "
+            "the last step before running out of memory. Keep more free with --memory-fraction or --reserve, or set "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True, and probe again"
+        )
+    if rest is not None and rest.settles(limit_bytes):
+        yield settling_warning(rest)
+    if failed:
+        return
+    if rest is None:
+        known = any(done.stepped.rest_bytes is not None for done in steps.shuffled)
+        yield (
+            f"Whether memory creeps is unknown: that takes {FEWEST_STEPS} steps. Run more with --steps"
+            if known
+            else "Whether memory creeps is unknown: this system does not report how much is in use"
+        )
+    if costs.step_seconds is None:
+        yield (
+            "The time of an epoch was not compared with an estimate, because no step times are known: "
+            "`batchtune probe-oom` measures them"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +180,7 @@ class Timing:
 
     Attributes:
         estimated_epoch_seconds: By the probe's step times; None without them.
-        measured_epoch_seconds: Scaled from the steps that were run to the epoch; None where none were.
+        measured_epoch_seconds: Scaled from the steps that were run to the epoch; None if none were.
         ratio: Sum of the measured / sum of the estimated times of exactly the steps that were run.
         spread: Interquartile range of that ratio over the steps; None for fewer than four.
     """
@@ -164,7 +191,7 @@ class Timing:
     spread: float | None
 
     def within(self, tolerance: float) -> bool:
-        """Whether the time is as estimated; true where there is nothing to compare."""
+        """Return whether the time is as estimated; true if there is nothing to compare."""
         return self.ratio is None or abs(self.ratio - 1) <= tolerance
 
 
@@ -174,34 +201,46 @@ def timing_of(
     estimated_epoch_seconds: float | None,
     epoch_batches: int,
 ) -> Timing:
-    """What the shuffled steps say of an epoch's time.
+    """Return what the shuffled steps say about an epoch's time.
 
     The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
-    time, is what scales the epoch's estimate. Slow steps count in both sums. Without an estimate the mean step is
-    taken times the number of batches.
-
-    Args:
-        seconds: Measured time of each step.
-        estimated: Shape (steps,): its expected time by the probe's step times; None without them.
-        estimated_epoch_seconds: Of the epoch; None likewise.
-        epoch_batches: Batches of one epoch.
+    time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
+    `seconds` and `estimated` are of the same steps.
     """
-    if not seconds:
-        return Timing(
-            estimated_epoch_seconds=estimated_epoch_seconds, measured_epoch_seconds=None, ratio=None, spread=None
-        )
     measured = np.array(seconds, dtype=np.float64)
-    ratio = spread = None
-    if estimated is not None and float(estimated.sum()) > 0:
+    epoch = ratio = spread = None
+    if measured.size and estimated is not None and float(estimated.sum()) > 0:
         ratio = float(measured.sum() / estimated.sum())
-        spread = _spread(measured / np.maximum(estimated, 1e-12)) if measured.size >= 4 else None
+        spread = interquartile_range(measured / np.maximum(estimated, 1e-12)) if measured.size >= 4 else None
     if ratio is not None and estimated_epoch_seconds is not None:
         epoch = ratio * estimated_epoch_seconds
-    else:
+    elif measured.size:
         epoch = float(measured.mean()) * epoch_batches
     return Timing(
         estimated_epoch_seconds=estimated_epoch_seconds, measured_epoch_seconds=epoch, ratio=ratio, spread=spread
     )
+
+
+def _timing_of_steps(shuffled: Sequence[DoneStep], lengths: Lengths, candidate: Candidate, costs: Costs) -> Timing:
+    timed = [(done.planned.shape, done.stepped.step_seconds) for done in shuffled if done.stepped.step_seconds]
+    seconds = [step_seconds for _, step_seconds in timed if step_seconds is not None]
+    batches = _epoch_batches(lengths, candidate)
+    if costs.step_seconds is None:
+        return timing_of(seconds, None, None, batches)
+    epoch = estimated_epoch_seconds(lengths, candidate.table, costs.step_seconds, drop_last=candidate.drop_last)
+    if not timed:
+        return timing_of(seconds, None, epoch, batches)
+    sizes = np.array([shape.batch_size for shape, _ in timed], dtype=np.float64)
+    longest = np.array([shape.length for shape, _ in timed])
+    targets = [shape.target_length for shape, _ in timed if shape.target_length is not None]
+    estimated = costs.step_seconds(sizes, longest, *([np.array(targets)] if targets else []))
+    return timing_of(seconds, np.asarray(estimated, dtype=np.float64), epoch, batches)
+
+
+def _epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
+    """Return the number of batches of one epoch."""
+    counts = candidate.table.counts(lengths.histogram)
+    return batches_per_rank(counts, candidate.table.batch_sizes, Dealing(drop_last=candidate.drop_last))
 
 
 def failure_reasons(
@@ -210,14 +249,7 @@ def failure_reasons(
     unit: str | None,
     proven_by: ProvenBy | None = None,
 ) -> list[str]:
-    """A sentence for each bucket that has a batch which failed: its first, and how many more.
-
-    Args:
-        failures: Of the verification.
-        boundaries: Of all buckets.
-        unit: Of the lengths.
-        proven_by: What the probe knows; None without one.
-    """
+    """Return a sentence for each bucket with a batch that failed: its first, and how many more."""
     reasons = []
     for bucket in dict.fromkeys(failure.bucket for failure in failures):
         own = [failure for failure in failures if failure.bucket == bucket]
@@ -225,96 +257,129 @@ def failure_reasons(
         target = "" if first.target_length is None else f" with targets up to {first.target_length:g}"
         batch = f"{first.batch_size:,} × {format_length(first.length, unit)}{target}"
         more = f", and {len(own) - 1} more of it" if len(own) > 1 else ""
-        said = f": {first.error}" if first.error and first.outcome != "oom" else ""
+        error = f": {first.error}" if first.error and first.outcome != "oom" else ""
+        proof = ""
+        if proven_by is not None and first.outcome == "oom":
+            trial = proven_by(first.length, first.batch_size)
+            proof = (
+                "; the probe ran no batch as large with memory to spare, so this size was not proven"
+                if trial is None
+                else f"; trial {trial} of the probe ran a batch as large with memory to spare: memory use has changed"
+            )
         reasons.append(
             f"A batch of {batch} {_WENT[first.outcome]} (bucket {bucket + 1} of {len(boundaries)}, up to "
-            f"{format_length(boundaries[bucket], unit)}){more}{said}{_about_proof(first, proven_by)}"
+            f"{format_length(boundaries[bucket], unit)}){more}{error}{proof}"
         )
     return reasons
 
 
-def _about_proof(failure: VerifyFailure, proven_by: ProvenBy | None) -> str:
-    """Whether the probe has run what ran out of memory now."""
-    if proven_by is None or failure.outcome != "oom":
-        return ""
-    trial = proven_by(failure.length, failure.batch_size)
-    if trial is None:
-        return "; the probe ran no batch as large with memory to spare, so this size was not proven"
-    return f"; trial {trial} of the probe ran a batch as large with memory to spare: memory differs from then"
-
-
-_WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}
-
-
-SINGLE_FAILS = (
-    "A single example fails too, so no smaller batch size helps: leave the longest out with --max-length, or give more "
-    "memory, and probe anew"
-)
-
-
 def leak_reason(rest: Growth) -> str:
-    """What is told of memory in use that creeps, at the end as fast as before."""
+    """Describe memory in use that creeps, at the end as fast as before."""
     return (
-        f"{_grew(rest)}, at the end as fast as before: the workload leaks, or fills a cache for which these steps are "
-        "too few (run more with --steps to tell). If it goes on, memory runs out whatever the batch size. Look for "
-        "what keeps tensors, such as a loss that is added to a list without .item() or .detach()"
+        f"Memory in use between steps {rest}, at the end as fast as before: the workload leaks, or fills a cache for "
+        "which these steps are too few (run more with --steps to find out). If it goes on, memory runs out whatever "
+        "the batch size. Look for code that keeps tensors, such as a loss that is accumulated without .item() or "
+        ".detach()"
     )
 
 
 def settling_warning(rest: Growth) -> str:
-    """What is told of memory in use that crept, but less at the end."""
+    """Describe memory in use that crept, but less at the end."""
     how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
     return (
-        f"{_grew(rest)}, but {how} at the end, as with a cache that {cache}. Run more with --steps to see whether it "
-        "has stopped"
+        f"Memory in use between steps {rest}, but {how} at the end, as with a cache that {cache}. Run more with "
+        "--steps to see whether it has stopped"
     )
 
 
-def _grew(rest: Growth) -> str:
-    return (
-        f"Memory in use between steps grew by {format_size(rest.total_bytes)} in {rest.steps:.0f} steps "
-        f"({format_size(rest.per_step_bytes)} a step)"
-    )
-
-
-def cache_reason(unused: Growth) -> str:
-    """What is told of an allocator's cache that creeps."""
-    return (
-        f"The allocator's cache grew by {format_size(unused.total_bytes)} in {unused.steps:.0f} steps and was "
-        "still growing: memory is being fragmented by batches of different shapes. Set "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and probe anew"
-    )
-
-
-def time_reason(timing: Timing, tolerance: float) -> str:
-    """What is told of a time that is not as estimated."""
+def _time_reason(timing: Timing, tolerance: float) -> str:
     assert timing.ratio is not None
     assert timing.measured_epoch_seconds is not None and timing.estimated_epoch_seconds is not None
-    if timing.ratio > 1:
-        why = (
-            "something slowed the steps down that was not there when the probe timed them (other programs, a hot "
-            "device, a changed workload)"
-        )
-    else:
-        why = "steps were timed under worse conditions, or as another workload, by the probe"
+    why = (
+        "something slows the steps down that did not when the probe timed them (other programs, a hot device, a "
+        "changed workload)"
+        if timing.ratio > 1
+        else "the probe timed the steps under worse conditions, or with another workload"
+    )
     return (
         f"An epoch takes {format_seconds(timing.measured_epoch_seconds)} measured against "
         f"{format_seconds(timing.estimated_epoch_seconds)} estimated ({timing.ratio:.2f} times, where "
-        f"{1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {why}. Probe anew with --force when the machine "
+        f"{1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {why}. Probe again with --force while the machine "
         "does nothing else, or allow more with --time-tolerance"
     )
 
 
-def retry_warning(retries: int) -> str:
-    """What is told where the allocator had to empty its cache: no failure, but close to one, and slow."""
-    return (
-        f"The allocator emptied its cache {counted(retries, 'time')} to go on, which costs time and is the last step "
-        "before running out of memory. Keep more free with --memory-fraction or --reserve, or set "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True, and probe anew"
+def propose(
+    lengths: Lengths,
+    candidate: Candidate,
+    failing: Collection[int],
+    run: Callable[[Candidate], DoneSteps],
+    frontier: Callable[[FloatArray], IntArray] | None = None,
+) -> Proposal | None:
+    """Return the next smaller sizes that pass when they are run like the ones that failed.
+
+    A bucket that failed gets what the probe's frontier allows if that is less, then 5%, 10%, 20%, 40% and so on
+    less, at least one less each time. Sizes of other buckets stay: they were run, and passed. So a bucket may get
+    fewer examples than one of longer examples that was seen to fit.
+
+    Args:
+        lengths: The data set.
+        candidate: The sampler that failed.
+        failing: Indices of the buckets that failed.
+        run: Runs a candidate in a fresh worker.
+        frontier: Lengths → the largest batch size that the probe found to fit.
+
+    Returns:
+        Sizes that passed; if none did, the last that were tried, not verified. None if a batch of one failed.
+    """
+    table, counts = candidate.table, candidate.table.counts(lengths.histogram)
+    sizes, failing, steps = np.minimum(table.batch_sizes, np.maximum(counts, 1)), set(failing), 0
+    lowered = set(failing)
+    for attempt, cut in enumerate(_CUTS):
+        if any(sizes[bucket] <= 1 for bucket in failing):
+            return None
+        for bucket in failing:
+            most = min(int(sizes[bucket]) - 1, int(sizes[bucket] * (1 - cut)))
+            if attempt == 0 and frontier is not None:
+                fits = int(frontier(np.array([_longest_of(lengths, table, bucket)]))[0])
+                most = fits if fits < sizes[bucket] else most
+            sizes[bucket] = max(1, most)
+        # A size beyond what the data can fill stays as it is.
+        proposed: IntArray = np.where(np.isin(np.arange(table.num_buckets), list(lowered)), sizes, table.batch_sizes)
+        tried = run(candidate.with_sizes(proposed))
+        steps += len(tried.worst) + len(tried.shuffled)
+        failing = {failure.bucket for failure in tried.failures}
+        if not failing or attempt == len(_CUTS) - 1:
+            break
+        lowered |= failing
+    return Proposal(
+        bucket_batch_sizes=proposed.tolist(),
+        max_batch_length=lower_max_batch_length(candidate, counts, proposed, lowered),
+        verified=not failing,
+        steps=steps,
     )
 
 
-def _spread(values: FloatArray) -> float:
-    """The interquartile range."""
-    low, high = np.percentile(values, (25, 75))
-    return float(high - low)
+def _longest_of(lengths: Lengths, table: BucketTable, bucket: int) -> float:
+    known = lengths.histogram.lengths
+    return float(known[int(np.searchsorted(known, table.boundaries[bucket], side="right")) - 1])
+
+
+def lower_max_batch_length(
+    candidate: Candidate, counts: IntArray, proposed: IntArray, lowered: Collection[int]
+) -> float:
+    """Return the largest that gives no lowered bucket more than proposed, for samplers that divide by the boundary.
+
+    int(M / boundary) is at most the size as long as M is below (size + 1) · boundary. A bucket that was not lowered
+    and has all its examples in one batch sets no limit. At most the candidate's own. Six digits, rounded down.
+    """
+    ends = [
+        float((proposed[bucket] + 1) * candidate.table.boundaries[bucket])
+        for bucket in range(candidate.table.num_buckets)
+        if bucket in lowered or proposed[bucket] < counts[bucket]
+    ]
+    below = min([math.nextafter(end, 0) for end in ends], default=math.inf)
+    if below >= candidate.max_batch_length:
+        return candidate.max_batch_length
+    digits = 10.0 ** (math.floor(math.log10(below)) - 5)
+    return float(f"{math.floor(below / digits) * digits:.6g}")

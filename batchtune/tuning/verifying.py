@@ -3,323 +3,294 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal, Protocol
 
-import numpy as np
+from msgspec import structs
 
-from batchtune.batching.layout import Dealing, batches_per_rank
+from batchtune.batching.epochs import EpochShapes
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.probe.confirmation import alternating
+from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Stepped
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
+    Device,
     Probe,
-    Proposal,
     Verification,
+    VerifyPhase,
     WorkloadRecord,
-    meta_of,
     write_result,
 )
 from batchtune.shapes import BatchShape
-from batchtune.tuning import verify_rules as rules
 from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.epoch_cost import estimated_epoch_seconds
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.tuning.memory_growth import FEWEST_STEPS, Growth
 from batchtune.tuning.run_folder import alone_in
-from batchtune.tuning.verify_plan import Candidate, check_table, shuffled_batches, worst_batches
-from batchtune.tuning.verify_proposal import Tried, propose
-from batchtune.tuning.verify_steps import Clock, Done, OnProgress, Runner, Stepper, VerifySettings, until_failure
+from batchtune.tuning.verify_plan import (
+    Candidate,
+    PlannedBatch,
+    Subject,
+    VerifyPlan,
+    VerifySettings,
+    batch_of,
+    check_table,
+    shuffled_epochs,
+    worst_batches,
+)
+from batchtune.tuning.verify_rules import DoneStep, DoneSteps, judge, leak_reason, propose
 
-# Shuffled steps with smaller sizes where the larger ones did not come to any: enough to see a leak.
-_PROPOSAL_STEPS = 2 * rules.FEWEST_STEPS
+# Shuffled steps with smaller sizes if the larger ones never got to any: enough to see a leak.
+_PROPOSAL_STEPS = 2 * FEWEST_STEPS
+_SINGLE_FAILS = (
+    "A single example fails too, so no smaller batch size helps: leave out the longest with --max-length, or allow "
+    "more memory, and probe again"
+)
+
+
+class Stepper(Protocol):
+    """Runs training steps: the probe's `Supervisor`."""
+
+    def start(self) -> Device:
+        """Build the workload in a new worker."""
+
+    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
+        """Run one step; the allocator's cache is kept unless `release`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyProgress:
+    """The progress of a verification, before each step.
+
+    Attributes:
+        doing: `worst`, `shuffled`, or `proposal` while smaller sizes are tried.
+        shape: The batch that is run next.
+        done: Number of steps of this kind that are done.
+        total: Number of steps of this kind; None if time decides.
+        seconds_left: An estimate; None at the beginning.
+        device: The device that runs them.
+    """
+
+    doing: Literal["worst", "shuffled", "proposal"]
+    shape: BatchShape
+    done: int
+    total: int | None
+    seconds_left: float | None
+    device: Device
+
+
+OnProgress = Callable[[VerifyProgress], None]
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Runner:
+    """Runs a verification's steps one after the other, and keeps what they showed."""
+
+    stepper: Stepper
+    workload: str
+    device: Device
+    on_progress: OnProgress | None
+    clock: Clock
+    for_proposal: bool = False
+    done: DoneSteps = field(default_factory=DoneSteps)
+    planned_steps: int | None = None
+    failed: bool = False
+    release: bool = False
+
+    def run_worst(self, batches: list[PlannedBatch]) -> None:
+        """Run all worst shapes, once the largest first, then those that passed in alternation."""
+        self.done.first_round = len(batches)
+        started, total = self.clock(), 2 * len(batches)
+        for planned in batches:
+            self._run("worst", planned, total, started)
+        again = [done.planned for done in self.done.worst if done.stepped.outcome == "ok"]
+        for planned in alternating(again):
+            self._run("worst", planned, len(batches) + len(again), started)
+
+    def run_shuffled(self, epochs: Iterator[EpochShapes], settings: VerifySettings) -> None:
+        """Run shuffled batches until enough are done or one fails; none if a worst shape has failed."""
+        epoch = next(epochs)
+        self.planned_steps = len(epoch) if settings.epoch else settings.steps
+        started, index = self.clock(), 0
+        while not self.failed and not self._enough(settings, started):
+            if index == len(epoch):
+                epoch, index = next(epochs), 0
+            self._run("shuffled", batch_of(epoch, index), self.planned_steps, started, settings.minutes)
+            index += 1
+
+    def _enough(self, settings: VerifySettings, started: float) -> bool:
+        if settings.minutes is not None:
+            return len(self.done.shuffled) > 0 and self.clock() - started >= 60 * settings.minutes
+        assert self.planned_steps is not None
+        return len(self.done.shuffled) >= self.planned_steps
+
+    def _run(
+        self,
+        phase: VerifyPhase,
+        planned: PlannedBatch,
+        total: int | None,
+        started: float,
+        minutes: float | None = None,
+    ) -> None:
+        done = self.done.worst if phase == "worst" else self.done.shuffled
+        if self.on_progress is not None:
+            spent, left = self.clock() - started, None
+            if minutes is not None:
+                left = max(0.0, 60 * minutes - spent)
+            elif done and total is not None:
+                left = spent / len(done) * (total - len(done))
+            self.on_progress(
+                VerifyProgress(
+                    doing="proposal" if self.for_proposal else phase,
+                    shape=planned.shape,
+                    done=len(done),
+                    total=total,
+                    seconds_left=left,
+                    device=self.device,
+                )
+            )
+        stepped = self._take_step(planned.shape)
+        self.release = stepped.outcome != "ok"  # a failure may leave the cache full
+        self.failed |= self.release
+        done.append(DoneStep(phase, len(done), planned, stepped))
+
+    def _take_step(self, shape: BatchShape) -> Stepped:
+        """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes.
+
+        Raises:
+            WorkloadError: The workload failed with something else.
+        """
+        stepped = self.stepper.step(shape, release=self.release)
+        if stepped.outcome == "oom" and message_verdict(stepped.error or "") == "disguised":
+            smaller = replace(shape, batch_size=max(1, shape.batch_size // 2))
+            if smaller != shape and self.stepper.step(smaller, release=True).outcome == "ok":
+                return stepped
+        elif stepped.outcome != "error":
+            return stepped
+        raise WorkloadError(
+            f"{self.workload} failed in its {stepped.stage or 'step'}, with a batch of {shape}: {stepped.error}",
+            f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
+            "Fix it and run the same command again.",
+            stepped.traceback,
+        )
 
 
 def run_verify(
-    lengths: Lengths,
-    candidate: Candidate,
-    settings: VerifySettings,
-    workload: ProbeSettings,
+    plan: VerifyPlan,
+    subject: Subject,
     folder: Path,
     *,
-    probe: Probe | None = None,
-    limit_bytes: int | None = None,
     on_note: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification:
-    """Runs the sampler's batches in a worker process and writes `verify.json`, whole or not at all.
+    """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
-    Args:
-        lengths: The data set.
-        candidate: The sampler.
-        settings: How much to run.
-        workload: The training step, its device and memory.
-        folder: The run folder, held for this process alone while it runs.
-        probe: What the estimates are taken from; None: there are none.
-        limit_bytes: The memory limit that was probed; None: worked out from `workload`.
-        on_note: Told, in a sentence, what the user should know while it happens.
-        on_progress: Told before each step.
+    The run folder is held for this process alone while it runs. `on_note` is called with a sentence for the user,
+    `on_progress` before each step.
 
     Raises:
         ResultError: The table does not take all lengths, the probe was of another device, or the file can't be written.
-        WorkloadError: The workload failed with something that is no lack of memory.
+        WorkloadError: The workload failed, not for lack of memory.
         ProbeError: The device can't be used.
     """
-    check_table(lengths, candidate.table)
+    check_table(plan.lengths, plan.candidate.table)
+    workload = subject.settings
     with (
         alone_in(folder),
         Supervisor(
-            workload.setup(limit_bytes),
-            trial_timeout_seconds=settings.step_timeout_seconds,
+            workload.setup(subject.limit_bytes),
+            trial_timeout_seconds=plan.settings.step_timeout_seconds,
             setup_timeout_seconds=workload.setup_timeout_seconds,
             wait_seconds=workload.wait_seconds,
             on_note=on_note,
         ) as supervisor,
     ):
-        found = verify(
-            supervisor,
-            lengths,
-            candidate,
-            settings,
-            WorkloadRecord(spec=workload.workload, options=workload.options),
-            probe=probe,
-            on_progress=on_progress,
-        )
+        record = WorkloadRecord(spec=workload.workload, options=workload.options)
+        found = verify(supervisor, plan, record, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, found)
     return found
 
 
 def verify(
     stepper: Stepper,
-    lengths: Lengths,
-    candidate: Candidate,
-    settings: VerifySettings,
+    plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
-    probe: Probe | None = None,
-    warnings: Sequence[str] = (),
     on_progress: OnProgress | None = None,
     clock: Clock = time.monotonic,
 ) -> Verification:
-    """Runs the worst shapes, then shuffled batches, one step after the other in one worker, and judges them.
+    """Run the worst shapes, then shuffled batches, one step after the other in one worker, and judge them.
 
     The worst shapes are run once, the largest first, then once more in alternation; a step that fails does not keep
-    the others from being tried. Where all pass, the shuffled batches follow, up to the first that fails. Times are
-    taken from these alone: the worst shapes are their warm-up.
-
-    Args:
-        stepper: What runs the steps.
-        lengths: The data set.
-        candidate: The sampler; its table takes all lengths.
-        settings: How much to run.
-        workload: For the record, and for messages.
-        probe: What the estimates are taken from; None: there are none.
-        warnings: What is to be told besides.
-        on_progress: Told before each step.
-        clock: Seconds, for `minutes`.
+    the others from being tried. If all pass, the shuffled batches follow, up to the first that fails. Only these are
+    timed: the worst shapes are their warm-up.
 
     Raises:
         ResultError: The probe was of another device, or the sampler makes no batch.
         WorkloadError, ProbeError: As for `run_verify`.
     """
+    candidate, settings, probe = plan.candidate, plan.settings, plan.probe
     device = stepper.start()
     if probe is not None and device.name != probe.device.name:
         raise ResultError(
             f"the run was measured on {probe.device.name}; this is {device.name}",
             "Verify on the device that was probed, or probe this one in another folder with --run.",
         )
-    summary, lengths = lengths.summary(), candidate.padded(lengths)
+    lengths = candidate.padded(plan.lengths)
     costs = costs_of(probe) if probe else Costs()
     if candidate.multiple_of is not None:
         costs = replace(costs, frontier=costs.continued_frontier)
-    runner = Runner(stepper, workload.spec, device, on_progress, clock)
-    runner.run_worst(worst_batches(lengths, candidate.table, _memory_model(probe)))
-    runner.run_shuffled(shuffled_batches(lengths, candidate, settings.seed), settings)
-    judged = _Judgement.of(runner, lengths, candidate, settings, costs)
-    proposal = None
-    if runner.failures and not judged.leaks:  # what still grows would stop any size
-        try:
-            proposal = _proposal(runner, lengths, candidate, settings, probe, costs)
-        except _Leaks as leaks:
-            judged.reasons.insert(0, rules.leak_reason(leaks.rest))
-        except (ProbeError, WorkloadError) as error:  # what was found out so far must not be lost
-            judged.warnings.append(f"Smaller sizes could not be tried: {error.message}")
-        else:
-            judged.reasons.extend([rules.SINGLE_FAILS] if proposal is None else [])
-    return Verification(
-        meta=meta_of(Verification),
-        lengths=summary,
-        workload=workload,
-        device=device,
-        settings={**settings.recorded(), "multiple_of": candidate.multiple_of},
-        bucket_boundaries=candidate.table.boundaries.tolist(),
-        bucket_batch_sizes=candidate.table.batch_sizes.tolist(),
-        max_batch_length=candidate.max_batch_length,
-        worst_steps=len(runner.worst),
-        steps=sum(done.stepped.outcome == "ok" for done in runner.shuffled),
-        planned_steps=runner.planned_steps,
-        epoch_batches=_epoch_batches(lengths, candidate),
-        failures=runner.failures,
-        alloc_retries=runner.alloc_retries,
-        peak_bytes=runner.most("peak_bytes"),
-        reserved_bytes=runner.most("reserved_bytes"),
-        rest_growth_bytes=_whole(judged.rest),
-        reserved_growth_bytes=_whole(judged.reserved),
-        estimated_epoch_seconds=judged.timing.estimated_epoch_seconds,
-        measured_epoch_seconds=judged.timing.measured_epoch_seconds,
-        time_ratio=judged.timing.ratio,
-        time_ratio_spread=judged.timing.spread,
-        holds=not judged.reasons,
-        reasons=judged.reasons,
-        warnings=[*warnings, *judged.warnings],
-        proposal=proposal,
+
+    def run(tried: Candidate, how: VerifySettings, *, for_proposal: bool) -> _Runner:
+        runner = _Runner(stepper, workload.spec, device, on_progress, clock, for_proposal)
+        runner.run_worst(worst_batches(lengths, tried.table, _memory_model(probe)))
+        runner.run_shuffled(shuffled_epochs(lengths, tried, how.seed), how)
+        return runner
+
+    first = run(candidate, settings, for_proposal=False)
+    found = judge(first.done, plan, workload, device, costs, first.planned_steps)
+    rest = first.done.rest_growth()
+    if not found.failures or (rest is not None and rest.leaks(device.limit_bytes)):  # a leak would stop any size
+        return found
+    steps = max(len(first.done.shuffled), min(_PROPOSAL_STEPS, first.planned_steps or _PROPOSAL_STEPS))
+
+    def run_smaller(smaller: Candidate) -> DoneSteps:
+        """Run smaller sizes as the ones that failed were: in a fresh worker, and for at least as many steps."""
+        stepper.start()
+        tried = run(smaller, replace(settings, steps=steps, minutes=None, epoch=False), for_proposal=True).done
+        rest = tried.rest_growth()
+        if rest is not None and rest.leaks(device.limit_bytes):
+            raise _Leaks(rest)
+        return tried
+
+    try:
+        failing = {failure.bucket for failure in found.failures}
+        proposal = propose(lengths, candidate, failing, run_smaller, costs.frontier)
+    except _Leaks as leaks:
+        return structs.replace(found, reasons=[leak_reason(leaks.rest), *found.reasons])
+    except (ProbeError, WorkloadError) as error:  # the result so far must not be lost
+        untried = f"Smaller sizes could not be tried: {error.message}"
+        return structs.replace(found, warnings=[*found.warnings, untried])
+    return structs.replace(
+        found, proposal=proposal, reasons=[*found.reasons, *([_SINGLE_FAILS] if proposal is None else [])]
     )
 
 
 class _Leaks(Exception):
-    """Memory in use between steps creeps."""
+    """Memory in use between steps creeps, so nothing can be said of any size."""
 
-    def __init__(self, rest: rules.Growth) -> None:
+    def __init__(self, rest: Growth) -> None:
         super().__init__()
         self.rest = rest
 
 
-def _proposal(
-    failed: Runner,
-    lengths: Lengths,
-    candidate: Candidate,
-    settings: VerifySettings,
-    probe: Probe | None,
-    costs: Costs,
-) -> Proposal | None:
-    """Smaller sizes, run as the ones that failed were: in a fresh worker, and for at least as many steps.
-
-    Raises:
-        _Leaks: Memory creeps, so that nothing can be said of any size.
-    """
-    planned = _PROPOSAL_STEPS if failed.planned_steps is None else min(_PROPOSAL_STEPS, failed.planned_steps)
-    steps = max(len(failed.shuffled), planned)
-
-    def run(smaller: Candidate) -> Tried:
-        failed.stepper.start()
-        runner = Runner(
-            failed.stepper, failed.workload, failed.device, failed.on_progress, failed.clock, for_proposal=True
-        )
-        runner.run_worst(worst_batches(lengths, smaller.table, _memory_model(probe)))
-        again = replace(settings, steps=steps, minutes=None, epoch=False)
-        runner.run_shuffled(shuffled_batches(lengths, smaller, settings.seed), again)
-        rest = runner.rest_growth()
-        if rest is not None and rules.leaks(rest, runner.device.limit_bytes):
-            raise _Leaks(rest)
-        return Tried(frozenset(failure.bucket for failure in runner.failures), len(runner.worst) + len(runner.shuffled))
-
-    return propose(lengths, candidate, {failure.bucket for failure in failed.failures}, run, costs.frontier)
-
-
-@dataclass(frozen=True, slots=True)
-class _Judgement:
-    """What the steps mean."""
-
-    rest: rules.Growth | None
-    reserved: rules.Growth | None
-    timing: rules.Timing
-    leaks: bool
-    reasons: list[str]
-    warnings: list[str]
-
-    @classmethod
-    def of(
-        cls, runner: Runner, lengths: Lengths, candidate: Candidate, settings: VerifySettings, costs: Costs
-    ) -> _Judgement:
-        """Judges all steps that were run."""
-        rest, shuffled = runner.rest_growth(), until_failure(runner.shuffled)
-        reserved = rules.growth_of([done.stepped.reserved_bytes for done in shuffled])
-        unused = rules.growth_of([_unused_bytes(done.stepped) for done in shuffled])
-        timing = _timing(runner.shuffled, lengths, candidate, costs)
-        limit = runner.device.limit_bytes
-        reasons = rules.failure_reasons(
-            runner.failures, candidate.table.boundaries.tolist(), lengths.unit, costs.proven_by
-        )
-        leaks = rules.leaks(rest, limit)
-        if rest is not None and leaks:
-            reasons.insert(0, rules.leak_reason(rest))
-        if unused is not None and rules.cache_creeps(unused, limit):
-            reasons.append(rules.cache_reason(unused))
-        if not runner.failures and not timing.within(settings.time_tolerance):
-            reasons.append(rules.time_reason(timing, settings.time_tolerance))
-        return cls(rest, reserved, timing, leaks, reasons, list(_told(runner, rest, costs)))
-
-
-def _unused_bytes(stepped: Stepped) -> int | None:
-    """What the allocator held besides what stays in use between steps; None where it does not tell."""
-    if stepped.reserved_bytes is None:
-        return None
-    return stepped.reserved_bytes - (stepped.rest_bytes or 0)
-
-
-def _told(runner: Runner, rest: rules.Growth | None, costs: Costs) -> Iterator[str]:
-    """What is worth a word, but no reason to fail."""
-    if runner.alloc_retries:
-        yield rules.retry_warning(runner.alloc_retries)
-    if rest is not None and rules.settles(rest, runner.device.limit_bytes):
-        yield rules.settling_warning(rest)
-    if runner.failures:
-        return
-    if rest is None:
-        known = any(done.stepped.rest_bytes is not None for done in runner.shuffled)
-        yield (
-            f"Whether memory creeps is not known: that takes {rules.FEWEST_STEPS} steps. Give more with --steps"
-            if known
-            else "Whether memory creeps is not known: this system does not tell how much is in use"
-        )
-    if costs.step_seconds is None:
-        yield (
-            "The time of an epoch was not held against an estimate, as no step times are known: `batchtune probe-oom` "
-            "measures them"
-        )
-
-
-def _timing(shuffled: list[Done], lengths: Lengths, candidate: Candidate, costs: Costs) -> rules.Timing:
-    timed = [(done.planned.shape, done.stepped.step_seconds) for done in shuffled if done.stepped.step_seconds]
-    estimated = _estimated_seconds([shape for shape, _ in timed], costs)
-    epoch = _estimated_epoch_seconds(lengths, candidate, costs)
-    seconds = [seconds for _, seconds in timed if seconds is not None]
-    return rules.timing_of(seconds, estimated, epoch, _epoch_batches(lengths, candidate))
-
-
-def _estimated_seconds(shapes: list[BatchShape], costs: Costs) -> FloatArray | None:
-    if costs.step_seconds is None or not shapes:
-        return None
-    sizes = np.array([shape.batch_size for shape in shapes], dtype=np.float64)
-    longest = np.array([shape.length for shape in shapes])
-    targets = [shape.target_length for shape in shapes if shape.target_length is not None]
-    if not targets:
-        return np.asarray(costs.step_seconds(sizes, longest), dtype=np.float64)
-    return np.asarray(costs.step_seconds(sizes, longest, np.array(targets)), dtype=np.float64)
-
-
-def _estimated_epoch_seconds(lengths: Lengths, candidate: Candidate, costs: Costs) -> float | None:
-    """As `sweep.json` has it for its rows: the expectation over shuffles."""
-    if costs.step_seconds is None:
-        return None
-    return estimated_epoch_seconds(lengths, candidate.table, costs.step_seconds, drop_last=candidate.drop_last)
-
-
-def _epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
-    counts = candidate.table.counts(lengths.histogram)
-    return batches_per_rank(counts, candidate.table.batch_sizes, Dealing(drop_last=candidate.drop_last))
-
-
 def _memory_model(probe: Probe | None) -> Callable[[BatchShape], float] | None:
-    """What a shape needs, in bytes, by the probe's fit; None without one."""
+    """Return the memory that a shape needs, in bytes, by the probe's fit; None without one."""
     model = probe.models.peak_bytes if probe else None
     if model is None:
         return None
     return lambda shape: float(predict(model, shape.batch_size, shape.length, shape.target_length))
-
-
-def _whole(growth: rules.Growth | None) -> int | None:
-    return None if growth is None else round(growth.total_bytes)

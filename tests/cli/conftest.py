@@ -1,4 +1,4 @@
-"""Runs batchtune as a process, as a user does."""
+"""Runs batchtune as a user does: in this process, or in one of its own if streams or signals matter."""
 
 from __future__ import annotations
 
@@ -10,28 +10,44 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from made_once import MadeOnce
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
+from batchtune.probe.lock import DeviceLock
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
 FAULTY = f"{Path(__file__).parents[1] / 'probe' / 'faulty_workload.py'}"
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-# Commands that start no process and touch no signal: they run in this one, which saves Python's start.
-_HERE = {"sweep-buckets", "report", "export", "schema"}
+STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
+TUNE_STEADY = [
+    "--workload",
+    STEADY,
+    "--device",
+    "cpu",
+    "--memory",
+    "500MiB",
+    "--num-lengths",
+    "2",
+    "--num-buckets",
+    "2",
+]
+# Other programs run beside the tests: no time is held unless a workload is much slower on purpose.
+ANY_TIME = ["--time-tolerance", "1000"]
 
 
 @pytest.fixture
 def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings."""
+    """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings.
+
+    In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given.
+    """
 
     def run(
         *arguments: object, env: dict[str, str] | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        if options or not arguments or str(arguments[0]) not in _HERE:
+        if options:
             return run_in(tmp_path, *arguments, env=env, **options)
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
@@ -62,6 +78,34 @@ def run_in(
     return subprocess.run(
         command(*arguments), cwd=folder, env={**clean, **(env or {})}, capture_output=True, text=True, **options
     )  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture(scope="session")
+def verified(made_once: MadeOnce) -> Path:
+    """A folder with a manifest and the run folder that `tune --verify` left, and its stdout; not to be written to."""
+
+    def make(folder: Path) -> None:
+        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
+        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
+        ran = run_in(folder, "tune", "lengths.csv", *TUNE_STEADY, "--verify", "--verify-steps", "30", *ANY_TIME)
+        assert ran.returncode == 0, ran.stderr
+        (folder / "stdout").write_text(ran.stdout)
+
+    return made_once("verified", make)
+
+
+@pytest.fixture(scope="session")
+def examined(made_once: MadeOnce) -> Path:
+    """A folder with the `doctor.json` of this machine while a probe holds its CPU, and CUDA_LAUNCH_BLOCKING is set."""
+
+    def make(folder: Path) -> None:
+        with DeviceLock("cpu", "the CPU"):
+            ran = run_in(folder, "doctor", "--json", env={"CUDA_LAUNCH_BLOCKING": "1"})
+        assert ran.returncode == 0, ran.stderr
+        (folder / "doctor.json").write_text(ran.stdout)
+        (folder / "pid").write_text(str(os.getpid()))
+
+    return made_once("doctor", make)
 
 
 def command(*arguments: object) -> list[str]:

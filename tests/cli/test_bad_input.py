@@ -97,7 +97,7 @@ def test_a_long_reading_says_how_far_it_is_without_a_terminal(
     assert "Reading: " not in batchtune("sweep-buckets", manifest, *LIMIT, "--quiet").stderr
 
 
-def test_the_first_five_invalid_rows_are_named_and_all_are_counted(batchtune: Run, tmp_path: Path) -> None:
+def test_five_invalid_rows_are_named_and_all_are_counted(batchtune: Run, tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text(ROWS + "".join(f"bad{number},-{number}\n" for number in range(1, 9)))
     ran = batchtune("sweep-buckets", "m.csv", *LIMIT)
     assert_one_message(ran, 1, "8 of 11.*bad1.*bad5.*--skip-invalid")
@@ -165,43 +165,20 @@ def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Pat
     assert_one_message(batchtune("probe-oom", "m.csv"), 2, "--workload.*--unit")
 
 
-@pytest.mark.parametrize(
-    ("workload", "pattern"),
-    [
-        ("nowhere.py:Step", "nowhere.py does not exist"),
-        ("no_such_package.module:Step", "no_such_package"),
-        (f"{FAULTY}:Missing", "Missing"),
-        ("builtin:resnet", "resnet.*conformer-ctc"),
-        ("justaname", "builtin:NAME"),
-        (f"{FAULTY}:RaisesInSetup", "setup.*ValueError: no such checkpoint"),
-        (f"{FAULTY}:RaisesInMakeBatch", "make_batch.*IndexError: token 50001"),
-        (f"{FAULTY}:RaisesInStep", "step.*RuntimeError: mat1 and mat2"),
-    ],
-)
-def test_a_bad_workload_is_its_own_error(
-    batchtune: Run, manifest: Path, tmp_path: Path, workload: str, pattern: str
-) -> None:
-    ran = batchtune("probe-oom", manifest, "--workload", workload, "--device", "cpu", "--memory", "1GiB")
-    assert_one_message(ran, 1, pattern)
+def test_a_workload_that_fails_is_its_own_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+    ran = batchtune(
+        "probe-oom", manifest, "--workload", f"{FAULTY}:RaisesInStep", "--device", "cpu", "--memory", "1GiB"
+    )
+    assert_one_message(ran, 1, "step.*RuntimeError: mat1 and mat2")
+    assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
     assert "too large" not in ran.stderr
     assert not (tmp_path / "batchtune-run" / "probe.json").exists()
 
 
-def test_the_last_lines_of_the_workloads_traceback_are_shown(batchtune: Run, manifest: Path) -> None:
-    ran = batchtune(
-        "probe-oom", manifest, "--workload", f"{FAULTY}:RaisesInStep", "--device", "cpu", "--memory", "1GiB"
-    )
-    assert "  |     torch.ones(2, 3) @ torch.ones(2, 3)" in ran.stderr
-
-
-def test_a_memory_that_even_the_shortest_example_exceeds_is_told(batchtune: Run, manifest: Path) -> None:
+@pytest.mark.slow
+def test_too_little_memory_for_the_shortest_example_is_an_error(batchtune: Run, manifest: Path) -> None:
     arguments = ["--workload", KNOWN, "--set", "a=5e8", "--device", "cpu", "--memory", "600MiB"]
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 1, "too small.*shortest.*--memory")
-
-
-def test_how_many_examples_are_too_long_is_told(batchtune: Run, manifest: Path) -> None:
-    arguments = ["--workload", KNOWN, "--set", "a=18e6", "--set", "b=0", "--device", "cpu", "--memory", "600MiB"]
-    assert_one_message(batchtune("probe-oom", manifest, *arguments), 1, "12 of 36 examples.*--max-length 10")
 
 
 def test_a_sweep_that_knows_no_limit_says_where_to_get_one(batchtune: Run, manifest: Path) -> None:
@@ -219,7 +196,7 @@ def test_a_run_folder_of_other_lengths_is_refused_unless_forced(batchtune: Run, 
     assert json.loads((tmp_path / "batchtune-run" / "sweep.json").read_text())["lengths"]["count"] == 3
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_written_file(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_half_written_file(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
@@ -229,7 +206,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_written_file(batchtune: Run, man
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_report_onto_a_full_disk_is_told(batchtune: Run, manifest: Path) -> None:
+def test_a_report_onto_a_full_disk_is_an_error(batchtune: Run, manifest: Path) -> None:
     assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
     ran = batchtune("report", "--format", "html", "-o", "/dev/full")
     assert_one_message(ran, 1, "No space left on device")
@@ -245,7 +222,7 @@ def test_a_report_onto_a_full_disk_is_told(batchtune: Run, manifest: Path) -> No
     ],
     ids=["cut", "newer", "another file", "wrong type"],
 )
-def test_a_damaged_result_is_told(
+def test_a_damaged_result_is_an_error(
     batchtune: Run, manifest: Path, tmp_path: Path, damage: Callable[[str], str], pattern: str
 ) -> None:
     assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
@@ -258,7 +235,7 @@ def test_a_report_of_nothing_says_which_command_makes_one(batchtune: Run) -> Non
     assert_one_message(batchtune("report"), 1, "batchtune-run")
 
 
-def test_a_result_that_cant_be_printed_is_told(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
+def test_a_result_that_cant_be_printed_is_an_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
     with open("/dev/full", "w") as full_disk:
         full = subprocess.run(
@@ -273,20 +250,5 @@ def test_a_folder_in_a_files_place_is_named(batchtune: Run, tmp_path: Path) -> N
     assert_one_message(batchtune("sweep-buckets", "one.csv", *LIMIT), 1, "sampler.yaml")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
-    assert batchtune("sweep-buckets", manifest, *LIMIT).returncode == 0
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as closed:
-        ran = subprocess.run(
-            command("report"), cwd=tmp_path, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_a_run_folder_that_is_a_file_is_told(batchtune: Run, manifest: Path) -> None:
+def test_a_run_folder_that_is_a_file_is_an_error(batchtune: Run, manifest: Path) -> None:
     assert_one_message(batchtune("sweep-buckets", manifest, *LIMIT, "--run", manifest), 1, "no folder.*--run")
-
-
-def test_an_unknown_report_format_is_wrong_usage(batchtune: Run) -> None:
-    assert_one_message(batchtune("report", "--format", "pdf"), 2, "pdf.*html")

@@ -1,12 +1,11 @@
-"""What the shells' completion offers, asked for as the shells ask."""
+"""The shells' completion, requested as the shells do."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from cli.conftest import Run
+from cli.conftest import Run, run_in
 
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.cli.app import COMMANDS
@@ -14,11 +13,9 @@ from batchtune.lengths import UNITS
 from batchtune.manifests import FORMATS
 from batchtune.schemas import SCHEMAS
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def offered(batchtune: Run, shell: str, line: str) -> str:
-    """What a shell is told where the cursor stands at the end of a line."""
+    """Return what a shell gets if the cursor is at the end of a line."""
     words = line.split(" ")
     env = {
         "_BATCHTUNE_COMPLETE": f"complete_{shell}",
@@ -33,7 +30,7 @@ def offered(batchtune: Run, shell: str, line: str) -> str:
 
 
 def values(text: str) -> set[str]:
-    """The values alone, of bash: one a line."""
+    """Return the values alone, of bash: one per line."""
     return set(text.split())
 
 
@@ -61,18 +58,14 @@ def test_a_faulty_project_does_not_disturb_completion(batchtune: Run, tmp_path: 
     assert values(offered(batchtune, "bash", "batchtune sweep-buckets --num")) == {"--num-buckets"}
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_for_a_shell_can_be_shown(batchtune: Run, shell: str) -> None:
-    # Without a shell around it there is nothing to detect: the variable makes the option take its name.
-    ran = batchtune("--show-completion", shell, env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
-    assert ran.returncode == 0, ran.stderr
-    assert "_BATCHTUNE_COMPLETE" in ran.stdout
+# Without a shell around it there is nothing to detect: the variable makes the option take its name.
+NO_SHELL = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
 
 
-@pytest.mark.skipif("HOME" not in os.environ, reason="no home folder")
-def test_completion_can_be_installed_for_bash(batchtune: Run, tmp_path: Path) -> None:
-    env = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    ran = batchtune("--install-completion", "bash", env=env)
+def test_the_script_for_a_shell_can_be_shown_and_installed(tmp_path: Path) -> None:
+    shown = run_in(tmp_path, "--show-completion", "zsh", env=NO_SHELL)
+    assert (shown.returncode, "_BATCHTUNE_COMPLETE" in shown.stdout) == (0, True)
+    ran = run_in(tmp_path, "--install-completion", "bash", env={"HOME": str(tmp_path), **NO_SHELL})
     assert ran.returncode == 0, ran.stderr
     assert "_BATCHTUNE_COMPLETE" in (tmp_path / ".bash_completions" / "batchtune.sh").read_text()
     assert "batchtune.sh" in (tmp_path / ".bashrc").read_text()

@@ -27,16 +27,16 @@ def put_first(folder: Path, **modules: str) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
 
 
-def examined(batchtune: Run, env: dict[str, str] | None = None, *options: str) -> dict[str, Any]:
+def doctor(batchtune: Run, env: dict[str, str] | None = None, *options: str) -> dict[str, Any]:
     ran = batchtune("doctor", "--json", *options, env=env)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)  # type: ignore[no-any-return]
 
 
-def test_this_machine_is_described(batchtune: Run) -> None:
+def test_this_machine_is_described(examined: Path) -> None:
     import torch
 
-    found = examined(batchtune)
+    found = json.loads((examined / "doctor.json").read_text())
     assert found["meta"]["format"] == Doctor.FORMAT
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["torch"]["version"] == str(torch.__version__)
@@ -47,8 +47,16 @@ def test_this_machine_is_described(batchtune: Run) -> None:
     assert {"speechbrain", "nvidia-dali", "transformers"} <= set(found["packages"])
 
 
-def test_it_is_readable_and_all_on_stdout(batchtune: Run) -> None:
-    ran = batchtune("doctor")
+def test_settings_that_distort_and_a_running_probe_are_warned_of(examined: Path) -> None:
+    found, pid = json.loads((examined / "doctor.json").read_text()), (examined / "pid").read_text()
+    assert found["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
+    assert any("CUDA_LAUNCH_BLOCKING is set" in text for text in found["warnings"])
+    assert found["cpu"]["probe_process"] == int(pid)
+    assert any(f"process {pid}" in text for text in found["warnings"])
+
+
+def test_it_is_readable_and_all_on_stdout(batchtune: Run, tmp_path: Path) -> None:
+    ran = batchtune("doctor", env=put_first(tmp_path / "first", torch="raise ImportError('no torch here')"))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert max(map(len, ran.stdout.splitlines())) <= 100
     assert ran.stdout.startswith("batchtune ")
@@ -69,10 +77,10 @@ NO_ANSWER = "import os, signal, time\n"
     ],
     ids=["an import that fails", "a segmentation fault", "an exit", "a hang"],
 )
-def test_a_torch_that_is_broken_is_told_and_the_rest_is_there(
+def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     batchtune: Run, tmp_path: Path, torch: str, told: str
 ) -> None:
-    found = examined(
+    found = doctor(
         batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "2" if "sleep" in torch else "60"
     )
     assert told in found["torch"]["problem"]
@@ -89,9 +97,9 @@ sys.modules["pynvml"] = MadeNvml([MadeGpu(name="Made \\x1b[31mGPU", compute=[(47
 """
 
 
-def test_a_gpu_that_torch_does_not_see_is_told(batchtune: Run, tmp_path: Path) -> None:
+def test_a_gpu_that_torch_does_not_see_is_listed(batchtune: Run, tmp_path: Path) -> None:
     env = put_first(tmp_path / "first", pynvml=MADE_GPU, torch="raise ImportError('no torch here')")
-    found = examined(batchtune, env)
+    found = doctor(batchtune, env)
     (gpu,) = found["gpus"]
     assert (gpu["device"], gpu["uuid"], found["driver"]) == (None, "GPU-aaaaaaaa", "570.86")
     assert gpu["processes"] == [{"pid": 4711, "used_bytes": 5 << 30}]
@@ -110,33 +118,19 @@ def test_a_gpu_is_shown_and_does_nothing_to_the_terminal(batchtune: Run, tmp_pat
         assert words in shown
 
 
-def test_a_setting_that_distorts_is_told(batchtune: Run) -> None:
-    found = examined(batchtune, {"CUDA_LAUNCH_BLOCKING": "1"})
-    assert found["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
-    assert any("CUDA_LAUNCH_BLOCKING is set" in text for text in found["warnings"])
-
-
 def test_a_time_limit_that_has_no_meaning_is_refused(batchtune: Run) -> None:
     ran = batchtune("doctor", "--timeout", "0")
     assert (ran.returncode, ran.stderr) == (2, "Error: --timeout must be above 0, got 0\n")
 
 
-def test_a_probe_that_is_running_is_told(batchtune: Run) -> None:
+def test_the_holder_of_a_lock_is_known_while_it_holds_it() -> None:
     with DeviceLock("cpu", "the CPU"):
         assert lock_holder("cpu") == os.getpid()
-        found = examined(batchtune)
-    assert found["cpu"]["probe_process"] == os.getpid()
-    assert any(f"process {os.getpid()}" in text for text in found["warnings"])
-
-
-def test_a_lock_that_nobody_holds_any_more_is_none() -> None:
-    with DeviceLock("cpu", "the CPU"):
-        pass
     assert lock_holder("cpu") is None
     assert lock_holder("GPU-never-probed") is None
 
 
-def test_what_torch_and_the_driver_say_of_one_gpu_is_put_together() -> None:
+def test_facts_of_torch_and_the_driver_on_one_gpu_are_merged() -> None:
     by_torch = [SeenGpu(name="A", uuid="GPU-1", total_bytes=79, device="cuda:0", capability="9.0")]
     who = [DeviceProcess(pid=1, used_bytes=2)]
     by_driver = [

@@ -93,11 +93,11 @@ def test_the_frameworks_are_listed(batchtune: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Name it with --to. Known ones: speechbrain,"),
+        ([], "Name it with --to. Known frameworks: speechbrain,"),
         (["--to", "espnt"], "Did you mean 'espnet'?"),
         (["--to", "Lightning"], "Did you mean 'lightning'?"),
-        (["--to", "keras"], "Known ones: speechbrain,"),
-        (["--to", "nemo", "--patch", "x.yaml"], "--patch goes with --to speechbrain"),
+        (["--to", "keras"], "Known frameworks: speechbrain,"),
+        (["--to", "nemo", "--patch", "x.yaml"], "--patch needs --to speechbrain"),
         (["--to", "speechbrain", "--key-path", "a.b"], "Add --patch FILE"),
     ],
 )
@@ -159,7 +159,7 @@ def test_patching_once_more_changes_nothing(batchtune: Run, training: Path) -> N
     batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
     before = training.stat()
     ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
-    assert (ran.returncode, ran.stderr) == (0, "train.yaml says so already.\n")
+    assert (ran.returncode, ran.stderr) == (0, "train.yaml has these values already.\n")
     assert (training.stat().st_ino, training.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_can_not_be_patched_stays_as_it_is(batchtune: Run, training:
     assert missing.returncode == 1 and "missing.yaml can't be read" in missing.stderr
     training.write_bytes(b"\xff\xfe")
     damaged = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml")
-    assert damaged.returncode == 1 and "no UTF-8" in damaged.stderr
+    assert damaged.returncode == 1 and "not UTF-8" in damaged.stderr
     assert training.read_bytes() == b"\xff\xfe"
 
 

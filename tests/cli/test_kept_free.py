@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import KNOWN, Run
+from report_records import made_probe
+
+from batchtune.cli.progress import worker_bar
+from batchtune.shapes import BatchShape
+from batchtune.tuning.verifying import VerifyProgress
 
 MIB = 1 << 20
 GRADIENT_BYTES = (64 * 64 + 64) * 4  # of the workload's one layer
@@ -20,7 +25,7 @@ def few(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Path) -> None:
+def test_memory_kept_free_lowers_the_limit_and_is_noted(batchtune: Run, few: Path) -> None:
     options = ["--workload", KNOWN, "--device", "cpu", "--memory", "1GiB", "--memory-fraction", "0.5", "--json"]
     ran = batchtune("probe-oom", few, *options, "--reserve", "20MiB", "--ddp")
     assert ran.returncode == 0, ran.stderr
@@ -28,27 +33,24 @@ def test_what_is_kept_free_lowers_the_limit_and_is_told(batchtune: Run, few: Pat
     assert device["limit_bytes"] == 512 * MIB - 20 * MIB - GRADIENT_BYTES
     assert (device["reserve_bytes"], device["ddp_bytes"]) == (20 * MIB, GRADIENT_BYTES)
     for note in (
-        "; the limit is 492 MiB.",
-        "DDP's gradient buckets: one copy of the gradients, 16.2 KiB, is kept free.\n",
-        "--reserve: 20 MiB are kept free.\n",
+        "; limit 492 MiB.",
+        "Kept free for DDP's gradient buckets: 16.2 KiB, a copy of the gradients.\n",
+        "Kept free by --reserve: 20 MiB.\n",
     ):
         assert note in ran.stderr
 
 
-def test_nothing_to_keep_for_ddp_is_told(batchtune: Run, few: Path, tmp_path: Path) -> None:
-    (tmp_path / "still.py").write_text(
-        "class Still:\n"
-        "    def setup(self, device): pass\n"
-        "    def make_batch(self, shape): return shape\n"
-        "    def step(self, batch): pass\n"
+def test_nothing_to_keep_for_ddp_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = VerifyProgress(
+        doing="worst", shape=BatchShape(1, 1.0), done=0, total=1, seconds_left=None, device=made_probe().device
     )
-    ran = batchtune("probe-oom", few, "--workload", "still.py:Still", "--device", "cpu", "--memory", "1GiB", "--ddp")
-    assert ran.returncode == 0, ran.stderr
-    assert "Warning: --ddp keeps nothing free" in ran.stderr
+    with worker_bar("s", ddp=True, quiet=False) as bar:
+        bar.verifying(progress)
+    assert "Warning: --ddp keeps nothing free" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", ["0", "many", "-1MiB"])
 def test_a_reserve_that_is_no_size_is_refused(batchtune: Run, few: Path, size: str) -> None:
     ran = batchtune("probe-oom", few, "--workload", KNOWN, "--device", "cpu", f"--reserve={size}")
     assert ran.returncode == 2
-    assert f"Error: {size!r} is no memory size" in ran.stderr
+    assert f"Error: {size!r} is not a memory size" in ran.stderr

@@ -48,7 +48,7 @@ def assert_an_epoch_holds(folder: Path, seed: int) -> None:
     assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]
 
 
-def test_after_the_three_commands_a_whole_epoch_runs_without_running_out_of_memory(tmp_path: Path) -> None:
+def test_after_the_three_commands_an_epoch_runs_without_oom(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "probe-oom", manifest, *WORKLOAD, *MEMORY)
     said_by(tmp_path, "sweep-buckets", manifest, "--num-buckets", "5:30")
@@ -56,7 +56,7 @@ def test_after_the_three_commands_a_whole_epoch_runs_without_running_out_of_memo
     assert_an_epoch_holds(tmp_path, seed=1)
 
 
-def test_after_tune_alone_a_whole_epoch_runs_without_running_out_of_memory(tmp_path: Path) -> None:
+def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
     assert_an_epoch_holds(tmp_path, seed=3)

@@ -1,4 +1,4 @@
-"""What a run was read with is remembered: later commands need not repeat it."""
+"""A run remembers how its manifest was read: later commands need not repeat it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli.conftest import Run
 
-TOLD = "Read as for the run in batchtune-run: --max-length 30."
+TOLD = "Options taken from the run in batchtune-run: --max-length 30."
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_changed_manifest_is_told_from_other_options(batchtune: Run, tmp_path:
 @pytest.mark.usefixtures("swept")
 def test_starting_over_forgets(batchtune: Run) -> None:
     ran = again(batchtune, "--force")
-    assert (ran.returncode, "Read as" in ran.stderr) == (0, False)
+    assert (ran.returncode, "Options taken from" in ran.stderr) == (0, False)
     assert ran.stderr.startswith("70 lengths")
 
 

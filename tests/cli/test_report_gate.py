@@ -15,7 +15,7 @@ from cli.conftest import Run, command, run_here
 from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 from test_house import HEAVY, loaded_after
 
-from batchtune.cli.gating import workflow_command
+from batchtune.cli.github import workflow_command
 from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
@@ -167,9 +167,7 @@ def test_the_runs_own_lengths_are_no_drift(batchtune: Run, swept: Path) -> None:
     assert batchtune("report", swept, "--manifest", manifest, *rules).returncode == 0
 
 
-def test_a_manifest_that_can_not_be_read_is_an_error_of_the_rules_that_need_it(
-    batchtune: Run, swept: Path, tmp_path: Path
-) -> None:
+def test_an_unreadable_manifest_is_an_error_of_its_rules(batchtune: Run, swept: Path, tmp_path: Path) -> None:
     ran = batchtune(
         "report", swept, "--manifest", "gone.csv", "--fail-if", "stale > 2%", "--fail-if", HOLDS, "--junit-xml", "g.xml"
     )
@@ -179,7 +177,7 @@ def test_a_manifest_that_can_not_be_read_is_an_error_of_the_rules_that_need_it(
     assert (root.get("tests"), root.get("errors"), root.get("failures")) == ("2", "1", "0")
 
 
-def test_a_manifest_that_can_not_be_read_is_an_error_without_rules_too(batchtune: Run, swept: Path) -> None:
+def test_an_unreadable_manifest_is_an_error_without_rules_too(batchtune: Run, swept: Path) -> None:
     ran = batchtune("report", swept, "--manifest", "gone.csv")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "gone.csv does not exist" in ran.stderr
@@ -222,7 +220,7 @@ def test_a_baseline_that_no_rule_needs_is_told(batchtune: Run, swept: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["gone", "batches"])
-def test_where_the_run_can_not_be_read_junit_says_so_for_each_rule(
+def test_for_an_unreadable_run_junit_has_an_error_for_each_rule(
     batchtune: Run, swept: Path, edited: Callable[..., Path], tmp_path: Path, damage: str
 ) -> None:
     (tmp_path / "gate.xml").write_text("an older one")
@@ -253,8 +251,8 @@ def test_a_file_that_can_not_be_written_is_one_message(
         (["--junit-xml", "gate.xml"], "--junit-xml needs rules"),
         (["--fail-if", HOLDS, "--junit-xml", "a.xml", "-o", "a.xml"], "the same place"),
         (["--fail-if", HOLDS, "--junit-xml", "-"], "the same place"),
-        (["--fail-if", HOLDS, "--format", "junit"], "'junit' is no report format"),
-        (["--manifest", "new.csv", "--unit", "parsecs"], "'parsecs' is no unit"),
+        (["--fail-if", HOLDS, "--format", "junit"], "unknown report format 'junit'"),
+        (["--manifest", "new.csv", "--unit", "parsecs"], "unknown unit 'parsecs'"),
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(
@@ -307,9 +305,7 @@ def test_the_gate_runs_without_torch(swept: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["environment", "project"])
-def test_the_run_folder_is_taken_from_the_settings_as_by_other_commands(
-    batchtune: Run, swept: Path, tmp_path: Path, setting: str
-) -> None:
+def test_the_run_folder_comes_from_the_settings(batchtune: Run, swept: Path, tmp_path: Path, setting: str) -> None:
     shutil.copytree(swept, tmp_path / "kept")
     env = {"BATCHTUNE_RUN": "kept"} if setting == "environment" else None
     if setting == "project":
@@ -332,7 +328,7 @@ def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, s
         before = {path: path.read_bytes() for path in (run / "sweep.json", run / "sampler.yaml", manifest)}
         ran = batchtune(*arguments)
         assert ran.returncode == 2, arguments
-        assert "is not overwritten" in ran.stderr
+        assert "must not be overwritten" in ran.stderr
         assert {path: path.read_bytes() for path in before} == before
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Run, run_in
+from cli.conftest import Run, run_here
 from jsonschema import Draft202012Validator
 from made_once import MadeOnce
 from report_records import failed_verification, made_probe, made_sweep, made_verification, without_recommendation
@@ -29,37 +31,33 @@ from batchtune.results import encode
 from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of
 
 SNAPSHOTS = Path(__file__).parent / "schemas"
-STEADY = f"{Path(__file__).parent / 'steady_workload.py'}:Steady"
-TUNE = ["--workload", STEADY, "--device", "cpu", "--memory", "500MiB", "--num-lengths", "2", "--num-buckets", "2:3"]
-VERIFY = ["--workload", STEADY, "--steps", "5", "--time-tolerance", "1000"]
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator(schema_of(name))
 
 
 def errors(name: str, document: Any) -> list[str]:
-    return [
-        f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema_of(name)).iter_errors(document)
-    ]
+    return [f"{error.json_path}: {error.message}" for error in validator(name).iter_errors(document)]
 
 
 @pytest.fixture(scope="session")
-def written(made_once: MadeOnce) -> Path:
+def written(made_once: MadeOnce, verified: Path, examined: Path) -> Path:
     """A folder with what commands write: a run folder, and what they print with --json; not to be written to."""
 
     def make(folder: Path) -> None:
-        rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
-        (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
-        commands: dict[str, list[str]] = {
-            "tune": ["lengths.csv", *TUNE],
-            "probe-oom": ["lengths.csv", *TUNE[:-2]],
-            "sweep-buckets": ["lengths.csv", "--num-buckets", "2:3"],
-            "verify": ["lengths.csv", *VERIFY],
-            "scan": ["lengths.csv"],
-            "doctor": [],
-            "report": ["--format", "json"],
-            "export": ["--to", "pytorch"],
-            "schema": [],
+        shutil.copytree(verified, folder, dirs_exist_ok=True)
+        (folder / "doctor.stdout").write_text((examined / "doctor.json").read_text())
+        run, manifest = folder / "batchtune-run", folder / "lengths.csv"
+        commands: dict[str, list[object]] = {
+            "sweep-buckets": [manifest, "--num-buckets", "2:3", "--run", run, "--json"],
+            "scan": [manifest, "--json"],
+            "report": [run, "--format", "json"],
+            "export": [run, "--to", "pytorch", "--json"],
         }
         for command, arguments in commands.items():
-            ran = run_in(folder, command, *arguments, *([] if command == "report" else ["--json"]))
+            ran = run_here(command, *arguments)
             assert ran.returncode == 0, f"{command}: {ran.stderr}"
             (folder / f"{command}.stdout").write_text(ran.stdout)
 
@@ -75,10 +73,7 @@ def documents(written: Path) -> Iterator[tuple[str, str, Any]]:
         yield f"trials.jsonl, {number}", "trials", json.loads(line)
     yield "sampler.yaml", "sampler", YAML(typ="safe").load(run / "sampler.yaml")
     printed = {
-        "tune": "report",
-        "probe-oom": "probe",
         "sweep-buckets": "sweep",
-        "verify": "verify",
         "scan": "scan",
         "doctor": "doctor",
         "report": "report",
@@ -110,7 +105,7 @@ def test_what_is_damaged_does_not_hold(written: Path) -> None:
             assert free or errors(name, damaged), f"{where} with another {field}"
 
 
-def test_what_says_to_be_of_another_format_or_of_a_newer_version_does_not_hold() -> None:
+def test_another_format_or_a_newer_version_does_not_hold() -> None:
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
     assert errors("probe", document)
@@ -193,10 +188,10 @@ def test_the_names_are_listed(batchtune: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["sweeps", "sweep.json", "batchtune/sweep"])
-def test_an_unknown_name_is_told_with_the_nearest(batchtune: Run, name: str) -> None:
+def test_an_unknown_name_suggests_the_nearest(batchtune: Run, name: str) -> None:
     ran = batchtune("schema", name)
     assert ran.returncode == 2 and ran.stdout == ""
-    assert f"there is no schema '{name}'\nDid you mean sweep?" in ran.stderr
+    assert f"unknown schema '{name}'\nDid you mean sweep?" in ran.stderr
 
 
 def test_stdout_holds_one_result_only(batchtune: Run, manifest: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `sweep-buckets` takes besides a manifest and a limit, as a process."""
+"""The options of `sweep-buckets`."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def run(tuned: Path, tmp_path: Path, manifest: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def test_tune_goes_from_a_manifest_to_a_config_that_a_dataloader_runs(tuned: Path) -> None:
+def test_tune_makes_a_config_that_a_dataloader_runs(tuned: Path) -> None:
     run = tuned / "batchtune-run"
     assert {path.name for path in run.iterdir()} == {
         "run.json",
@@ -104,9 +104,7 @@ def test_a_limit_of_the_users_own_holds_for_every_batch(batchtune: Run, manifest
 
 
 @pytest.mark.slow
-def test_trials_that_are_taken_over_are_told_and_so_is_a_changed_workload(
-    batchtune: Run, manifest: Path, tmp_path: Path
-) -> None:
+def test_reused_trials_and_a_changed_workload_are_reported(batchtune: Run, manifest: Path, tmp_path: Path) -> None:
     workload = tmp_path / "mine.py"
     workload.write_text(Path(KNOWN.rpartition(":")[0]).read_text())
     arguments = ["probe-oom", manifest, "--workload", "mine.py:Known", *WORKLOAD[2:], *MEMORY]
@@ -123,19 +121,20 @@ def test_the_ending_of_the_file_tells_the_reports_format(batchtune: Run, manifes
     assert (tmp_path / "report.html").read_text().lower().startswith("<!doctype html")
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing(batchtune: Run, manifest: Path, run: Path) -> None:
     ran = batchtune("tune", manifest, *WORKLOAD, *MEMORY, "--quiet")
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_the_result_fits_on_a_screen_and_names_the_config_and_what_to_do_next(tuned: Path) -> None:
+def test_the_result_fits_a_screen_and_names_config_and_next_step(tuned: Path) -> None:
     lines = (tuned / "stdout").read_text().splitlines()
     assert len(lines) <= 25
     assert any(line.startswith("batchtune-run/sampler.yaml ") for line in lines)
     assert any(line.startswith("batchtune verify MANIFEST ") for line in lines)
 
 
-def test_without_a_terminal_there_is_no_progress_bar_and_no_colour(tuned: Path) -> None:
+def test_without_a_terminal_there_is_no_bar_and_no_colour(tuned: Path) -> None:
     stdout, stderr = (tuned / "stdout").read_text(), (tuned / "stderr").read_text()
     assert "\x1b" not in stdout + stderr
     assert "\r" not in stderr
@@ -180,7 +179,9 @@ def test_interrupted_and_started_again_it_repeats_no_trial(
     assert frontier(tmp_path / "cut") == frontier(tuned / "batchtune-run")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "sent", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM], ids=["SIGINT", "SIGTERM"]
+)
 def test_however_it_is_stopped_no_child_of_the_workload_stays(
     manifest: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
@@ -281,6 +282,7 @@ def alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="terminals are POSIX")
 def test_on_a_terminal_there_is_live_progress(manifest: Path, tmp_path: Path) -> None:
     import pty

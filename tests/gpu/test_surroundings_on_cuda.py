@@ -187,7 +187,7 @@ def test_the_allocators_settings_are_recorded(monkeypatch: pytest.MonkeyPatch) -
     assert "expandable_segments:True" in device.allocator
 
 
-def test_a_leak_is_told_as_one(tmp_path: Path) -> None:
+def test_a_leak_is_reported_as_one(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"the workload leaks: each step leaves about 8(\.\d+)? MiB more in use"):
         run_probe(Lengths.of([10.0, 20.0] * 30), settings("Leaks"), tmp_path)
 

@@ -172,7 +172,7 @@ def test_numpy_runs_out_of_memory_as_torch_does(name: str) -> None:
     assert {trial.worker for trial in trials} == {1}
 
 
-def test_a_leak_is_told_as_one() -> None:
+def test_a_leak_is_reported_as_one() -> None:
     with supervise("Leaks", mib=4.0) as supervisor:
         trial, measured = supervisor.measure(ONE, 0)
     assert (trial.outcome, trial.error) == (

@@ -1,4 +1,4 @@
-"""Which batches a verification runs."""
+"""The batches that a verification runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tuning.made_stepper import made_candidate
 
+from batchtune.batching.epochs import EpochShapes
 from batchtune.batching.expectation import expected_batches
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.probe.confirmation import alternating
 from batchtune.shapes import BatchShape
 from batchtune.tuning.verify_plan import (
-    Batches,
     PlannedBatch,
+    batch_of,
     check_table,
-    epoch_batches,
-    shuffled_batches,
+    epoch_shapes,
+    shuffled_epochs,
     worst_batches,
 )
 
@@ -29,14 +30,14 @@ SIZES = st.lists(st.integers(1, 9), min_size=3, max_size=3)
 BOUNDARIES = [5.0, 12.0, 30.0]
 
 
-def shapes(batches: Batches) -> list[tuple[int, float]]:
+def shapes(batches: EpochShapes) -> list[tuple[int, float]]:
     return list(zip(batches.batch_sizes.tolist(), batches.lengths.tolist(), strict=True))
 
 
 @given(FEW, SIZES, st.integers(0, 5))
 def test_an_epoch_has_every_example_once(values: list[int], sizes: list[int], seed: int) -> None:
     lengths, candidate = Lengths.of(values), made_candidate(BOUNDARIES, sizes)
-    batches = epoch_batches(lengths, candidate, seed)
+    batches = epoch_shapes(lengths, candidate, seed)
     for bucket, count in enumerate(candidate.table.counts(lengths.histogram)):
         assert batches.batch_sizes[batches.buckets == bucket].sum() == count
 
@@ -45,25 +46,25 @@ def test_an_epoch_has_every_example_once(values: list[int], sizes: list[int], se
 def test_an_epoch_has_as_many_batches_as_a_sampler_makes(values: list[int], sizes: list[int]) -> None:
     lengths, candidate = Lengths.of(values), made_candidate(BOUNDARIES, sizes)
     assert (
-        len(epoch_batches(lengths, candidate, 0)) == expected_batches(lengths.histogram, candidate.table).tally.batches
+        len(epoch_shapes(lengths, candidate, 0)) == expected_batches(lengths.histogram, candidate.table).tally.batches
     )
 
 
 @given(FEW, SIZES)
 def test_a_batch_is_as_long_as_an_example_of_its_bucket(values: list[int], sizes: list[int]) -> None:
     lengths, candidate = Lengths.of(values), made_candidate(BOUNDARIES, sizes)
-    batches = epoch_batches(lengths, candidate, 0)
+    batches = epoch_shapes(lengths, candidate, 0)
     assert set(batches.lengths) <= set(map(float, values))
     assert np.array_equal(candidate.table.assign(batches.lengths), batches.buckets)
 
 
 @given(FEW, SIZES)
-def test_no_batch_of_an_epoch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
+def test_no_batch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
     lengths, candidate = Lengths.of(values, [value % 7 for value in values]), made_candidate(BOUNDARIES, sizes)
     worst = worst_batches(lengths, candidate.table)
-    batches = epoch_batches(lengths, candidate, 3)
+    batches = epoch_shapes(lengths, candidate, 3)
     for index in range(len(batches)):
-        batch = batches[index]
+        batch = batch_of(batches, index)
         assert any(covers(planned, batch) for planned in worst)
 
 
@@ -82,41 +83,44 @@ def covers(worst: PlannedBatch, batch: PlannedBatch) -> bool:
 
 def test_all_batches_but_one_of_a_bucket_are_full() -> None:
     lengths = Lengths.of([3.0] * 10)
-    assert sorted(epoch_batches(lengths, made_candidate([3.0], [4]), 0).batch_sizes.tolist()) == [2, 4, 4]
+    assert sorted(epoch_shapes(lengths, made_candidate([3.0], [4]), 0).batch_sizes.tolist()) == [2, 4, 4]
 
 
 def test_drop_last_leaves_the_remainders_out() -> None:
     lengths = Lengths.of([3.0] * 10)
-    assert epoch_batches(lengths, made_candidate([3.0], [4], drop_last=True), 0).batch_sizes.tolist() == [4, 4]
+    assert epoch_shapes(lengths, made_candidate([3.0], [4], drop_last=True), 0).batch_sizes.tolist() == [4, 4]
 
 
 def test_drop_last_that_leaves_nothing_is_an_error() -> None:
     with pytest.raises(ResultError, match="leaves out every batch"):
-        next(shuffled_batches(Lengths.of([3.0]), made_candidate([3.0], [4], drop_last=True), 0))
+        next(shuffled_epochs(Lengths.of([3.0]), made_candidate([3.0], [4], drop_last=True), 0))
 
 
-def test_the_same_seed_gives_the_same_epoch_and_the_next_epoch_another() -> None:
+def test_a_seed_gives_one_epoch_and_the_next_epoch_another() -> None:
     lengths, candidate = Lengths.of(range(1, 31)), made_candidate(BOUNDARIES, [3, 3, 3])
-    first, second = islice(shuffled_batches(lengths, candidate, 7), 2)
-    assert shapes(first) == shapes(next(shuffled_batches(lengths, candidate, 7)))
+    first, second = islice(shuffled_epochs(lengths, candidate, 7), 2)
+    assert shapes(first) == shapes(next(shuffled_epochs(lengths, candidate, 7)))
     assert shapes(first) != shapes(second)
-    assert shapes(second) == shapes(next(shuffled_batches(lengths, candidate, 8)))
+    assert shapes(second) == shapes(next(shuffled_epochs(lengths, candidate, 8)))
 
 
 @pytest.mark.parametrize(("ordering", "sign"), [("ascending", 1), ("descending", -1)])
 def test_batches_come_in_the_samplers_order(ordering: str, sign: int) -> None:
     candidate = made_candidate(BOUNDARIES, [3, 3, 3], ordering=ordering)
-    longest = sign * epoch_batches(Lengths.of(range(1, 31)), candidate, 0).lengths
+    longest = sign * epoch_shapes(Lengths.of(range(1, 31)), candidate, 0).lengths
     assert (np.diff(longest) >= 0).all()
 
 
 def test_a_batchs_target_is_the_longest_of_its_own_examples() -> None:
     lengths = Lengths.of([1.0, 2.0, 9.0, 10.0], [50, 40, 8, 9])
-    batches = epoch_batches(lengths, made_candidate([5.0, 10.0], [2, 2]), 0)
-    assert {batch.shape for batch in (batches[0], batches[1])} == {BatchShape(2, 2.0, 50.0), BatchShape(2, 10.0, 9.0)}
+    batches = epoch_shapes(lengths, made_candidate([5.0, 10.0], [2, 2]), 0)
+    assert {batch.shape for batch in (batch_of(batches, 0), batch_of(batches, 1))} == {
+        BatchShape(2, 2.0, 50.0),
+        BatchShape(2, 10.0, 9.0),
+    }
 
 
-def test_the_worst_batch_of_a_bucket_is_full_and_as_long_as_its_longest_example() -> None:
+def test_the_worst_batch_is_full_with_its_longest_example() -> None:
     lengths = Lengths.of([1.0, 4.0, 4.0, 11.0])
     worst = worst_batches(lengths, made_candidate(BOUNDARIES, [2, 8, 4]).table)
     assert worst == [PlannedBatch(BatchShape(1, 11.0), 1), PlannedBatch(BatchShape(2, 4.0), 0)]
@@ -150,6 +154,6 @@ def test_large_and_small_alternate(count: int, order: list[int]) -> None:
     assert [batch.bucket for batch in alternating(batches)] == order
 
 
-def test_examples_beyond_the_last_boundary_are_told() -> None:
+def test_examples_beyond_the_last_boundary_are_an_error() -> None:
     with pytest.raises(ResultError, match="2 of 3 examples are longer, up to 31"):
         check_table(Lengths.of([5.0, 30.5, 31.0]), made_candidate(BOUNDARIES, [1, 1, 1]).table)

@@ -27,9 +27,8 @@ from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Stepped
 from batchtune.results import CostModel, Device, Probe, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
-from batchtune.tuning.verify_plan import Candidate
-from batchtune.tuning.verify_steps import VerifyProgress, VerifySettings
-from batchtune.tuning.verifying import verify
+from batchtune.tuning.verify_plan import Candidate, VerifyPlan, VerifySettings
+from batchtune.tuning.verifying import VerifyProgress, verify
 
 LENGTHS = Lengths.of(np.random.default_rng(0).integers(1, 31, 2000))
 FITS = made_candidate([5.0, 12.0, 30.0], [180, 75, 30])
@@ -47,7 +46,8 @@ def verified(
     **settings: object,
 ) -> Verification:
     chosen = VerifySettings(**(settings or {"steps": 60}))  # type: ignore[arg-type]
-    return verify(stepper, lengths, candidate, chosen, MADE, probe=probe, on_progress=on_progress, clock=clock)
+    plan = VerifyPlan(lengths=lengths, candidate=candidate, settings=chosen, probe=probe)
+    return verify(stepper, plan, MADE, on_progress=on_progress, clock=clock)
 
 
 def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Stepped | None]:
@@ -100,7 +100,7 @@ def test_minutes_count_from_the_first_shuffled_step() -> None:
     assert (found.steps, found.planned_steps) == (30, None)
 
 
-def test_a_batch_that_runs_out_of_memory_is_told_with_its_bucket() -> None:
+def test_an_oom_is_reported_with_its_bucket() -> None:
     found = verified(MadeStepper(), TOO_LARGE)
     assert not found.holds
     assert found.reasons == ["A batch of 90 × 12 ran out of memory (bucket 2 of 3, up to 12)"]
@@ -128,15 +128,15 @@ NOT_PROVEN = "; the probe ran no batch as large with memory to spare, so this si
         (None, "up to 12)"),
         (made_probe(LENGTHS), NOT_PROVEN),
         (proven(89), NOT_PROVEN),
-        (proven(90), "; trial 8 of the probe ran a batch as large with memory to spare: memory differs from then"),
+        (proven(90), "; trial 8 of the probe ran a batch as large with memory to spare: memory use has changed"),
     ],
     ids=["not probed", "by an older batchtune", "not proven", "proven"],
 )
-def test_a_batch_that_runs_out_of_memory_is_told_with_what_the_probe_knew(probe: Probe | None, said: str) -> None:
+def test_an_oom_is_reported_with_what_the_probe_knew(probe: Probe | None, said: str) -> None:
     assert verified(MadeStepper(), TOO_LARGE, probe=probe).reasons[0].endswith(said)
 
 
-def test_a_shape_that_failed_is_not_run_again_and_no_shuffled_step_follows() -> None:
+def test_a_failed_shape_is_not_repeated_and_nothing_is_shuffled() -> None:
     stepper = MadeStepper()
     found = verified(stepper, TOO_LARGE)
     assert (found.worst_steps, found.steps, len(found.failures)) == (5, 0, 1)
@@ -173,13 +173,13 @@ def test_the_proposed_max_batch_length_gives_no_bucket_more() -> None:
     assert int(proposal.max_batch_length / 12) <= proposal.bucket_batch_sizes[1]
 
 
-def test_where_a_single_example_fails_nothing_smaller_is_proposed() -> None:
+def test_if_a_single_example_fails_nothing_is_proposed() -> None:
     found = verified(MadeStepper(limit_bytes=110 * MIB), made_candidate([30.0], [1]))
     assert found.proposal is None
     assert "no smaller batch size helps" in found.reasons[-1]
 
 
-def test_what_was_found_is_kept_where_smaller_sizes_cant_be_tried() -> None:
+def test_results_are_kept_if_smaller_sizes_cant_be_tried() -> None:
     class Once(MadeStepper):
         def start(self) -> Device:
             if self.workers:
@@ -199,7 +199,7 @@ def test_a_proposal_that_never_passes_is_not_called_safe() -> None:
     assert proposal is not None and not proposal.verified
 
 
-def test_a_failure_among_the_shuffled_batches_ends_the_run_and_is_tried_smaller() -> None:
+def test_a_failing_shuffled_batch_ends_the_run_and_is_lowered() -> None:
     def fragmented(shape: BatchShape, step: int) -> Stepped | None:
         return Stepped(outcome="oom", error="CUDA out of memory") if step > 20 and shape.batch_size == 75 else None
 
@@ -230,7 +230,7 @@ def test_an_error_of_the_workloads_own_is_no_verdict() -> None:
 DISGUISED = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
 
-def test_a_lack_of_memory_in_disguise_counts_if_half_the_batch_passes() -> None:
+def test_an_oom_in_disguise_counts_if_half_the_batch_passes() -> None:
     found = verified(MadeStepper(fails=failing(BatchShape(75, 12.0), "oom", DISGUISED)))
     assert [failure.batch_size for failure in found.failures] == [75]
 
@@ -243,7 +243,7 @@ def test_what_fails_whatever_the_size_is_the_workloads_own_error() -> None:
         verified(MadeStepper(fails=always))
 
 
-def test_a_leak_is_told_as_one() -> None:
+def test_a_leak_is_reported_as_one() -> None:
     found = verified(MadeStepper(leak_bytes=MIB // 4, limit_bytes=2 * LIMIT_BYTES))
     assert not found.holds
     assert "the workload leaks" in found.reasons[0]
@@ -268,14 +268,14 @@ def test_a_cache_of_the_workloads_own_is_not_the_allocators() -> None:
     assert found.holds
 
 
-def test_of_a_leak_no_smaller_size_is_proposed_even_where_memory_runs_out() -> None:
+def test_for_a_leak_no_smaller_size_is_proposed() -> None:
     found = verified(MadeStepper(leak_bytes=4 * MIB, limit_bytes=2 * LIMIT_BYTES), steps=400)
     assert found.failures
     assert "the workload leaks" in found.reasons[0]
     assert found.proposal is None
 
 
-def test_a_leak_that_ends_the_worst_batches_is_found_while_smaller_sizes_are_tried() -> None:
+def test_a_leak_is_found_while_smaller_sizes_are_tried() -> None:
     found = verified(MadeStepper(leak_bytes=MIB))
     assert found.failures[0].phase == "worst"
     assert "the workload leaks" in found.reasons[0]
@@ -284,10 +284,10 @@ def test_a_leak_that_ends_the_worst_batches_is_found_while_smaller_sizes_are_tri
 
 def test_a_cache_that_goes_on_growing_does_not_hold() -> None:
     found = verified(MadeStepper(cache_bytes=MIB))
-    assert "memory is being fragmented" in found.reasons[0]
+    assert "fragment the memory" in found.reasons[0]
 
 
-def test_emptied_caches_are_told_but_hold() -> None:
+def test_emptied_caches_give_a_warning_but_hold() -> None:
     found = verified(MadeStepper(retries=1))
     assert found.holds
     assert found.alloc_retries == 3 + 60
@@ -319,14 +319,14 @@ def test_part_of_an_epoch_says_the_same_of_its_time_as_all_of_it() -> None:
     assert part.measured_epoch_seconds == pytest.approx(whole.measured_epoch_seconds, rel=0.02)
 
 
-def test_without_step_times_the_time_is_not_held_and_that_is_said() -> None:
+def test_without_step_times_the_time_is_not_compared() -> None:
     found = verified(MadeStepper(slower=9.0), probe=made_probe(LENGTHS, timed=False))
     assert found.holds
     assert found.estimated_epoch_seconds is None and found.measured_epoch_seconds is not None
-    assert any("not held against an estimate" in warning for warning in found.warnings)
+    assert any("not compared with an estimate" in warning for warning in found.warnings)
 
 
-def test_too_few_steps_for_growth_are_said() -> None:
+def test_too_few_steps_for_growth_give_a_warning() -> None:
     found = verified(MadeStepper(), probe=made_probe(LENGTHS), steps=5)
     assert found.rest_growth_bytes is None
     assert "that takes 12 steps" in found.warnings[0]

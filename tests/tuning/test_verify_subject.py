@@ -1,4 +1,4 @@
-"""What a verification runs on."""
+"""The workload, device and limit of a verification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tuning.made_stepper import LIMIT_BYTES, made_probe
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import RUN_FILE, Probe, Run, WorkloadRecord, meta_of, write_result
-from batchtune.tuning.verify_setup import Subject, Wanted, check_lengths, subject_of
+from batchtune.tuning.verify_plan import Subject, check_lengths, subject_of
 
 LENGTHS = Lengths.of([1.0, 2.0, 30.0])
 PROBE = msgspec.structs.replace(
@@ -24,8 +24,10 @@ PROBE = msgspec.structs.replace(
 OWN = {"workload": "made.py:Made", "options": {"dim": 64}}
 
 
-def subject(folder: Path, **wanted: object) -> Subject:
-    return subject_of(LENGTHS, PROBE, Wanted(**{**OWN, **wanted}), folder)  # type: ignore[arg-type]
+def subject(folder: Path, **asked: object) -> Subject:
+    return subject_of(
+        LENGTHS, PROBE, {name: value for name, value in {**OWN, **asked}.items() if value is not None}, folder
+    )
 
 
 def probed(spec: str, **options: object) -> Probe:
@@ -51,7 +53,7 @@ def test_the_same_said_again_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) -> None:
     probe = probed("builtin:transformer-lm", size="tiny")
-    found = subject_of(LENGTHS, probe, Wanted(), tmp_path)
+    found = subject_of(LENGTHS, probe, {}, tmp_path)
     assert (found.settings.workload, found.settings.options) == ("builtin:transformer-lm", {"size": "tiny"})
     assert found.notes == ()
 
@@ -62,41 +64,41 @@ def test_a_built_in_and_its_options_are_taken_from_the_record(tmp_path: Path) ->
 )
 def test_no_code_is_run_that_only_a_file_names(tmp_path: Path, spec: str) -> None:
     with pytest.raises(UsageError, match="runs no code that only a file names"):
-        subject_of(LENGTHS, probed(spec), Wanted(), tmp_path)
+        subject_of(LENGTHS, probed(spec), {}, tmp_path)
 
 
 def test_what_to_type_is_quoted_for_the_shell(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        subject_of(LENGTHS, probed("subprocess:run", args="`id`", shell=True), Wanted(), tmp_path)
+        subject_of(LENGTHS, probed("subprocess:run", args="`id`", shell=True), {}, tmp_path)
     assert str(caught.value.hint).endswith("--workload subprocess:run --set 'args=`id`' --set shell=true")
 
 
-def test_no_options_are_passed_to_own_code_that_only_a_file_names(tmp_path: Path) -> None:
+def test_own_code_gets_no_options_that_only_a_file_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="passes none to your code") as caught:
         subject(tmp_path, options=None)
     assert caught.value.hint == "Name them yourself: --set dim=64"
 
 
-def test_another_workload_does_not_take_them_over_and_is_told(tmp_path: Path) -> None:
+def test_another_workload_does_not_take_the_options_and_is_noted(tmp_path: Path) -> None:
     found = subject(tmp_path, workload="made.py:Other", options=None)
     assert found.settings.options == {}
     assert "made.py:Other, but made.py:Made (dim=64) was probed" in found.notes[0]
 
 
-def test_other_options_are_told(tmp_path: Path) -> None:
+def test_other_options_are_noted(tmp_path: Path) -> None:
     assert "made.py:Made (dim=128)" in subject(tmp_path, options={"dim": 128}).notes[0]
 
 
 @pytest.mark.parametrize(
     "wanted", [{"memory_bytes": 1 << 30}, {"memory_fraction": 0.5}, {"reserve_bytes": 0}, {"ddp": True}], ids=str
 )
-def test_with_other_memory_the_limit_is_worked_out_anew_and_told(tmp_path: Path, wanted: dict[str, object]) -> None:
+def test_with_other_memory_the_limit_is_new_and_noted(tmp_path: Path, wanted: dict[str, object]) -> None:
     found = subject(tmp_path, **wanted)
     assert found.limit_bytes is None
-    assert "other memory was asked for" in found.notes[0]
+    assert "memory settings differ" in found.notes[0]
 
 
-def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
+def test_a_changed_workload_is_noted(tmp_path: Path) -> None:
     workload = tmp_path / "mine.py"
     workload.write_text("# now")
     probe = probed(f"{workload}:Mine")
@@ -109,16 +111,16 @@ def test_a_workload_that_has_changed_is_told(tmp_path: Path) -> None:
         workload_sha256="0" * 64,
     )
     write_result(tmp_path / RUN_FILE, run)
-    found = subject_of(LENGTHS, probe, Wanted(workload=f"{workload}:Mine"), tmp_path)
+    found = subject_of(LENGTHS, probe, {"workload": f"{workload}:Mine"}, tmp_path)
     assert "has changed since it was probed" in found.notes[0]
 
 
 def test_without_a_probe_the_workload_must_be_named(tmp_path: Path) -> None:
     speech = Lengths.of([1.0, 2.0, 30.0], unit="s")
     for lengths in (LENGTHS, speech):
-        with pytest.raises(UsageError, match=r"not known: .* holds no probe\.json"):
-            subject_of(lengths, None, Wanted(), tmp_path)
-    found = subject_of(LENGTHS, None, Wanted(workload="made.py:Made", memory_bytes=9), tmp_path)
+        with pytest.raises(UsageError, match=r"no training step to verify: .* holds no probe\.json"):
+            subject_of(lengths, None, {}, tmp_path)
+    found = subject_of(LENGTHS, None, {"workload": "made.py:Made", "memory_bytes": 9}, tmp_path)
     assert (found.settings.memory_bytes, found.limit_bytes) == (9, None)
 
 

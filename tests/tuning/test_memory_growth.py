@@ -1,0 +1,145 @@
+"""Memory that creeps, and memory that only settles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from batchtune.tuning.memory_growth import Growth, growth_of
+from batchtune.tuning.verify_rules import leak_reason, settling_warning
+
+MIB = 1 << 20
+LIMIT = 1000 * MIB
+
+
+def grown(figures: Sequence[int | None]) -> Growth:
+    growth = growth_of(figures)
+    assert growth is not None
+    assert growth is not None
+    return growth
+
+
+def rising(step_bytes: float, count: int = 40) -> list[int | None]:
+    return [int(500 * MIB + step_bytes * step) for step in range(count)]
+
+
+def test_growth_is_given_per_step() -> None:
+    growth = grown(rising(1000.0, 400))
+    assert growth.per_step_bytes == pytest.approx(1000.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("count", "known"), [(11, False), (12, True)])
+def test_growth_takes_twelve_steps(count: int, known: bool) -> None:
+    assert (growth_of(rising(0, count)) is not None) == known
+
+
+def test_growth_is_unknown_where_a_figure_is() -> None:
+    assert growth_of([*rising(0), None]) is None
+
+
+# 5% of the limit in 10,000 steps.
+@pytest.mark.parametrize(("step_bytes", "found"), [(5000, False), (5500, True)])
+def test_a_leak_is_what_does_harm_in_ten_thousand_steps(step_bytes: int, found: bool) -> None:
+    assert grown(rising(step_bytes, 400)).leaks(LIMIT) == found
+
+
+def test_what_grows_at_first_and_then_no_more_is_no_leak() -> None:
+    figures: list[int | None] = [500 * MIB + min(step, 12) * MIB for step in range(40)]
+    assert not grown(figures).leaks(LIMIT)
+
+
+def filling(steps: int, full_at: float) -> list[int | None]:
+    """A MiB more with each step until so large a part of the steps is done."""
+    return [int(500 * MIB + min(step, full_at * steps) * MIB) for step in range(steps)]
+
+
+def flattening(steps: int, settled_after: float) -> list[int | None]:
+    """Growth that falls to its e-th part whenever so large a part of the steps is done."""
+    return [int(500 * MIB + 200 * MIB * (1 - np.exp(-step / (settled_after * steps)))) for step in range(steps)]
+
+
+@pytest.mark.parametrize("steps", [12, 13, 40, 60, 200, 1001])
+def test_what_grows_at_the_same_pace_to_the_end_may_be_a_leak(steps: int) -> None:
+    growth = grown(rising(MIB, steps))
+    assert growth.pace == pytest.approx(1)
+    assert growth.leaks(LIMIT) and not growth.settles(LIMIT)
+
+
+@pytest.mark.parametrize("steps", [60, 200, 1001])
+@pytest.mark.parametrize("full_at", [0.75, 0.8, 0.9, 0.95])
+def test_a_cache_that_was_full_at_the_end_is_no_leak(steps: int, full_at: float) -> None:
+    growth = grown(filling(steps, full_at))
+    assert not growth.leaks(LIMIT) and growth.settles(LIMIT)
+
+
+@pytest.mark.parametrize("steps", [60, 200, 1001])
+@pytest.mark.parametrize("settled_after", [0.5, 0.75, 1.0])
+def test_a_cache_that_fills_ever_more_slowly_is_no_leak(steps: int, settled_after: float) -> None:
+    growth = grown(flattening(steps, settled_after))
+    assert not growth.leaks(LIMIT) and growth.settles(LIMIT)
+
+
+def test_growth_that_ended_long_before_gives_no_warning() -> None:
+    for figures in (filling(200, 0.5), flattening(200, 0.1)):
+        assert not grown(figures).leaks(LIMIT) and not grown(figures).settles(LIMIT)
+
+
+def test_a_cache_that_is_still_filling_may_be_a_leak() -> None:
+    growth = grown(filling(200, 1.2))
+    assert growth.leaks(LIMIT)
+    assert leak_reason(growth).startswith(
+        "Memory in use between steps grew by 100 MiB in 100 steps (1 MiB a step), at the end as fast as before: the "
+        "workload leaks, or fills a cache for which these steps are too few (run more with --steps to find out). If it "
+        "goes on, memory runs out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        (filling(200, 0.8), "but no more at the end, as with a cache that is full"),
+        (flattening(200, 0.75), "but more slowly at the end, as with a cache that fills up"),
+    ],
+    ids=["full", "filling"],
+)
+def test_growth_that_settles_is_described_as_seen(figures: list[int | None], said: str) -> None:
+    growth = grown(figures)
+    assert said in settling_warning(growth)
+    assert "leak" not in settling_warning(growth)
+
+
+def test_one_step_up_is_no_leak() -> None:
+    figures: list[int | None] = [(500 if step < 25 else 600) * MIB for step in range(40)]
+    assert not grown(figures).leaks(LIMIT)
+
+
+def test_what_merely_varies_is_no_leak() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        figures = [int(figure) for figure in 500 * MIB + random.normal(0, MIB, 200)]
+        assert not grown(figures).leaks(LIMIT)
+
+
+def test_a_leak_shows_through_noise() -> None:
+    noise = np.random.default_rng(0).normal(0, MIB, 400)
+    figures = [int(figure) for figure in 500 * MIB + noise + 0.1 * MIB * np.arange(400)]
+    assert grown(figures).leaks(LIMIT)
+
+
+def test_a_cache_that_fills_shows_through_noise() -> None:
+    random = np.random.default_rng(0)
+    for full_at in (0.8, 0.9):
+        figures = [int(500 * MIB + min(step, 400 * full_at) * 0.1 * MIB + random.normal(0, MIB)) for step in range(400)]
+        assert grown(figures).settles(LIMIT)
+
+
+@pytest.mark.parametrize(("share", "creeps"), [(0.019, False), (0.021, True)])
+def test_the_cache_may_grow_by_two_per_cent(share: float, creeps: bool) -> None:
+    assert grown(rising(share * LIMIT / 200, 400)).fragments(LIMIT) == creeps
+
+
+def test_a_cache_that_has_settled_does_not_creep() -> None:
+    figures: list[int | None] = [(500 if step < 15 else 700) * MIB for step in range(40)]
+    assert not grown(figures).fragments(LIMIT)
