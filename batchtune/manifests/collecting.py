@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray
+from batchtune.manifests.base import Rows
 from batchtune.manifests.measuring import Count, Reduction, Values, measured, reduced
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.rows import Rows
 from batchtune.manifests.scaling import Scaling
 from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, numbers
 from batchtune.units import counted

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from batchtune.errors import QUOTED_CHARACTERS, ManifestError, shortened
 from batchtune.lengths import Unit
+from batchtune.manifests.base import Column
 from batchtune.manifests.paths import dotted, flattened, without_indices
-from batchtune.manifests.rows import Column
 from batchtune.manifests.values import number
 
 # The names under which data sets keep lengths, and the unit that each implies; None where it implies none.

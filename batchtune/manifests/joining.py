@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from batchtune.errors import ManifestError
+from batchtune.manifests.base import Format, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
 from batchtune.manifests.measuring import Count, counter
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.rows import Format, Rows
 from batchtune.manifests.source import Source
 from batchtune.manifests.targets import aligned_targets, keyed_targets
 
@@ -26,7 +26,7 @@ def joined(chunks: Iterator[Rows], reader: Format, targets: Sequence[Source]) ->
     """
     if not targets:
         yield from chunks
-    elif _keyed(reader):
+    elif reader.joined_by_id:
         yield from _joined_by_id(chunks, targets[0])
     else:
         yield from _joined_by_line(chunks, targets[0])
@@ -35,7 +35,7 @@ def joined(chunks: Iterator[Rows], reader: Format, targets: Sequence[Source]) ->
 def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) -> tuple[Count | None, str]:
     """How the targets are counted, by the first of them, and what that counts; None where they are numbers."""
     first: list[object]
-    if _keyed(reader):
+    if reader.joined_by_id:
         first = list(itertools.islice(keyed_targets(targets[0]).values(), PEEKED_ROWS))
     else:
         first = [text for _, text in itertools.islice(aligned_targets(targets[0]), PEEKED_ROWS)]
@@ -44,10 +44,6 @@ def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) ->
         return None, "numbers"
     symbols = targets[0].path.name.endswith(_SYMBOLS)
     return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)
-
-
-def _keyed(reader: Format) -> bool:
-    return getattr(reader, "unique_ids", False) and not reader.named_columns
 
 
 def _joined_by_id(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:

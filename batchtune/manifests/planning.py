@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format
 from batchtune.manifests.collecting import Reading
 from batchtune.manifests.columns import KNOWN_UNITS, choose_column, find_column, last_part, normalised
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.joining import count_of
 from batchtune.manifests.measuring import counter
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.rows import Column, Format, TellsDefault, TellsTarget, TellsUnit
 from batchtune.manifests.scaling import scaling_for
 from batchtune.manifests.source import Source
 
@@ -59,8 +59,10 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
     told = _told_target(source, reader, options)
     if told is not None:
         options = replace(options, target_key=told)
-    length, target = _chosen(source, reader, _columns(source, reader), options)
-    texts = _texts(reader, length, target, options)
+    columns = _columns(source, reader)
+    length, target = _chosen(source, reader, columns, options)
+    named = options.length_key is not None or length.name == reader.default_column(columns)
+    texts = _texts(length, target, options, named=named)
     counted = counter(options.measure or "characters", options.tokenizer)[1] if any(texts) else None
     found = counted if texts[0] else _unit(source, reader, length, options)
     scaling = scaling_for(source.path, found, options.unit, options.length_scale)
@@ -75,7 +77,7 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
         notes.append(f"Target lengths are taken from column {shortened(told)}.")
     if texts[1] and target is not None:
         notes.append(_counting_note(target.name, str(counted), options))
-    optional = getattr(reader, "optional_columns", False)
+    optional = reader.optional_columns
     return Plan(
         format=reader.name,
         length=length.name if reader.named_columns or optional or options.length_key else None,
@@ -97,7 +99,7 @@ def reading_of(
     said = options.length_key is not None
     if plan.length is not None and reader.named_columns:
         options = replace(options, length_key=plan.length, target_key=plan.target)
-    if plan.length is not None and reader.name == plan.format and getattr(reader, "optional_columns", False):
+    if plan.length is not None and reader.name == plan.format and reader.optional_columns:
         length = Column(plan.length, None, False)
         target = None if plan.target is None else Column(plan.target, None, False)
     else:
@@ -126,7 +128,7 @@ def reading_of(
         count_target=count_of(targets, reader, options)[0] if targets else count if plan.texts[1] else None,
         reduction=options.reduce,
         with_ids=with_ids,
-        unique_ids=getattr(reader, "unique_ids", False),
+        unique_ids=reader.unique_ids,
     )
 
 
@@ -149,7 +151,7 @@ def find_format(source: Source, name: str | None) -> Format:
     if source.names is None and source.head.blank and source.head.complete:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
-        if (name == "audio") != (source.names is not None):
+        if FORMATS[name].of_folder != (source.names is not None):
             raise ManifestError(f"{source.path} is not of the format {name}", "Leave --format out, or name another.")
         return FORMATS[name]
     found = next((member for member in FORMATS.values() if member.fits(source.head)), None)
@@ -172,7 +174,7 @@ def _columns(source: Source, reader: Format) -> Sequence[Column]:
 def _told_target(source: Source, reader: Format, options: ReadOptions) -> str | None:
     """The column of the targets where the user has named no column at all, and the file itself tells it."""
     silent = options.length_key is None and options.target_key is None and options.target_file is None
-    return reader.default_target(source) if silent and isinstance(reader, TellsTarget) else None
+    return reader.default_target(source) if silent else None
 
 
 def _chosen(
@@ -183,7 +185,7 @@ def _chosen(
     if options.target_key is not None:
         target = find_column(path, columns, options.target_key, "--target-key")
     if options.length_key is None:
-        default = reader.default_column(columns) if isinstance(reader, TellsDefault) else None
+        default = reader.default_column(columns)
         if default is not None and (target is None or target.name != default):
             return find_column(path, columns, default, "--length-key"), target
         return choose_column(path, columns, target.name if target else None), target
@@ -196,9 +198,8 @@ def _chosen(
     return length, target
 
 
-def _texts(reader: Format, length: Column, target: Column | None, options: ReadOptions) -> tuple[bool, bool]:
-    """Whether length and target are to be counted in texts: where the user, or the format, named such a column."""
-    named = options.length_key is not None or isinstance(reader, TellsDefault)
+def _texts(length: Column, target: Column | None, options: ReadOptions, *, named: bool) -> tuple[bool, bool]:
+    """Whether length and target are to be counted in texts: if the user, or the format, named such a column."""
     texts = (
         length.text and named and not _is_counted(length, options),
         target is not None and target.text and not _is_counted(target, options),
@@ -224,12 +225,13 @@ def _unit(source: Source, reader: Format, length: Column, options: ReadOptions) 
     column = length.name
     if _is_counted(length, options):
         return "tokens" if normalised(last_part(column)) in _TOKENS else None
-    if isinstance(reader, TellsUnit):
-        found = reader.unit_in(source, column)
-        if found is not None:
-            return found
     name = normalised(column)
-    return reader.units.get(name) or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(normalised(last_part(column)))
+    return (
+        reader.unit_in(source, column)
+        or reader.units.get(name)
+        or KNOWN_UNITS.get(name)
+        or KNOWN_UNITS.get(normalised(last_part(column)))
+    )
 
 
 def _counting_note(column: str, counted: str, options: ReadOptions) -> str:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Lengths
+from batchtune.manifests.base import Format, Place
 from batchtune.manifests.collecting import Collector, Part, merged
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import Input, expand
@@ -17,7 +18,6 @@ from batchtune.manifests.joining import count_of, joined
 from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.planning import Plan, check_format, find_format, plan_first, reading_of
 from batchtune.manifests.pool import WorkerLost, in_any_order
-from batchtune.manifests.rows import Format, Place
 from batchtune.manifests.source import Source
 from batchtune.units import counted
 
@@ -242,10 +242,10 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         for rows in joined(chunks, reader, targets):
             collector.add(rows)
         _refuse_repeated(source, reader, reading.length, collector.repeated_ids())
-        return replace(collector.finish(), advice=getattr(reader, "missing_hint", None))
+        return replace(collector.finish(), advice=reader.missing_hint)
     except (ManifestError, MemoryError) as caught:
         error = _too_large(label) if isinstance(caught, MemoryError) else caught
-        if task.alone and not (task.options.skip_invalid and getattr(reader, "breakable", False)):
+        if task.alone and not (task.options.skip_invalid and reader is not None and reader.breakable):
             raise error from None
         part = (
             Part.empty(label, targets=task.has_targets, ids=task.with_ids) if collector is None else collector.finish()

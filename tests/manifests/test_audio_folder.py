@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchtune.manifests.base import Column, TellsDefault
 from batchtune.manifests.columns import choose_column
 from batchtune.manifests.formats.audio import FORMAT
-from batchtune.manifests.rows import Column, TellsDefault
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable
 

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+from batchtune.manifests.base import Format
 from batchtune.manifests.formats import (
-    arrow,
     audio,
-    json_list,
+    columnar,
+    computed_json,
+    json,
     kaldi,
-    lhotse,
-    librispeechmix,
-    nemo,
     numbers_list,
-    parquet,
     rttm,
     segments,
     shape,
     speechbrain_csv,
-    speechbrain_json,
     table,
     text,
     wav2vec,
     webdataset,
 )
-from batchtune.manifests.rows import Format
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[Format, ...] = (
     audio.FORMAT,
-    parquet.FORMAT,
-    arrow.FORMAT,
+    columnar.PARQUET,
+    columnar.ARROW,
     webdataset.FORMAT,
-    speechbrain_json.FORMAT,
-    lhotse.FORMAT,
-    librispeechmix.FORMAT,
-    json_list.FORMAT,
-    nemo.FORMAT,
+    json.SPEECHBRAIN_JSON,
+    computed_json.LHOTSE,
+    computed_json.LIBRISPEECHMIX,
+    json.JSON_LIST,
+    json.NEMO,
     speechbrain_csv.FORMAT,
     rttm.FORMAT,
     segments.FORMAT,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchtune.errors import ManifestError, listed, shortened
+from batchtune.manifests.base import Column, Place, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise
-from batchtune.manifests.rows import Column, Place, Rows
 from batchtune.manifests.source import Source
 from batchtune.units import counted
 

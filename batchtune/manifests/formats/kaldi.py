@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from batchtune.errors import ManifestError
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
-from batchtune.manifests.rows import Column, Place, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 from batchtune.units import counted
@@ -29,7 +28,7 @@ _COLUMN_NAMES = {
 }
 
 
-class Kaldi:
+class Kaldi(Format):
     """`utt2dur`, `reco2dur` (s), `utt2num_frames` (frames), ESPnet's `utt2num_samples` (samples).
 
     A file of another name is read too, with an unknown unit.
@@ -37,9 +36,9 @@ class Kaldi:
 
     name = "kaldi"
     description = "an id and a number on every line, as in utt2dur"
-    units: Mapping[str, Unit] = {}
     named_columns = False
     unique_ids = True
+    joined_by_id = True
 
     def fits(self, head: Head) -> bool:
         """Whether the first line is two words, the second of them a number."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
 from batchtune.manifests.formats.text import line_rows, lines_to_the_last
-from batchtune.manifests.rows import Column, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 
 
-class Numbers:
+class Numbers(Format):
     """Lines of one number each, without ids; only blank lines at the end are passed over."""
 
     name = "numbers"
     description = "one number on every line"
-    units: Mapping[str, Unit] = {}
     named_columns = False
 
     def fits(self, head: Head) -> bool:

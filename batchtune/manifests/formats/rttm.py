@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.formats.kaldi import Record, record_columns, record_rows, words_error
-from batchtune.manifests.rows import Column, Place, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 
@@ -38,7 +37,7 @@ _TYPES = {
 }
 
 
-class Rttm:
+class Rttm(Format):
     """RTTM files: each SPEAKER record is an example, named by its recording, with its duration in s as length.
 
     Records of other types are left out and counted; comments (`;;`) are passed over.
@@ -46,7 +45,6 @@ class Rttm:
 
     name = "rttm"
     description = "RTTM, SPEAKER file channel start duration … on every line"
-    units: Mapping[str, Unit] = {}
     named_columns = False
 
     def fits(self, head: Head) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from batchtune.errors import shortened
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.formats.kaldi import Record, record_columns, record_rows, words_error
-from batchtune.manifests.rows import Column, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, fault, number
 
@@ -19,7 +18,7 @@ _FITTING_LINES = 100
 _DIGITS = 9
 
 
-class Segments:
+class Segments(Format):
     """As Kaldi's `extract-segments` reads it: length = end - start; an end of -1 is the recording's own.
 
     The recordings' lengths are then taken from the file `reco2dur` in the same folder. A fifth word, the channel,
@@ -28,9 +27,9 @@ class Segments:
 
     name = "segments"
     description = "an utterance, its recording, start and end on every line, as in Kaldi's segments"
-    units: Mapping[str, Unit] = {}
     named_columns = False
     unique_ids = True
+    joined_by_id = True
 
     def fits(self, head: Head) -> bool:
         """Whether the first lines are two names and two numbers, or these and a channel."""

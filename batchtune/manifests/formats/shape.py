@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.formats.kaldi import Record, named_by_file, record_columns, record_rows, words_error
-from batchtune.manifests.rows import Column, Rows
 from batchtune.manifests.source import Head, Source
 
 _HINT = "This format is an id, white space, and numbers with commas between them on every line, as in speech_shape."
@@ -17,7 +16,7 @@ _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 _COLUMN_NAMES = {"speech_shape": "num_frames", "feats_shape": "num_frames", "text_shape": "num_tokens"}
 
 
-class Shape:
+class Shape(Format):
     """`speech_shape`, `feats_shape` (frames, features) and `text_shape` (tokens, vocabulary).
 
     The first dimension is the length. A shape of one dimension alone is of the format `kaldi`: of raw speech, it
@@ -26,9 +25,9 @@ class Shape:
 
     name = "shape"
     description = "an id and a shape such as 1407,80 on every line, as in ESPnet's speech_shape"
-    units: Mapping[str, Unit] = {}
     named_columns = False
     unique_ids = True
+    joined_by_id = True
 
     def fits(self, head: Head) -> bool:
         """Whether the first line is an id and a shape of two dimensions or more."""

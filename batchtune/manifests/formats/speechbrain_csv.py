@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.formats.delimited import (
     Table,
     delimiter_of,
@@ -15,11 +17,10 @@ from batchtune.manifests.formats.delimited import (
     peek_columns,
     read_rows,
 )
-from batchtune.manifests.rows import Column, Rows
 from batchtune.manifests.source import Head, Source
 
 
-class SpeechBrainCsv:
+class SpeechBrainCsv(Format):
     """As SpeechBrain's `DynamicItemDataset.from_csv` reads it, with the older column sets too.
 
     It refuses two rows with one id, and so is it done here.
@@ -27,7 +28,7 @@ class SpeechBrainCsv:
 
     name = "speechbrain-csv"
     description = "a comma separated table with a column 'ID'"
-    units: Mapping[str, Unit] = {"length": "s", "len": "s"}
+    units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
     named_columns = True
     unique_ids = True
 

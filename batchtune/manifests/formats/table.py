@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import KNOWN_UNITS, normalised
 from batchtune.manifests.formats.delimited import (
     delimiter_of,
@@ -14,17 +14,15 @@ from batchtune.manifests.formats.delimited import (
     peek_columns,
     read_rows,
 )
-from batchtune.manifests.rows import Column, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 
 
-class DelimitedTable:
+class DelimitedTable(Format):
     """CSV and TSV; blank lines are passed over."""
 
     name = "table"
     description = "a table, comma, tab or semicolon separated, whose first line names its columns"
-    units: Mapping[str, Unit] = {}
     named_columns = True
 
     def fits(self, head: Head) -> bool:

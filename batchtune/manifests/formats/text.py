@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-from batchtune.lengths import Unit
-from batchtune.manifests.rows import Column, Place, Rows
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.source import Head, Source
 
 _CHUNK = 65_536
 
 
-class Text:
+class Text(Format):
     """Lines of text, each an example that is measured; only blank lines at the end are none."""
 
     name = "text"
     description = "plain text, one example on every line; never told from the content, so name it"
-    units: Mapping[str, Unit] = {}
     named_columns = False
 
     def fits(self, head: Head) -> bool:

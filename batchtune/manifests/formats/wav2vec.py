@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from batchtune.errors import ManifestError
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, summarise
-from batchtune.manifests.rows import Column, Place, Rows
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 from batchtune.units import counted
@@ -17,12 +16,11 @@ _CHUNK = 65_536
 _HINT = "This format is the root folder on the first line, then a path, a tab and a number of samples on each."
 
 
-class Wav2vec:
+class Wav2vec(Format):
     """As fairseq's `wav2vec_manifest.py` writes it; blank lines are passed over."""
 
     name = "wav2vec"
     description = "the root folder on the first line, then path<TAB>samples"
-    units: Mapping[str, Unit] = {}
     named_columns = False
 
     def fits(self, head: Head) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
 from batchtune.manifests.headers import (
     ARRAY_SUFFIXES,
@@ -23,9 +21,7 @@ from batchtune.manifests.headers import (
     audio_length,
 )
 from batchtune.manifests.headers.wav import wav_length
-from batchtune.manifests.jsontext import Keys, fast_entry
-from batchtune.manifests.paths import walk
-from batchtune.manifests.rows import Column, Place, Rows
+from batchtune.manifests.json_objects import json_reader
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tarbytes import BLOCK, Archive
 from batchtune.manifests.tarindex import Tar, is_header, open_tar
@@ -85,7 +81,7 @@ class _Sample:
     kept_bytes: int = 0
 
 
-class WebDataset:
+class WebDataset(Format):
     """A shard, of which only those members are looked into that are asked for.
 
     A column is a suffix: `wav` or any other audio (in seconds), `npy`, `pth`, `pt` (the first dimension), others as
@@ -99,7 +95,6 @@ class WebDataset:
 
     name = "webdataset"
     description = "a tar shard of WebDataset"
-    units: Mapping[str, Unit] = {}
     named_columns = True
     breakable = True
     optional_columns = True
@@ -365,31 +360,14 @@ def _text(archive: Archive, offset: int, size: int) -> object:
 
 def _json_reader(path: tuple[str, ...]) -> Callable[[Archive, int, int], object]:
     """Reads the value at a path in a JSON member."""
-    kind = fast_entry(Keys(path)) if path else None
-    whole = msgspec.json.Decoder()
-    parts = None if kind is None else msgspec.json.Decoder(kind)
+    read_value = json_reader(path)
 
     def read(archive: Archive, offset: int, size: int) -> object:
         if size > _LARGEST_JSON_BYTES:
             return Unreadable("longer than 16 MiB of JSON", f"{size:,} bytes")
-        data = archive.read(offset, size)
-        try:
-            found = walk(whole.decode(data), path) if parts is None else walk(parts.decode(data).length, path[1:])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            found = None
-        return _slowly(data, path) if found is None else found
+        return read_value(archive.read(offset, size))
 
     return read
-
-
-def _slowly(data: bytes, path: tuple[str, ...]) -> object:
-    """The same by Python's own parser, which takes what json.dumps writes (NaN), and keys that hold dots."""
-    try:
-        value = json.loads(data, parse_int=float)
-    except (ValueError, RecursionError) as error:
-        return Unreadable("malformed JSON", str(error))
-    found = walk(value, path)
-    return value.get(".".join(path)) if found is None and isinstance(value, dict) else found
 
 
 def _known_unit(name: str) -> Unit | None:
