@@ -135,6 +135,15 @@ def walked(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> 
     return pyarrow.LargeListArray.from_arrays(_offsets(counts), walked(items, steps, budget))
 
 
+def cells(array: pyarrow.Array, budget: Budget) -> int:
+    """How many values an array stands for: its items, those of lists and of the lists in them included."""
+    array = plain(array)
+    if not is_list(array.type):
+        return len(array)
+    items = _items(array, budget)[1]
+    return len(array) + cells(items, budget)
+
+
 def handed_on(array: pyarrow.Array) -> Values:
     """The values: an array of floats where there are only numbers, else a list.
 

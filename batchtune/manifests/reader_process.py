@@ -71,7 +71,8 @@ def opened(source: Source, title: str) -> Iterator[RemoteTable]:
             link = f"/proc/{os.getpid()}/fd/{stream.fileno()}"
             table.ask("open", title, link if os.path.exists(link) else os.path.realpath(stream.name), str(source.path))
             yield table
-            table.ask("close")
+            if process.between_requests:
+                table.ask("close")
         finally:
             if process.between_requests and not idle:
                 idle.append(process)

@@ -22,6 +22,7 @@ from batchtune.manifests.arrow_values import (
     Key,
     Values,
     as_listed,
+    cells,
     handed_on,
     id_key,
     is_binary,
@@ -216,7 +217,9 @@ class TableReader:
         for batch in _validated(self._table.batches(keys, budget)):
             budget.spend(batch.rows.num_rows + batch.rows.nbytes // _VALUE_BYTES)
             arrays = [key.values(batch.rows, budget) for key in keys]
-            at_once = _rows_at_once(len(batch.rows), sum(array.nbytes for array in arrays))
+            held = sum(cells(array, budget) for array in arrays)
+            budget.spend(held)
+            at_once = _rows_at_once(len(batch.rows), _VALUE_BYTES * held + sum(array.nbytes for array in arrays))
             for start in range(0, len(batch.rows), at_once):
                 values: list[object] = [handed_on(array.slice(start, at_once)) for array in arrays]
                 yield batch.first + start, min(at_once, len(batch.rows) - start), batch.share, values
@@ -231,7 +234,9 @@ class TableReader:
                 if rows is None:
                     return {}
                 rows = rows.slice(0, min(PEEKED_ROWS, _rows_at_once(len(rows), rows.nbytes)))
-                return {key.name: _shown(key, key.values(rows, budget)) for key in keys}
+                arrays = {key: key.values(rows, budget) for key in keys}
+                budget.spend(sum(cells(array, budget) for array in arrays.values()))
+                return {key.name: _shown(key, array) for key, array in arrays.items()}
         except ManifestError:
             if len(keys) == 1:
                 return {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
+from batchtune.errors import ManifestError
 from batchtune.manifests.headers.flac import flac_length
 from batchtune.manifests.headers.mp3 import mp3_length
-from batchtune.manifests.headers.payload import AudioLength, HeaderError, PartialPayload, Payload
-from batchtune.manifests.headers.sndfile import sndfile_length
+from batchtune.manifests.headers.payload import AudioLength, HeaderError, PartialPayload, Payload, PayloadStream
 from batchtune.manifests.headers.wav import wav_length, wav_length_of
 
 # Lower case, without the dot; `.raw` is not among them, since such a file says nothing about itself.
@@ -27,6 +30,10 @@ _LIBSNDFILE = (
 )
 _HEAD_BYTES = 256
 _MOST_TAGS = 8
+# libsndfile's way to say that a length is unknown is the largest that there is.
+_UNKNOWN = 1 << 62
+_MOST_READS = 4
+_SPARE_BYTES = 16 * 1024 * 1024
 
 
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
@@ -55,11 +62,11 @@ def _length(payload: Payload, suffix: str) -> AudioLength:
         payload = _without_tags(payload)
         head = payload.read(0, _HEAD_BYTES)
     if head.startswith(_WAV):
-        return wav_length(head, payload.size) or wav_length_of(payload)
+        return wav_length(head, payload.size) or wav_length_of(payload) or _sndfile_length(payload)
     if head.startswith(b"fLaC"):
         return flac_length(payload)
     if head.startswith(_LIBSNDFILE):
-        return sndfile_length(payload)
+        return _sndfile_length(payload)
     if head.startswith(b"\xff") or suffix in _MPEG_SUFFIXES:
         return mp3_length(payload, search=suffix in _MPEG_SUFFIXES)
     if not head:
@@ -81,3 +88,37 @@ def _without_tags(payload: Payload) -> Payload:
     if start >= payload.size:
         raise HeaderError("no audio header", "an ID3 tag and nothing after it")
     return PartialPayload(payload, start)
+
+
+def _sndfile_length(payload: Payload) -> AudioLength:
+    """The length of an audio file, by libsndfile.
+
+    A truncated file passes as a shorter one wherever libsndfile reads it as such.
+
+    Raises:
+        HeaderError: libsndfile does not read it.
+        ManifestError: The package soundfile is missing.
+    """
+    soundfile = _soundfile()
+    stream = PayloadStream(payload, _MOST_READS * payload.size + _SPARE_BYTES)
+    try:
+        with soundfile.SoundFile(stream) as file:
+            num_samples, sample_rate = int(file.frames), int(file.samplerate)
+    except soundfile.SoundFileError as error:
+        stream.check()
+        said = getattr(error, "error_string", "") or str(error)
+        raise HeaderError("not read by libsndfile", said.strip().rstrip(".")) from None
+    stream.check()
+    if not 0 <= num_samples < _UNKNOWN or sample_rate <= 0:
+        raise HeaderError("an audio header without a length")
+    return AudioLength(num_samples, sample_rate)
+
+
+def _soundfile() -> ModuleType:
+    try:
+        return importlib.import_module("soundfile")
+    except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
+        raise ManifestError(
+            f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
+            "Install it: pip install 'batchtune[audio]'.",
+        ) from None
