@@ -12,41 +12,25 @@ import numpy.typing as npt
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray
 from batchtune.manifests.base import Rows
-from batchtune.manifests.measuring import Count, Reduction, Values, measured, reduced
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.scaling import Scaling
-from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, numbers
+from batchtune.manifests.planning import Reading
+from batchtune.manifests.values import (
+    LARGEST,
+    SMALLEST,
+    Count,
+    Unreadable,
+    Values,
+    fault,
+    measured,
+    numbers,
+    reduced,
+)
 from batchtune.units import counted
 
 SHOWN = 5
 _LONGEST_SHOWN = 100
 # A key may be the path of a file of targets, which has to be whole to be found.
 _LONGEST_KEY = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What is read of a source, and what becomes of it.
-
-    Attributes:
-        length: Name of the column of the lengths, for messages.
-        target: Of the target lengths, or None.
-        scaling: What the lengths are multiplied with.
-        count_length: How the lengths' texts are counted; None where they are numbers.
-        count_target: Likewise.
-        reduction: What becomes of lists.
-        with_ids: Whether the ids of the rows are kept.
-        unique_ids: Whether two rows with one id are an error.
-    """
-
-    length: str
-    target: str | None
-    scaling: Scaling
-    count_length: Count | None = None
-    count_target: Count | None = None
-    reduction: Reduction | None = None
-    with_ids: bool = False
-    unique_ids: bool = False
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.manifests.base import Place
-from batchtune.manifests.paths import walk
+from batchtune.manifests.columns import walk
 from batchtune.manifests.source import Block, Head, Source
 from batchtune.manifests.values import Unreadable
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import UNITS, Unit
-from batchtune.manifests.measuring import COUNTINGS, REDUCTIONS, Counting, Reduction
+from batchtune.manifests.values import COUNTINGS, REDUCTIONS, Counting, Reduction
 from batchtune.results import ReadingRecord
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.

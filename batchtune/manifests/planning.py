@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
 
 from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Column, Format
-from batchtune.manifests.collecting import Reading
 from batchtune.manifests.columns import KNOWN_UNITS, choose_column, find_column, last_part, normalised
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.joining import count_of
-from batchtune.manifests.measuring import counter
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.scaling import scaling_for
 from batchtune.manifests.source import Source
+from batchtune.manifests.targets import count_of
+from batchtune.manifests.values import Count, Reduction, counter
 
 # Lists whose items are tokens.
 _TOKENS = ("input_ids", "token_ids", "tokens", "labels")
@@ -46,6 +46,31 @@ class Plan:
     def keys(self) -> tuple[str | None, str | None]:
         """The columns of length and target, for messages; None where there is nothing to choose."""
         return self.length if FORMATS[self.format].named_columns else None, self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read of a source, and what becomes of it.
+
+    Attributes:
+        length: Name of the column of the lengths, for messages.
+        target: Of the target lengths, or None.
+        scaling: What the lengths are multiplied with.
+        count_length: How the lengths' texts are counted; None where they are numbers.
+        count_target: Likewise.
+        reduction: What becomes of lists.
+        with_ids: Whether the ids of the rows are kept.
+        unique_ids: Whether two rows with one id are an error.
+    """
+
+    length: str
+    target: str | None
+    scaling: Scaling
+    count_length: Count | None = None
+    count_target: Count | None = None
+    reduction: Reduction | None = None
+    with_ids: bool = False
+    unique_ids: bool = False
 
 
 def plan_first(source: Source, options: ReadOptions) -> Plan:
@@ -238,3 +263,74 @@ def _counting_note(column: str, counted: str, options: ReadOptions) -> str:
     said = options.measure is not None or options.tokenizer is not None
     otherwise = "" if said else " --measure words or bytes, or --tokenizer FILE, count otherwise."
     return f"Column {shortened(column)} holds text: its {counted} are counted.{otherwise}"
+
+
+_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
+    ("ms", "s"): Fraction(1, 1000),
+    ("s", "ms"): Fraction(1000),
+}
+_SAMPLE_RATES = range(4000, 192_001)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The unit in the end, the factor, and what to tell the user about them."""
+
+    unit: Unit | None
+    factor: Fraction
+    notes: tuple[str, ...] = ()
+
+
+def scaling_for(path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None) -> Scaling:
+    """Decides the unit of the lengths.
+
+    A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
+    only where there is no doubt.
+
+    Args:
+        path: For messages.
+        source: What the lengths count in the file, or None where nothing says it.
+        unit: What the user says that they count after scaling, or None.
+        scale: The user's factor, or None.
+
+    Raises:
+        ManifestError: The file is in one unit, the user wants another, and no scale says how.
+    """
+    if scale is not None:
+        return _scaled(source, unit, scale)
+    if unit is not None and source is not None and unit != source:
+        return _converted(path, source, unit)
+    if unit is None and source is None:
+        note = "Nothing says what the lengths count; give --unit, so that results and configs can say it."
+        return Scaling(None, Fraction(1), (note,))
+    return Scaling(unit or source, Fraction(1))
+
+
+def _scaled(source: Unit | None, unit: Unit | None, scale: Fraction) -> Scaling:
+    found = unit or _unit_after(source, scale)
+    if found is not None:
+        return Scaling(found, scale)
+    before = f"{source} * {scale}" if source else f"the file's values * {scale}"
+    return Scaling(None, scale, (f"Nothing says what the lengths count now ({before}); give --unit.",))
+
+
+def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
+    if scale == 1:
+        return source
+    if source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES:
+        return "s"
+    return next(
+        (after for (before, after), factor in _CONVERSIONS.items() if before == source and factor == scale),
+        None,
+    )
+
+
+def _converted(path: Path, source: Unit, unit: Unit) -> Scaling:
+    factor = _CONVERSIONS.get((source, unit))
+    if factor is not None:
+        return Scaling(unit, factor, (f"Lengths are converted from {source} to {unit}.",))
+    example = "1/16000 for 16 kHz audio" if (source, unit) == ("samples", "s") else "a number or a fraction"
+    raise ManifestError(
+        f"{path} has its lengths in {source}, and --unit asks for {unit}",
+        f"Say how many {unit} one of the {source} is with --length-scale ({example}), or leave --unit out.",
+    )

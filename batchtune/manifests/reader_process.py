@@ -152,7 +152,8 @@ def serve() -> None:
                 elif method == "close":
                     reader, answer = None, None
                 else:
-                    answer = getattr(reader, method)(*arguments)
+                    assert reader is not None
+                    answer = reader.answer(method, arguments)
                 _send(answers, ("done", answer))
             except ManifestError as error:
                 _send(answers, ("refused", (error.message, error.hint)))

@@ -32,8 +32,7 @@ from batchtune.manifests.arrow_values import (
     leaves,
     listed_keys,
 )
-from batchtune.manifests.columns import PEEKED_ROWS, summarise
-from batchtune.manifests.paths import dotted
+from batchtune.manifests.columns import PEEKED_ROWS, dotted, summarise
 
 METADATA = b"batchtune"
 _FORMAT: Literal["batchtune/lengths"] = "batchtune/lengths"
@@ -153,11 +152,15 @@ class TableReader:
         self._ids: Iterator[_Batch] = iter(())
         self._ids_at: _Batch | None = None
 
+    def answer(self, method: str, arguments: Sequence[Any]) -> object:
+        """What a method of this returns; what pyarrow raises in it becomes a ManifestError."""
+        with self._explained():
+            return getattr(self, method)(*arguments)
+
     def columns(self) -> list[tuple[str, object, bool, bool]]:
         """The fields of `Column`, of each column."""
-        with self._explained():
-            listed = listed_keys(self._table.schema)
-            read = [key for key in listed if not is_binary(key.leaf.type) and not key.leaf.unclear]
+        listed = listed_keys(self._table.schema)
+        read = [key for key in listed if not is_binary(key.leaf.type) and not key.leaf.unclear]
         values = self._first_values(read)
         nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
         rows = (dict(zip(values, row, strict=True)) for row in itertools.zip_longest(*values.values()))
@@ -185,22 +188,20 @@ class TableReader:
 
     def next(self) -> tuple[int, int, float, list[object]] | None:
         """Number of the first row and of rows, share of the file, and the values of each column; None at the end."""
-        with self._explained():
-            return next(self._batches, None)
+        return next(self._batches, None)
 
     def ids(self, first: int, count: int) -> list[str | None]:
         """The ids of `count` rows from `first`, None for each row without one."""
         key = id_key(self._table.schema)
         found: list[str | None] = []
-        with self._explained():
-            budget = self._budget()
-            while key is not None and len(found) < count:
-                row = first + len(found)
-                batch = self._ids_batch(key, row, budget)
-                if batch is None:  # a damaged file, which has another number of them than of lengths
-                    break
-                array = key.values(batch.rows.slice(row - batch.first, count - len(found)), budget)
-                found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
+        budget = self._budget()
+        while key is not None and len(found) < count:
+            row = first + len(found)
+            batch = self._ids_batch(key, row, budget)
+            if batch is None:  # a damaged file, which has another number of them than of lengths
+                break
+            array = key.values(batch.rows.slice(row - batch.first, count - len(found)), budget)
+            found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
         return found + [None] * (count - len(found))
 
     def _ids_batch(self, key: Key, row: int, budget: Budget) -> _Batch | None:

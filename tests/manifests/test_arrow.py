@@ -18,10 +18,9 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, arrow_values, load_lengths
-from batchtune.manifests.columns import find_column
+from batchtune.manifests.columns import find_column, walk
 from batchtune.manifests.formats.columnar import ARROW as FORMAT
 from batchtune.manifests.formats.columnar import PARQUET, Columnar
-from batchtune.manifests.paths import walk
 from batchtune.manifests.source import HEAD_BYTES, Head, Source
 from batchtune.manifests.tables import TableReader
 

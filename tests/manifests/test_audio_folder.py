@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchtune.manifests.base import Column, TellsDefault
+from batchtune.manifests.base import Column
 from batchtune.manifests.columns import choose_column
 from batchtune.manifests.formats.audio import FORMAT
 from batchtune.manifests.source import Head, Source
@@ -87,7 +87,6 @@ def test_formats_and_rates_may_be_mixed(folder: Folder) -> None:
 
 def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> None:
     found = FORMAT.columns(folder({"a.wav": wav(8000), "a.json": '{"duration": 7}'}))
-    assert isinstance(FORMAT, TellsDefault)
     assert FORMAT.default_column(found) == "duration"
     assert [column.name for column in found[:2]] == ["duration", "num_samples"]
 

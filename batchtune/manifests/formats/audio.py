@@ -38,6 +38,8 @@ class AudioFolder(Format):
     description = "a folder of audio files"
     named_columns = False
     optional_columns = True
+    of_folder = True
+    folder_kind = ("audio files", tuple(f".{suffix}" for suffix in sorted(AUDIO_SUFFIXES)))
 
     def fits(self, head: Head) -> bool:
         """Whether it is a folder."""

@@ -13,10 +13,9 @@ import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.manifests.base import Column, Format, Rows
-from batchtune.manifests.columns import PEEKED_ROWS, summarise
+from batchtune.manifests.columns import PEEKED_ROWS, summarise, walk
 from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.json_objects import Objects, begins_with_list, first_keys
-from batchtune.manifests.paths import walk
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, fault, number
 

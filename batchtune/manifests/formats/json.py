@@ -14,7 +14,7 @@ import numpy as np
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray, Unit
 from batchtune.manifests.base import Column, Format, Place, Rows
-from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise
+from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise, walk
 from batchtune.manifests.json_objects import (
     Objects,
     begins_with_list,
@@ -24,7 +24,6 @@ from batchtune.manifests.json_objects import (
     values_of,
     with_fields,
 )
-from batchtune.manifests.paths import walk
 from batchtune.manifests.source import Head, Source
 
 _ON_LINES = "This format holds one whole JSON object on every line."

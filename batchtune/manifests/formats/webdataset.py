@@ -23,7 +23,7 @@ from batchtune.manifests.headers import (
 from batchtune.manifests.headers.wav import wav_length
 from batchtune.manifests.json_objects import json_reader
 from batchtune.manifests.source import Head, Source
-from batchtune.manifests.tarbytes import BLOCK, Archive
+from batchtune.manifests.tarbytes import BLOCK, Archive, Member
 from batchtune.manifests.tarindex import Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable
 
@@ -95,8 +95,8 @@ class WebDataset(Format):
 
     name = "webdataset"
     description = "a tar shard of WebDataset"
-    named_columns = True
     breakable = True
+    folder_kind = ("tar shards", (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))
     optional_columns = True
     missing_hint = (
         "Members of one sample must follow each other, as WebDataset needs it: pack them with tar --sort=name."
@@ -328,7 +328,7 @@ def _audio(suffix: str, archive: Archive, offset: int, size: int) -> AudioLength
         length = wav_length(archive.read(offset, min(size, _WAV_HEADER_BYTES)), size)
         if length is not None:
             return length
-    return audio_length(archive.payload(offset, size), suffix)
+    return audio_length(Member(archive, offset, size), suffix)
 
 
 def _seconds(suffix: str, archive: Archive, offset: int, size: int) -> float:
@@ -340,7 +340,7 @@ def _num_samples(suffix: str, archive: Archive, offset: int, size: int) -> int:
 
 
 def _shape(suffix: str, archive: Archive, offset: int, size: int) -> tuple[int, ...]:
-    return array_shape(archive.payload(offset, size), suffix)
+    return array_shape(Member(archive, offset, size), suffix)
 
 
 def _dimension(suffix: str, axis: int, archive: Archive, offset: int, size: int) -> object:
