@@ -216,7 +216,7 @@ def _unreadable(array: pyarrow.Array) -> list[object]:
 
 
 def _counts(array: pyarrow.Array) -> pyarrow.Array:
-    """The number of items of every list, null where there is none."""
+    """The number of items of every list, null for a null list."""
     if pyarrow.types.is_map(array.type):
         array = _pairs(array)
     return pyarrow.compute.list_value_length(array)
@@ -237,7 +237,7 @@ def _pairs(array: pyarrow.MapArray) -> pyarrow.ListArray:
 
 
 def _items(array: pyarrow.Array, budget: Budget) -> tuple[IntArray, pyarrow.Array]:
-    """How many items every list has, -1 where there is none, and the items of all."""
+    """How many items every list has, -1 for a null list, and the items of all."""
     counts = _counts(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     budget.check(int(counts[counts > 0].sum(dtype=np.float64)))
     return counts, _flat(array)

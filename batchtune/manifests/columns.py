@@ -14,7 +14,7 @@ from batchtune.lengths import Unit
 from batchtune.manifests.base import Column
 from batchtune.manifests.values import number
 
-# The names under which data sets keep lengths, and the unit that each implies; None where it implies none.
+# The names under which data sets keep lengths, and the unit that each implies; None if it implies none.
 # They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
 KNOWN_UNITS: dict[str, Unit | None] = {
     **dict.fromkeys(("duration", "dur", "durations", "audio_duration", "speech_duration", "seconds"), "s"),
@@ -98,7 +98,7 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     """The column that the user named: exactly so or, where only one is, in other upper and lower case.
 
     Raises:
-        ManifestError: There is none; the message names the nearest, or all.
+        ManifestError: No column has that name; the message names the nearest, or all.
     """
     exact = [column for column in columns if column.name == key]
     found = exact or [column for column in columns if column.name.casefold() == key.casefold()]

@@ -45,7 +45,7 @@ class Input:
     kept: list[Source] = field(default_factory=list, compare=False, repr=False)
 
     def open(self) -> Source:
-        """Raises ManifestError where it can't be read."""
+        """Raises ManifestError if it can't be read."""
         if self.kept:
             return self.kept[0]
         self.kept.append(Source(self.path, self.names))
@@ -300,7 +300,7 @@ def hf_files(folder: Path) -> list[Path] | None:
         folder: Any folder.
 
     Returns:
-        The files, or None where the folder is none that datasets saved.
+        The files, or None if datasets did not save the folder.
 
     Raises:
         ManifestError: It was, but can't be read: it holds several splits, says that its rows are to be taken in

@@ -29,7 +29,7 @@ class ReadOptions:
     Attributes:
         format: A name in `batchtune.manifests.FORMATS`, or None to detect it from the content.
         length_key: The column (or JSON key) that holds the lengths, or None to find it among the known names.
-        target_key: The column that holds the target lengths, or None where there are none.
+        target_key: The column that holds the target lengths, or None if there are none.
         unit: What the lengths count after `length_scale`, or None to take it from the format or column.
         length_scale: What each length is multiplied with, exactly: value * numerator / denominator. It does
             not touch the target lengths.

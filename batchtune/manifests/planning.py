@@ -28,7 +28,7 @@ class Plan:
 
     Attributes:
         format: Name of its format.
-        length: Its column of the lengths, None where the format has but one.
+        length: Its column of the lengths, None if the format has but one.
         target: Its column of the target lengths, or None.
         unit: What the lengths count in the end, or None.
         texts: Whether the lengths, and the target lengths, are those of texts.
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def keys(self) -> tuple[str | None, str | None]:
-        """The columns of length and target, for messages; None where there is nothing to choose."""
+        """The columns of length and target, for messages; None if there is nothing to choose."""
         return self.length if FORMATS[self.format].named_columns else None, self.target
 
 
@@ -56,7 +56,7 @@ class Reading:
         length: Name of the column of the lengths, for messages.
         target: Of the target lengths, or None.
         scaling: What the lengths are multiplied with.
-        count_length: How the lengths' texts are counted; None where they are numbers.
+        count_length: How the lengths' texts are counted; None if they are numbers.
         count_target: Likewise.
         reduction: What becomes of lists.
         with_ids: Whether the ids of the rows are kept.
@@ -158,7 +158,7 @@ def reading_of(
 
 
 def check_format(name: str | None) -> None:
-    """Raises UsageError where there is no format of that name."""
+    """Raises UsageError if no format has that name."""
     if name is not None and name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
@@ -170,7 +170,7 @@ def find_format(source: Source, name: str | None) -> Format:
 
     Raises:
         ManifestError: It fits none.
-        UsageError: There is none of that name.
+        UsageError: No format has that name.
     """
     check_format(name)
     if source.names is None and source.head.blank and source.head.complete:
@@ -285,11 +285,11 @@ def scaling_for(path: Path, source: Unit | None, unit: Unit | None, scale: Fract
     """Decides the unit of the lengths.
 
     A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
-    only where there is no doubt.
+    only if there is no doubt.
 
     Args:
         path: For messages.
-        source: What the lengths count in the file, or None where nothing says it.
+        source: What the lengths count in the file, or None if nothing says it.
         unit: What the user says that they count after scaling, or None.
         scale: The user's factor, or None.
 

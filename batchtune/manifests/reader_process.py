@@ -44,8 +44,8 @@ class RemoteTable:
             kind, answer = self._process.ask((method, arguments))
         except (EOFError, OSError):
             raise ManifestError(
-                f"{self._path}: the process that read it died ({self._process.end()}): the file is damaged, or takes "
-                f"more than {total_memory() / 2**31:.1f} GiB, half of this machine's memory, to read",
+                f"{self._path}: the process that read it died ({self._process.end()}): the file is damaged, or reading "
+                f"it takes more than {total_memory() / 2**31:.1f} GiB, half of this machine's memory",
                 _ANEW,
             ) from None
         if kind == "refused":

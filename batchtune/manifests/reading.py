@@ -284,7 +284,7 @@ class OrderedLengths:
     Attributes:
         values: Shape (count,), positive and finite, in the order of the manifest.
         targets: Shape (count,), the target length of the same example, or None.
-        unit: What `values` count, or None where nothing says it.
+        unit: What `values` count, or None if nothing says it.
     """
 
     values: FloatArray

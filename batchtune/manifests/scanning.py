@@ -192,7 +192,7 @@ class _Store:
         return part
 
     def save(self, task: Task, part: Part) -> None:
-        """Keeps what was read of a source. Raises ResultError where that can't be written."""
+        """Keeps what was read of a source. Raises ResultError if that can't be written."""
         import pyarrow
         import pyarrow.parquet
 

@@ -176,7 +176,7 @@ class Source:
 
     @cached_property
     def head(self) -> Head:
-        """The first 64 KiB, decompressed. Raises ManifestError where they can't be read."""
+        """The first 64 KiB, decompressed. Raises ManifestError if they can't be read."""
         if self.names is not None:
             return Head(b"", complete=True, names=self.names)
         with _explained(self.path), self.opened() as stream:
@@ -221,7 +221,7 @@ class Source:
             self.on_progress(share)
 
     def content(self) -> bytes:
-        """The whole content. Raises ManifestError where it can't be read or held, or is no UTF-8."""
+        """The whole content. Raises ManifestError if it can't be read or held, or is no UTF-8."""
         content, most = io.BytesIO(), total_memory() // 2
         for piece in self.pieces():
             if content.tell() + len(piece) > most:

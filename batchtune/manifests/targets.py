@@ -81,7 +81,7 @@ def joined(chunks: Iterator[Rows], reader: Format, targets: Sequence[Source]) ->
 
 
 def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) -> tuple[Count | None, str]:
-    """How the targets are counted, by the first of them, and what that counts; None where they are numbers."""
+    """How the targets are counted, by the first of them, and what that counts; None if they are numbers."""
     first: list[object]
     if reader.joined_by_id:
         first = list(itertools.islice(keyed_targets(targets[0]).values(), PEEKED_ROWS))

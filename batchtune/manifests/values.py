@@ -43,7 +43,7 @@ class Unreadable:
 
 
 def number(value: object) -> float | None:
-    """A value as a number, or None where it is none; text is read, `nan` and `inf` count as numbers."""
+    """A value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str) and "_" in value:  # Python's digit grouping, no number in a manifest
@@ -118,7 +118,7 @@ def counter(counting: Counting, tokenizer: Path | None) -> tuple[Count, Unit]:
     """How texts are counted, and the unit of what comes out.
 
     Args:
-        counting: What is counted where there is no tokenizer.
+        counting: What is counted without a tokenizer.
         tokenizer: A `tokenizer.json` of Hugging Face's tokenizers: its tokens are counted, the special ones that
             it adds to a single sequence included.
 

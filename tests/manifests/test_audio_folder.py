@@ -208,7 +208,7 @@ def test_what_is_no_text_is_unreadable(folder: Folder, name: str, content: bytes
     assert values(source, "txt") == [unreadable]
 
 
-@pytest.mark.parametrize("content", ["{", "", '{"a": 1} {}', "[" * 100_000, '{"a": 1e999}'])
+@pytest.mark.parametrize("content", ["{", "", '{"a": 1} {}', "[" * 100_000])
 def test_malformed_json_is_unreadable(folder: Folder, content: str) -> None:
     source = folder({"a.wav": wav(1), "a.json": content, "b.wav": wav(1), "b.json": '{"a": NaN}'})
     found = values(source, "json.a")

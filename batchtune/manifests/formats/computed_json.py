@@ -234,7 +234,7 @@ def _duration(cut: _Timed | _Whole) -> object:
 
 
 def _num_frames(cut: _Whole) -> object:
-    """As `num_frames` of Lhotse's cuts: of the features, cut as the cut is; None where there are none."""
+    """As `num_frames` of Lhotse's cuts: of the features, cut as the cut is; None if there are none."""
     first: _WholeCut = cut
     if cut.tracks is not None:
         audible = _audible(cut.tracks)
@@ -263,7 +263,7 @@ def _frames(duration: float | None, frame_shift: float | None, sampling_rate: fl
 
 
 def _text(cut: _Whole) -> object:
-    """The texts of its supervisions, joined by spaces; None where none has any."""
+    """The texts of its supervisions, joined by spaces; None if none has any."""
     cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
     found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
     if not all(isinstance(text, str) for text in found):

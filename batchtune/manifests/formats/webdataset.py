@@ -51,7 +51,7 @@ class _Reader:
         column: Its name.
         suffix: Of the members that are read, in lower case; empty as long as any audio may be read.
         read: The archive, offset and size of a member → the value. Raises HeaderError.
-        unit: What the values count, or None where only the name can tell.
+        unit: What the values count, or None if only the name can tell.
         kept: Whether the value may be as large as the member.
         single: Whether a sample may have one such member only, whatever its suffix.
     """
@@ -70,7 +70,7 @@ class _Sample:
 
     Attributes:
         key: Its members' common name, with their folder.
-        values: Of the columns that are read, where there is such a member.
+        values: Of the columns that are read, as far as it has such members.
         repeated: A suffix that two of its members have, or None.
         kept_bytes: At most so much memory the values take, as text.
     """
@@ -131,7 +131,7 @@ class WebDataset(Format):
         """The audio, where there is one member of it in a sample; else the array, where there is only that.
 
         Returns:
-            Its name; None where only the names can tell.
+            Its name; None if only the names can tell.
 
         Raises:
             ManifestError: A sample has several audio members.
@@ -236,7 +236,7 @@ def key_and_suffix(name: str) -> tuple[str | None, str]:
     has the key `a/`). Here that takes linear time.
 
     Returns:
-        The key, with the folder, and the suffix in lower case; None and no suffix where there is no such dot.
+        The key, with the folder, and the suffix in lower case; None and no suffix without such a dot.
     """
     key, dot, suffix = name.partition(".")
     if not dot or "/" in suffix or "\n" in name or not key or key[-1] == "/":

@@ -192,7 +192,7 @@ def _end_of_last_frame(payload: Payload, info: _Info) -> int:
 
 
 def _frame_end(header: bytes, info: _Info) -> int | None:
-    """The number of the sample after a frame; None where no frame's header stands."""
+    """The number of the sample after a frame; None if no frame's header stands."""
     if len(header) < 6 or header[1] & 0xFE != 0xF8 or header[3] & 0x01:
         return None
     number, after = _coded_number(header, 4)

@@ -139,7 +139,7 @@ def _data_size(declared: int, available: int, align: int, open_end: bool) -> int
 
 
 def _told_by(layout: _Layout) -> AudioLength | None:
-    """The length, or None where it takes libsndfile. Raises HeaderError where nothing could tell it."""
+    """The length, or None if it takes libsndfile. Raises HeaderError where nothing could tell it."""
     codec, channels, rate, _, align, bits = _FMT.unpack_from(layout.fmt)
     if codec == _EXTENSIBLE and len(layout.fmt) >= 26:
         codec = int.from_bytes(layout.fmt[24:26], "little")
