@@ -39,7 +39,7 @@ _FORMAT: Literal["batchtune/lengths"] = "batchtune/lengths"
 _VERSION: Literal[1] = 1
 
 _BUFFER_BYTES = 4 * 1024 * 1024
-_MOST_ROWS_AT_ONCE = 65_536
+_MOST_ROWS_AT_ONCE = 1024 * 1024
 _BYTES_AT_ONCE = 16 * 1024 * 1024
 _VALUE_BYTES = 8
 

@@ -74,10 +74,10 @@ def test_numbers_come_as_an_array_of_floats(write: Write, kind: str) -> None:
 
 @both
 def test_a_large_batch_comes_in_parts(write: Write, kind: str) -> None:
-    source = write({"n": np.arange(150_000)}, kind=kind, rows=150_000)
+    source = write({"n": np.arange(2_500_000)}, kind=kind, rows=2_500_000)
     found = [rows.lengths for rows in FORMAT.rows(source, "n", None)]
-    assert [len(part) for part in found] == [65_536, 65_536, 18_928]
-    assert np.array_equal(np.concatenate(found), np.arange(150_000))
+    assert [len(part) for part in found] == [1_048_576, 1_048_576, 402_848]
+    assert np.array_equal(np.concatenate(found), np.arange(2_500_000))
 
 
 @both
