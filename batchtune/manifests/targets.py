@@ -17,17 +17,6 @@ from batchtune.manifests.values import Count, counter, number
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
 
 
-def aligned_targets(source: Source) -> Iterator[tuple[int, str]]:
-    """Number and text of every line: fairseq's `.ltr` and `.wrd`, and any plain text.
-
-    A blank line is the target of its row like any other, since targets may be empty.
-
-    Raises:
-        ManifestError: It can't be read, or is no UTF-8.
-    """
-    return source.lines()
-
-
 def keyed_targets(source: Source) -> dict[str, object]:
     """Id → target: Kaldi's and ESPnet's files, `utt value`, `utt 52,31` or `utt words …`.
 
@@ -86,7 +75,7 @@ def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) ->
     if reader.joined_by_id:
         first = list(itertools.islice(keyed_targets(targets[0]).values(), PEEKED_ROWS))
     else:
-        first = [text for _, text in itertools.islice(aligned_targets(targets[0]), PEEKED_ROWS)]
+        first = [text for _, text in itertools.islice(targets[0].lines(), PEEKED_ROWS)]
     columns = summarise({"target": value} for value in first)
     if not columns or not columns[0].text:
         return None, "numbers"
@@ -101,7 +90,7 @@ def _joined_by_id(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:
 
 
 def _joined_by_line(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:
-    lines = aligned_targets(source)
+    lines = source.lines()
     count = 0
     for rows in chunks:
         texts = [text for _, text in itertools.islice(lines, len(rows.lengths))]

@@ -19,7 +19,7 @@ import pytest
 from samples import SAMPLES
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths, source
+from batchtune.manifests import ReadOptions, decompression, load_lengths, source
 from batchtune.manifests.formats import json
 from batchtune.manifests.source import Source
 
@@ -52,7 +52,7 @@ def test_what_is_cut_off_is_said_to_break_off(refusal, compress: Callable[[bytes
 
 @compressions
 def test_a_bomb_does_no_harm(refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_TRUSTED_BYTES", 1_000_000)
+    monkeypatch.setattr(decompression, "_TRUSTED_BYTES", 1_000_000)
     assert "expands more than 500-fold" in refusal(compress(b'{"duration": 1}\n' + b" " * 20_000_000)).message
 
 
