@@ -28,6 +28,13 @@ _SIZE_BYTES = 8
 _LARGEST_MESSAGE_BYTES = 1024**3
 _ANEW = "Make or fetch the file anew."
 
+# Nothing is imported from the current folder, which may be anybody's.
+_BEGIN = """import sys
+sys.path[:1] = []
+sys.path.append(sys.argv[1])
+from batchtune.manifests.reader_process import serve
+serve()"""
+
 _idle: dict[int, list[_Process]] = {}
 
 
@@ -84,14 +91,11 @@ class _Process:
     """The other process, seen from here."""
 
     def __init__(self) -> None:
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from batchtune.manifests.reader_process import serve; serve()"],
+            [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C reaches this process alone
         )
         self.between_requests = True

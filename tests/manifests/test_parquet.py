@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, arrow_values, load_lengths, tables
+from batchtune.manifests import ReadOptions, arrow_values, load_lengths, reader_process, tables
 from batchtune.manifests.base import Column, Rows
 from batchtune.manifests.columns import find_column
 from batchtune.manifests.formats.columnar import PARQUET as FORMAT
@@ -341,6 +341,16 @@ def test_a_file_that_takes_too_much_memory_ends_only_its_own_process(
             table.ask("columns")
         assert caught.value.hint == "Make or fetch the file anew."
     assert values(source, "duration") == [1.5]
+
+
+def test_nothing_is_imported_from_the_current_folder(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyarrow.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(tmp_path)
+    reader_process._end_idle()
+    assert values(write({"duration": [1.5]}), "duration") == [1.5]
+    assert not (tmp_path / "imported").exists()
 
 
 def test_progress_is_told_up_to_the_end(write: Write) -> None:
