@@ -26,7 +26,7 @@ from batchtune.batching.table import BucketTable
 from batchtune.exports.sampler import SamplerConfig, read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests import ReadOptions, parse_scale
-from batchtune.manifests.ordered import load_ordered_lengths
+from batchtune.manifests.reading import load_ordered_lengths
 
 _AT_ONCE = 1 << 18
 _MOST_RANKS = 1_000_000

@@ -11,42 +11,26 @@ import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray
-from batchtune.manifests.measuring import Count, Reduction, Values, measured, reduced
+from batchtune.manifests.base import Rows
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.rows import Rows
-from batchtune.manifests.scaling import Scaling
-from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, numbers
+from batchtune.manifests.planning import Reading
+from batchtune.manifests.values import (
+    LARGEST,
+    SMALLEST,
+    Count,
+    Unreadable,
+    Values,
+    fault,
+    measured,
+    numbers,
+    reduced,
+)
 from batchtune.units import counted
 
 SHOWN = 5
 _LONGEST_SHOWN = 100
 # A key may be the path of a file of targets, which has to be whole to be found.
 _LONGEST_KEY = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What is read of a source, and what becomes of it.
-
-    Attributes:
-        length: Name of the column of the lengths, for messages.
-        target: Of the target lengths, or None.
-        scaling: What the lengths are multiplied with.
-        count_length: How the lengths' texts are counted; None where they are numbers.
-        count_target: Likewise.
-        reduction: What becomes of lists.
-        with_ids: Whether the ids of the rows are kept.
-        unique_ids: Whether two rows with one id are an error.
-    """
-
-    length: str
-    target: str | None
-    scaling: Scaling
-    count_length: Count | None = None
-    count_target: Count | None = None
-    reduction: Reduction | None = None
-    with_ids: bool = False
-    unique_ids: bool = False
 
 
 @dataclass(slots=True)
@@ -57,7 +41,7 @@ class Part:
         label: The source, for messages.
         lengths: Shape (count,), of the valid examples that the user's limits leave, in the order of the file.
         targets: Shape (count,), or None.
-        ids: One for each, or None where they were not asked for.
+        ids: One for each, or None if they were not asked for.
         rows: How many examples there were.
         invalid: Reason → number of invalid examples.
         shown: The first of these, for the message.
@@ -241,7 +225,7 @@ def merged(parts: Sequence[Part], label: str, options: ReadOptions, keys: tuple[
         parts: At least one. They are emptied, so that nothing is held twice.
         label: All sources, for messages.
         options: The user's.
-        keys: The columns of length and target, for messages; None where there is nothing to choose.
+        keys: The columns of length and target, for messages; None if there is nothing to choose.
 
     Raises:
         ManifestError: There were no rows, invalid ones or broken sources that are not to be skipped, or none is
@@ -307,8 +291,8 @@ def _most_are_missing(invalid: Counter[str]) -> bool:
 
 def _common_hint(broken: Sequence[Part]) -> str:
     hints = {part.hint for part in broken if part.hint}
-    mend = hints.pop() if len(hints) == 1 else "Mend them, or make or fetch them anew."
-    return f"{mend} Or take what stands before that alone with --skip-invalid."
+    advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
+    return f"{advice} Or keep only what precedes the damage with --skip-invalid."
 
 
 def _invalid_error(
@@ -323,7 +307,7 @@ def _invalid_error(
         return ManifestError(message, "Say what becomes of a list with --reduce max, sum, first or count.")
     if count < rows:
         advice = next((part.advice for part in parts if part.advice and _most_are_missing(invalid)), None)
-        return ManifestError(message, advice or "Mend them, or leave them out with --skip-invalid.")
+        return ManifestError(message, advice or "Fix them, or leave them out with --skip-invalid.")
     length, target = keys
     if target is not None and all("target" in reason for reason in invalid):
         hint = f"No row is valid. Is {shortened(target)} the column of the targets? See --target-key."

@@ -1,21 +1,20 @@
-"""Which column holds the lengths, and what they count there."""
+"""Which column holds the lengths: the names that data sets use, and dotted paths into nested values."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from batchtune.errors import QUOTED_CHARACTERS, ManifestError, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.paths import dotted, flattened, without_indices
-from batchtune.manifests.rows import Column
+from batchtune.manifests.base import Column
 from batchtune.manifests.values import number
 
-# The names under which data sets keep lengths, and the unit that each implies; None where it implies none.
+# The names under which data sets keep lengths, and the unit that each implies; None if it implies none.
 # They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
 KNOWN_UNITS: dict[str, Unit | None] = {
     **dict.fromkeys(("duration", "dur", "durations", "audio_duration", "speech_duration", "seconds"), "s"),
@@ -99,7 +98,7 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     """The column that the user named: exactly so or, where only one is, in other upper and lower case.
 
     Raises:
-        ManifestError: There is none; the message names the nearest, or all.
+        ManifestError: No column has that name; the message names the nearest, or all.
     """
     exact = [column for column in columns if column.name == key]
     found = exact or [column for column in columns if column.name.casefold() == key.casefold()]
@@ -166,3 +165,63 @@ def _first(texts: Sequence[str]) -> str:
 
 def _known_name(name: str) -> str:
     return next(known for known in (normalised(name), normalised(last_part(name))) if known in KNOWN_UNITS)
+
+
+_DEPTH = 4
+_INDEX = re.compile(r"\[(\d{1,6})\]")
+
+
+def dotted(key: str) -> str:
+    """A path as it is written here: `prompt[0].content` becomes `prompt.0.content`."""
+    return _INDEX.sub(r".\1", key)
+
+
+def without_indices(key: str) -> str:
+    """A path as columns are listed: `prompt.0.content` becomes `prompt.content`."""
+    return ".".join(part for part in key.split(".") if not part.isdecimal())
+
+
+def walk(value: object, path: Sequence[str]) -> object:
+    """What stands at a path below a value, or None.
+
+    A list on the way is indexed by a whole number, and else gives the list of what its items have there.
+    """
+    for position, part in enumerate(path):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, list) and part.isdecimal():
+            value = value[int(part)] if len(part) <= 9 and int(part) < len(value) else None
+        elif isinstance(value, list):
+            rest = path[position:]
+            return [walk(item, rest) for item in value]
+        else:
+            return None
+    return value
+
+
+def flattened(entry: Mapping[str, object]) -> dict[str, object]:
+    """An entry with its nested values under dotted names, four levels deep; what is not nested comes first."""
+    found = {name: value for name, value in entry.items() if not _nested(value)}
+    for name, value in entry.items():
+        if _nested(value):
+            for path in _paths(value, _DEPTH - 1):
+                found.setdefault(".".join((name, *path)), walk(value, path))
+    return found
+
+
+def _nested(value: object) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value))
+
+
+def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:
+    """The paths of the leaves below a mapping, or below the first mappings of a list."""
+    if isinstance(value, list):
+        value = next((item for item in value if isinstance(item, Mapping)), None)
+    if not isinstance(value, Mapping):
+        return
+    for name, one in value.items():
+        if _nested(one) and depth > 1:
+            for path in _paths(one, depth - 1):
+                yield (name, *path)
+        else:
+            yield (name,)

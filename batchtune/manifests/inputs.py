@@ -1,4 +1,4 @@
-"""What the user names → the sources to read: braces, patterns, lists, folders."""
+"""What the user names → the sources to read: braces, patterns, lists, folders, and Hugging Face's data sets."""
 
 from __future__ import annotations
 
@@ -8,33 +8,20 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeVar
 
-from batchtune.errors import ManifestError
-from batchtune.manifests.headers import AUDIO_SUFFIXES
-from batchtune.manifests.hf import hf_files
+import msgspec
+
+from batchtune.errors import ManifestError, shortened
+from batchtune.manifests.base import Format
+from batchtune.manifests.formats import FORMATS
+from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.source import STDIN, Source
 from batchtune.units import counted
 
-# Of a folder as Kaldi and ESPnet lay it out, the first of these that is there tells the lengths.
-_KALDI = ("utt2dur", "utt2num_samples", "speech_shape", "utt2num_frames", "segments", "reco2dur")
-_ENDINGS = {
-    "tar shards": (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
-    "parquet files": (".parquet",),
-    "arrow files": (".arrow",),
-    "JSON Lines": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"),
-}
-# Of a folder in which nothing else lies: beside audio or shards such files are no manifests.
+# Of a folder in which nothing else lies: next to audio or shards such files are no manifests.
 _JSON, _JSON_ENDINGS = "JSON files", (".json", ".json.gz")
-_AUDIO = "audio files"
-_FORMATS = {
-    "webdataset": "tar shards",
-    "parquet": "parquet files",
-    "arrow": "arrow files",
-    "nemo": "JSON Lines",
-    "lhotse": "JSON Lines",
-    "audio": _AUDIO,
-}
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
 # NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
@@ -58,7 +45,7 @@ class Input:
     kept: list[Source] = field(default_factory=list, compare=False, repr=False)
 
     def open(self) -> Source:
-        """Raises ManifestError where it can't be read."""
+        """Raises ManifestError if it can't be read."""
         if self.kept:
             return self.kept[0]
         self.kept.append(Source(self.path, self.names))
@@ -186,7 +173,7 @@ def _choices(inside: str) -> Sequence[str]:
 def _inputs(path: Path, wanted: str | None) -> Iterator[Input]:
     if path.is_dir():
         yield from _folder(path, wanted)
-    elif _suffix(path.name) in AUDIO_SUFFIXES and wanted in (None, "audio"):
+    elif any(_reads_file(one, path.name) for one in FORMATS.values() if wanted in (None, one.name)):
         if not path.exists():
             raise ManifestError(f"{path} does not exist", "Check the path.")
         yield Input(path.parent, (path.name,))
@@ -200,17 +187,16 @@ def _folder(folder: Path, wanted: str | None) -> Iterator[Input]:
         yield from map(Input, arrows)
         return
     names = _files(folder)
-    if wanted not in _FORMATS:
-        kaldi = next((name for known in _KALDI for name in (known, f"{known}.gz") if name in names), None)
-        if kaldi is not None:
-            yield Input(folder / kaldi)
+    formats = sorted((one for one in FORMATS.values() if one.folder_kind is not None), key=lambda one: one.of_folder)
+    asked = [one for one in formats if one.name == wanted]
+    if not asked:
+        known = (name for one in FORMATS.values() for known in one.folder_names for name in (known, f"{known}.gz"))
+        if (first := next((name for name in known if name in names), None)) is not None:
+            yield Input(folder / first)
             return
-    kinds = {kind: [name for name in names if name.lower().endswith(ends)] for kind, ends in _ENDINGS.items()}
-    kinds[_AUDIO] = [name for name in names if _suffix(name) in AUDIO_SUFFIXES]
-    if wanted in _FORMATS:
-        kinds = {kind: found for kind, found in kinds.items() if kind == _FORMATS[wanted]}
-    held = {kind: found for kind, found in kinds.items() if found}
-    if not held and _FORMATS.get(wanted or "", _FORMATS["nemo"]) == _FORMATS["nemo"]:
+    kinds = dict(one.folder_kind for one in asked or formats if one.folder_kind is not None)
+    held = {kind: found for kind, ends in kinds.items() if (found := [one for one in names if _ends(one, ends)])}
+    if not held and (not asked or JSON_LINES[0] in kinds):
         held = {_JSON: found} if (found := [name for name in names if name.endswith(_JSON_ENDINGS)]) else {}
     if len(held) > 1:
         listed = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
@@ -219,15 +205,25 @@ def _folder(folder: Path, wanted: str | None) -> Iterator[Input]:
             "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'.",
         )
     if not held:
+        listed = ", ".join(name for one in FORMATS.values() for name in one.folder_names)
         raise ManifestError(
             f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies",
             "Known: audio files, tar shards, parquet, arrow or JSON files, a data set that Hugging Face's "
-            f"datasets saved, a Kaldi folder ({', '.join(_KALDI)}). Or name a file.",
+            f"datasets saved, a Kaldi folder ({listed}). Or name a file.",
         )
-    if _AUDIO in held:
+    if any(one.of_folder and one.folder_kind and one.folder_kind[0] in held for one in formats):
         yield from (Input(folder, chunk) for chunk in _chunks(names))
     else:
         yield from (Input(folder / name) for found in held.values() for name in found)
+
+
+def _ends(name: str, endings: tuple[str, ...]) -> bool:
+    return name.lower().endswith(endings)
+
+
+def _reads_file(member: Format, name: str) -> bool:
+    """Whether a format that reads folders reads this file of one."""
+    return member.of_folder and member.folder_kind is not None and _ends(name, member.folder_kind[1])
 
 
 def _files(folder: Path) -> list[str]:
@@ -269,5 +265,107 @@ def _stem(name: str) -> str:
     return os.path.join(folder, base.split(".", 1)[0])
 
 
-def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower().removeprefix(".")
+_STATE = "state.json"
+_INFO = "dataset_info.json"
+_DICT = "dataset_dict.json"
+_LARGEST_JSON = 256 * 1024 * 1024
+_LISTED = 20
+_ANEW = "Save the data set anew with save_to_disk."
+
+Record = TypeVar("Record")
+
+
+class _DataFile(msgspec.Struct):
+    filename: str
+    skip: int | None = None
+    take: int | None = None
+
+
+class _State(msgspec.Struct):
+    data_files: list[_DataFile] = msgspec.field(name="_data_files")
+    indices: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
+
+
+class _Splits(msgspec.Struct):
+    splits: list[str]
+
+
+def hf_files(folder: Path) -> list[Path] | None:
+    """The Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows.
+
+    They are named in the folder's `state.json`; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the
+    package datasets.
+
+    Args:
+        folder: Any folder.
+
+    Returns:
+        The files, or None if datasets did not save the folder.
+
+    Raises:
+        ManifestError: It was, but can't be read: it holds several splits, says that its rows are to be taken in
+            another order than they stand in, is damaged, or names files that are absent or outside the folder.
+    """
+    if not (folder / _STATE).is_file():
+        _refuse_splits(folder)
+        return None
+    try:
+        state = _read(folder / _STATE, _State)
+    except ManifestError:
+        if (folder / _INFO).is_file():
+            raise
+        return None  # another program's state.json
+    if state.indices:
+        raise ManifestError(
+            f"{folder} keeps the order of its rows in a file of its own, which is not read",
+            "Save it anew: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW).",
+        )
+    if not state.data_files:
+        raise ManifestError(f"{folder / _STATE} names no data files", _ANEW)
+    return [_found(folder, file) for file in state.data_files]
+
+
+def _refuse_splits(folder: Path) -> None:
+    path = folder / _DICT
+    if not path.is_file():
+        return
+    splits = _read(path, _Splits).splits
+    if not splits:
+        raise ManifestError(f"{folder} is a DatasetDict without splits", _ANEW)
+    listed = [shortened(split) for split in splits[:_LISTED]]
+    if len(splits) > _LISTED:
+        listed.append(f"and {len(splits) - _LISTED} more")
+    raise ManifestError(
+        f"{folder} is a DatasetDict, a folder of several data sets; its splits: {', '.join(listed)}",
+        f"Name one of them, for example {folder / splits[0]}.",
+    )
+
+
+def _read(path: Path, kind: type[Record]) -> Record:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_JSON + 1)
+    except OSError as error:
+        raise ManifestError(f"{path} can't be read: {error.strerror or error}", _ANEW) from None
+    if len(data) > _LARGEST_JSON:
+        raise ManifestError(f"{path} is far too large for what datasets writes", _ANEW)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ManifestError(f"{path} is not as datasets writes it: {error}", _ANEW) from None
+
+
+def _found(folder: Path, file: _DataFile) -> Path:
+    name = file.filename
+    plain = name not in ("", ".", "..") and "\0" not in name
+    if not plain or PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
+        raise ManifestError(
+            f"{folder / _STATE} names {shortened(name)}, which is no plain file name",
+            "All data files must lie in the folder itself. " + _ANEW,
+        )
+    if file.skip or file.take is not None:
+        raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _ANEW)
+    path = folder / name
+    if not path.is_file():
+        raise ManifestError(f"{path} is absent, though {_STATE} names it", "Copy the folder whole, or save it anew.")
+    return path

@@ -7,15 +7,18 @@ import re
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from batchtune.errors import ResultError, UsageError, shortened
 from batchtune.lengths import UNITS, Unit
-from batchtune.manifests.measuring import COUNTINGS, REDUCTIONS, Counting, Reduction
+from batchtune.manifests.values import COUNTINGS, REDUCTIONS, Counting, Reduction
 from batchtune.results import ReadingRecord
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
 _NUMBER = r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
 _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
+# What a result file holds as text.
+_AS_TEXT = ("target_file", "length_scale", "tokenizer")
 _AGAIN = "Make it anew with the command that wrote it."
 # Of these only one can be given; and what says how a column's values are read goes with that column.
 _EXCLUSIVE = {"measure": "tokenizer", "tokenizer": "measure", "target_key": "target_file", "target_file": "target_key"}
@@ -29,7 +32,7 @@ class ReadOptions:
     Attributes:
         format: A name in `batchtune.manifests.FORMATS`, or None to detect it from the content.
         length_key: The column (or JSON key) that holds the lengths, or None to find it among the known names.
-        target_key: The column that holds the target lengths, or None where there are none.
+        target_key: The column that holds the target lengths, or None if there are none.
         unit: What the lengths count after `length_scale`, or None to take it from the format or column.
         length_scale: What each length is multiplied with, exactly: value * numerator / denominator. It does
             not touch the target lengths.
@@ -78,20 +81,9 @@ class ReadOptions:
 
     def record(self) -> ReadingRecord:
         """What result files say of them."""
-        return ReadingRecord(
-            format=self.format,
-            length_key=self.length_key,
-            target_key=self.target_key,
-            target_file=None if self.target_file is None else str(self.target_file),
-            unit=self.unit,
-            length_scale=None if self.length_scale is None else str(self.length_scale),
-            min_length=self.min_length,
-            max_length=self.max_length,
-            skip_invalid=self.skip_invalid,
-            measure=self.measure,
-            tokenizer=None if self.tokenizer is None else str(self.tokenizer),
-            reduce=self.reduce,
-        )
+        said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = {name: str(said[name]) for name in _AS_TEXT if said[name] is not None}
+        return ReadingRecord(**{**said, **texts})
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
         """These options, and where they say nothing what a result file says.
@@ -114,21 +106,13 @@ def _of_record(record: ReadingRecord) -> ReadOptions:
     """The options that a result file tells; they are checked as those of the user are."""
     if record.unit is not None and record.unit not in UNITS:
         raise ResultError(f"the run says that its lengths count {record.unit[:60]!r}, which is no unit", _AGAIN)
+    said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(ReadOptions)}
     try:
-        return ReadOptions(
-            format=record.format,
-            length_key=record.length_key,
-            target_key=record.target_key,
-            target_file=record.target_file,
-            unit=record.unit,
-            length_scale=None if record.length_scale is None else parse_scale(record.length_scale),
-            min_length=record.min_length,
-            max_length=record.max_length,
-            skip_invalid=record.skip_invalid,
-            measure=record.measure,  # type: ignore[arg-type]  # checked there
-            tokenizer=None if record.tokenizer is None else Path(record.tokenizer),
-            reduce=record.reduce,  # type: ignore[arg-type]  # checked there
-        )
+        if record.length_scale is not None:
+            said["length_scale"] = parse_scale(record.length_scale)
+        if record.tokenizer is not None:
+            said["tokenizer"] = Path(record.tokenizer)
+        return ReadOptions(**said)
     except UsageError as error:
         raise ResultError(f"how the run's manifest was read is damaged: {error.message}", _AGAIN) from error
 

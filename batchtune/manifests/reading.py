@@ -1,4 +1,4 @@
-"""A manifest → its lengths: the one way through, whatever the format."""
+"""A manifest → its lengths, sorted or in its own order: the one way through, whatever the format."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from batchtune.errors import ManifestError
-from batchtune.lengths import Lengths
+from batchtune.errors import ManifestError, UsageError
+from batchtune.lengths import FloatArray, Lengths, Unit
+from batchtune.manifests.base import Format, Place
 from batchtune.manifests.collecting import Collector, Part, merged
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import Input, expand
-from batchtune.manifests.joining import count_of, joined
 from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.planning import Plan, check_format, find_format, plan_first, reading_of
 from batchtune.manifests.pool import WorkerLost, in_any_order
-from batchtune.manifests.rows import Format, Place
 from batchtune.manifests.source import Source
+from batchtune.manifests.targets import count_of, joined
 from batchtune.units import counted
 
 _DEFAULTS = ReadOptions()
@@ -242,10 +242,10 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         for rows in joined(chunks, reader, targets):
             collector.add(rows)
         _refuse_repeated(source, reader, reading.length, collector.repeated_ids())
-        return replace(collector.finish(), advice=getattr(reader, "missing_hint", None))
+        return replace(collector.finish(), advice=reader.missing_hint)
     except (ManifestError, MemoryError) as caught:
         error = _too_large(label) if isinstance(caught, MemoryError) else caught
-        if task.alone and not (task.options.skip_invalid and getattr(reader, "breakable", False)):
+        if task.alone and not (task.options.skip_invalid and reader is not None and reader.breakable):
             raise error from None
         part = (
             Part.empty(label, targets=task.has_targets, ids=task.with_ids) if collector is None else collector.finish()
@@ -272,3 +272,47 @@ def _refuse_repeated(source: Source, reader: Format, length: str, hashes: set[in
                     "Each example has an id of its own in this format: rename or remove one of them.",
                 )
             seen[name] = place
+
+
+_DEFAULTS = ReadOptions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedLengths:
+    """Lengths by index of the example.
+
+    Attributes:
+        values: Shape (count,), positive and finite, in the order of the manifest.
+        targets: Shape (count,), the target length of the same example, or None.
+        unit: What `values` count, or None if nothing says it.
+    """
+
+    values: FloatArray
+    targets: FloatArray | None
+    unit: Unit | None
+
+
+def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> OrderedLengths:
+    """Reads the lengths of a data set so that entry i is the length of example i.
+
+    Args:
+        manifest: As for `load_lengths`.
+        options: What the user says about it; nothing that leaves examples out.
+
+    Raises:
+        ManifestError: It can't be read as asked; the message says what is wrong and where.
+        UsageError: The options leave examples out, name no known format, or one column twice.
+    """
+    wanted = {
+        "--skip-invalid": options.skip_invalid,
+        "--min-length": options.min_length is not None,
+        "--max-length": options.max_length is not None,
+    }
+    if leaving := [name for name, is_set in wanted.items() if is_set]:
+        raise UsageError(
+            f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the lengths "
+            "would no longer be that of example i",
+            "Leave them out of the data set and its manifest instead.",
+        )
+    plan, found = read_in_order(manifest, options)
+    return OrderedLengths(found.lengths, found.targets, plan.unit)

@@ -19,7 +19,6 @@ from batchtune.errors import BatchtuneError
 from batchtune.files import writing_whole
 from batchtune.lengths import Lengths
 from batchtune.manifests.collecting import Part, merged
-from batchtune.manifests.columnar import lengths_table
 from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.planning import Plan
 from batchtune.manifests.reading import (
@@ -120,9 +119,11 @@ def scan(
 def _table(whole: Part, parts: Sequence[Part], sizes: Sequence[int], plan: Plan) -> pyarrow.Table:
     import pyarrow
 
+    from batchtune.manifests.tables import lengths_table
+
     labels = pyarrow.array([part.label for part in parts], pyarrow.string())
     indices = pyarrow.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
-    table = lengths_table(whole.ids or [], whole.lengths, whole.targets, None, plan.unit)
+    table = lengths_table(whole.ids or [], whole.lengths, whole.targets, plan.unit)
     table = table.append_column("source", pyarrow.DictionaryArray.from_arrays(indices, labels))
     return table.take(pyarrow.array(np.argsort(-whole.lengths, kind="stable")))
 
@@ -191,7 +192,7 @@ class _Store:
         return part
 
     def save(self, task: Task, part: Part) -> None:
-        """Keeps what was read of a source. Raises ResultError where that can't be written."""
+        """Keeps what was read of a source. Raises ResultError if that can't be written."""
         import pyarrow
         import pyarrow.parquet
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
 import io
-import lzma
 import os
 import shutil
 import sys
 import tempfile
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,13 +20,12 @@ import numpy as np
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray
 from batchtune.machine import total_memory
+from batchtune.manifests.decompression import Guarded, compression_of, decompressed, explained
 
 HEAD_BYTES = 64 * 1024
 # Once a piece of that size was given back, glibc keeps freed memory up to there for the next block, rather than give
 # every block back to the system and get it anew, page by page: that took a quarter of the time of reading.
 _KEPT_BYTES = 16 * 1024 * 1024
-_TRUSTED_BYTES = 256 * 1024 * 1024
-_LARGEST_EXPANSION = 500
 # Some hundred thousand words: no example is longer, and each step of reading holds a line once more.
 _LARGEST_LINE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
@@ -156,7 +151,7 @@ class Source:
         self._copy: IO[bytes] | None = None
         if names is not None:
             return
-        with _explained(self.path):
+        with explained(self.path):
             if path == STDIN:
                 self._copy = _copied(sys.stdin.buffer)
             elif path.is_dir():
@@ -176,10 +171,10 @@ class Source:
 
     @cached_property
     def head(self) -> Head:
-        """The first 64 KiB, decompressed. Raises ManifestError where they can't be read."""
+        """The first 64 KiB, decompressed. Raises ManifestError if they can't be read."""
         if self.names is not None:
             return Head(b"", complete=True, names=self.names)
-        with _explained(self.path), self.opened() as stream:
+        with explained(self.path), self.opened() as stream:
             data = _read_up_to(stream, HEAD_BYTES + 1)
         if data.startswith(_UTF16):
             raise ManifestError(
@@ -191,19 +186,19 @@ class Source:
     @cached_property
     def compression(self) -> str | None:
         """How the file is compressed, or None."""
-        with _explained(self.path), self._raw() as raw:
-            return _compression(raw)
+        with explained(self.path), self._raw() as raw:
+            return compression_of(raw)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
         """The bytes, decompressed, to be read forward; what goes wrong there becomes a ManifestError."""
-        with _explained(self.path), self._raw() as raw:
-            compression = _compression(raw)
+        with explained(self.path), self._raw() as raw:
+            compression = compression_of(raw)
             if compression is None:
                 yield raw
                 return
-            with _DECOMPRESSORS[compression](raw) as stream:
-                yield cast(BinaryIO, _Guarded(stream, raw, self))
+            with decompressed(raw, compression) as stream:
+                yield cast(BinaryIO, Guarded(stream, raw, self.path, self.report))
 
     @contextlib.contextmanager
     def seekable(self) -> Iterator[BinaryIO]:
@@ -221,7 +216,7 @@ class Source:
             self.on_progress(share)
 
     def content(self) -> bytes:
-        """The whole content. Raises ManifestError where it can't be read or held, or is no UTF-8."""
+        """The whole content. Raises ManifestError if it can't be read or held, or is no UTF-8."""
         content, most = io.BytesIO(), total_memory() // 2
         for piece in self.pieces():
             if content.tell() + len(piece) > most:
@@ -299,7 +294,7 @@ class Source:
             size = max(1, os.fstat(raw.fileno()).st_size)
             read = 0
             while data := stream.read(BLOCK_BYTES):
-                if not isinstance(stream, _Guarded):  # which tells it itself
+                if not isinstance(stream, Guarded):  # which tells it itself
                     read += len(data)
                     self.report(min(1.0, read / size))
                 yield data
@@ -341,57 +336,6 @@ class Source:
             ) from None
 
 
-class _Guarded:
-    """A decompressed stream that ends a bomb: a small file that would become terabytes."""
-
-    def __init__(self, stream: IO[bytes], raw: BinaryIO, source: Source) -> None:
-        self._stream = stream
-        self._raw = raw
-        self._source = source
-        self._size = max(1, os.fstat(raw.fileno()).st_size)
-        self._expanded = 0
-
-    def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes, all of them for -1."""
-        if size < 0:
-            return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
-        data = self._stream.read(size)
-        self._expanded += len(data)
-        self._source.report(min(1.0, self.raw_position() / self._size))
-        if self._expanded > _TRUSTED_BYTES and self._expanded > _LARGEST_EXPANSION * self.raw_position():
-            raise ManifestError(
-                f"{self._source.path} expands more than {_LARGEST_EXPANSION}-fold, to over "
-                f"{self._expanded // 2**20:,} MiB: it is damaged, or made to do harm",
-                "Decompress it yourself if you trust it.",
-            )
-        return data
-
-    def raw_position(self) -> int:
-        """How much of the compressed file is read."""
-        return self._raw.tell()
-
-
-def _zstd(raw: BinaryIO) -> IO[bytes]:
-    import pyarrow
-
-    return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
-
-
-_DECOMPRESSORS: dict[str, Callable[[Any], IO[bytes]]] = {
-    "gzip": lambda raw: cast(IO[bytes], gzip.GzipFile(fileobj=raw)),
-    "zstd": _zstd,
-    "bzip2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
-}
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
-
-
-def _compression(raw: BinaryIO) -> str | None:
-    magic = raw.read(6)
-    raw.seek(0)
-    return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
-
-
 def _whole_characters(data: bytes) -> int:
     """How many of the bytes there are before a last UTF-8 character that is cut off."""
     for behind in range(1, min(4, len(data)) + 1):
@@ -419,23 +363,3 @@ def _read_up_to(stream: BinaryIO, size: int) -> bytes:
         parts.append(data)
         size -= len(data)
     return b"".join(parts)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    anew = "Make or fetch the file anew, then try again."
-    try:
-        yield
-    except FileNotFoundError:
-        raise ManifestError(f"{path} does not exist", "Check the path.") from None
-    except EOFError:
-        raise ManifestError(f"{path} breaks off in the middle: its compressed data are truncated", anew) from None
-    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise ManifestError(f"{path} is damaged: it can't be decompressed ({error})", anew) from None
-    except PermissionError:
-        raise ManifestError(f"{path} can't be read: permission denied", "Ask for the right to read it.") from None
-    except OSError as error:
-        if error.errno is None:  # no file's, but a decompressor's
-            cut = "breaks off in the middle" if "runcated" in str(error) else "is damaged"
-            raise ManifestError(f"{path} {cut}: it can't be decompressed ({error})", anew) from None
-        raise ManifestError(f"{path} can't be read: {error.strerror or error}") from error

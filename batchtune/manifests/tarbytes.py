@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
-from typing import IO, BinaryIO, Protocol
-
-from batchtune.manifests.headers import Payload
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import IO, BinaryIO, Protocol, cast
 
 BLOCK = 512
 UNKNOWN_END = sys.maxsize
@@ -19,29 +20,51 @@ _PIECE = 1024 * 1024
 _LARGEST_IN_MEMORY = 8 * 1024 * 1024
 
 
-class Archive(Protocol):
-    """The bytes of an archive."""
+class Archive(ABC):
+    """The bytes of an archive.
+
+    Attributes:
+        end: How many they are; `UNKNOWN_END` as long as that is not known.
+    """
+
+    end: int
 
     @property
-    def end(self) -> int:
-        """How many they are; `UNKNOWN_END` as long as that is not known."""
-
-    @property
+    @abstractmethod
     def share(self) -> float:
-        """How much of it is read, from 0 to 1."""
+        """How much of it is read, from 0 to 1; 0 if that is not known."""
 
+    @abstractmethod
     def window(self, offset: int) -> bytes:
-        """Some bytes from `offset` on, at least a block, fewer only at the end."""
+        """Some bytes from `offset` on, at least a block, fewer only at the end. May raise OSError."""
+
+    @abstractmethod
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset` on, fewer only at the end. What precedes `offset` may be gone then."""
+
+    def read_member(self, start: int, end: int, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset` on of the member from `start` to `end`, before anything behind it is read."""
+        return self.read(offset, size)
+
+
+class Member:
+    """A member of an archive, as a payload to read."""
+
+    __slots__ = ("_archive", "_start", "size")
+
+    def __init__(self, archive: Archive, start: int, size: int) -> None:
+        self._archive = archive
+        self._start = start
+        self.size = size
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on, fewer only at the end. What is before `offset` may be gone then."""
-
-    def payload(self, offset: int, size: int) -> Payload:
-        """What to read a member's payload from, before anything behind it is read."""
+        """`size` bytes from `offset` on; fewer at the end."""
+        size = max(0, min(size, self.size - offset))
+        return self._archive.read_member(self._start, self._start + self.size, self._start + offset, size)
 
 
 class Decompressed(Protocol):
-    """What is used of a decompressed stream."""
+    """A decompressed stream."""
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes, none only at the end."""
@@ -50,7 +73,17 @@ class Decompressed(Protocol):
         """How much of the compressed file is read."""
 
 
-class PlainArchive:
+@contextlib.contextmanager
+def opened_archive(stream: BinaryIO, compressed_size: int | None) -> Iterator[Archive]:
+    """Reads an archive from a file or, given the size of the compressed file (0 if unknown), a decompressed stream."""
+    if compressed_size is None:
+        yield _PlainArchive(stream)
+        return
+    with contextlib.closing(_StreamedArchive(cast(Decompressed, stream), compressed_size)) as archive:
+        yield archive
+
+
+class _PlainArchive(Archive):
     """An archive in a file: what is not wanted is not read.
 
     Args:
@@ -65,16 +98,13 @@ class PlainArchive:
 
     @property
     def share(self) -> float:
-        """How much of it is read, from 0 to 1."""
         return self._start / max(1, self.end)
 
     def window(self, offset: int) -> bytes:
-        """Some bytes from `offset` on, at least a block, fewer only at the end. May raise OSError."""
         self._window, self._start = os.pread(self._descriptor, _WINDOW, offset), offset
         return self._window if len(self._window) >= BLOCK else self._filled(BLOCK)
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on, fewer only at the end. May raise OSError."""
         start = offset - self._start
         if 0 <= start <= len(self._window) - size:
             return self._window[start : start + size]
@@ -91,29 +121,8 @@ class PlainArchive:
             self._window += more
         return self._window
 
-    def payload(self, offset: int, size: int) -> Payload:
-        """What to read a member's payload from."""
-        return _Part(self, offset, size)
 
-
-class _Part:
-    """A member of an archive in a file."""
-
-    __slots__ = ("_archive", "_offset", "size")
-
-    def __init__(self, archive: PlainArchive, offset: int, size: int) -> None:
-        self._archive = archive
-        self._offset = offset
-        self.size = size
-
-    def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on; fewer at the end."""
-        if offset + size > self.size:
-            size = max(0, self.size - offset)
-        return self._archive.read(self._offset + offset, size)
-
-
-class StreamedArchive:
+class _StreamedArchive(Archive):
     """An archive that can only be read forward, such as a compressed one; to be closed.
 
     Args:
@@ -133,16 +142,13 @@ class StreamedArchive:
 
     @property
     def share(self) -> float:
-        """How much of it is read, from 0 to 1; 0 where that is not known."""
         return min(1.0, self._stream.raw_position() / self._compressed_size) if self._compressed_size else 0.0
 
     def window(self, offset: int) -> bytes:
-        """Some bytes from `offset` on, at least a block, fewer only at the end."""
         self.read(offset, BLOCK)
         return self._window[offset - self._start :]
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on, fewer only at the end; not before the last `offset`, but for what is kept."""
         if offset < self._start and self._kept is not None:
             self._kept.seek(offset - self._kept_from)
             return self._kept.read(size)
@@ -151,11 +157,13 @@ class StreamedArchive:
         start = offset - self._start
         return self._window[start : start + size]
 
-    def payload(self, offset: int, size: int) -> Payload:
-        """What to read a member's payload from."""
-        return _StreamedPart(self, offset, size)
+    def read_member(self, start: int, end: int, offset: int, size: int) -> bytes:
+        if offset + size <= start + _STREAM_WINDOW:
+            return self.read(start, min(end - start, _STREAM_WINDOW))[offset - start : offset - start + size]
+        self._keep(start, end - start)  # more than its beginning is asked for
+        return self.read(offset, size)
 
-    def keep(self, offset: int, size: int) -> None:
+    def _keep(self, offset: int, size: int) -> None:
         """Keeps a payload until the next one is kept, so that all of it can be read; in memory where it is small."""
         if self._kept_from == offset:
             return
@@ -187,22 +195,3 @@ class StreamedArchive:
                 parts.append(data)
             self._position += len(data)
         self._window, self._start = b"".join(parts), offset
-
-
-class _StreamedPart:
-    """A member of an archive that is read forward: kept if more than its beginning is asked for."""
-
-    __slots__ = ("_archive", "_offset", "size")
-
-    def __init__(self, archive: StreamedArchive, offset: int, size: int) -> None:
-        self._archive = archive
-        self._offset = offset
-        self.size = size
-
-    def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on; fewer at the end."""
-        size = max(0, min(size, self.size - offset))
-        if offset + size <= _STREAM_WINDOW:
-            return self._archive.read(self._offset, min(self.size, _STREAM_WINDOW))[offset : offset + size]
-        self._archive.keep(self._offset, self.size)
-        return self._archive.read(self._offset + offset, size)

@@ -1,26 +1,20 @@
-"""Files beside a manifest that tell the target lengths: one line for each of its rows, or one for each id."""
+"""Target lengths that lie in a file of their own: read, counted, and joined with the rows of the manifest."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from batchtune.errors import ManifestError, shortened
+from batchtune.manifests.base import Format, Rows
+from batchtune.manifests.columns import PEEKED_ROWS, summarise
+from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.source import Source
-from batchtune.manifests.values import number
+from batchtune.manifests.values import Count, counter, number
 
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
-
-
-def aligned_targets(source: Source) -> Iterator[tuple[int, str]]:
-    """Number and text of every line: fairseq's `.ltr` and `.wrd`, and any plain text.
-
-    A blank line is the target of its row like any other, since targets may be empty.
-
-    Raises:
-        ManifestError: It can't be read, or is no UTF-8.
-    """
-    return source.lines()
 
 
 def keyed_targets(source: Source) -> dict[str, object]:
@@ -55,3 +49,62 @@ def keyed_targets(source: Source) -> dict[str, object]:
 
 def _size(value: str) -> float | None:
     return number(value.partition(",")[0] if _SHAPE.fullmatch(value) else value)
+
+
+# fairseq's: letters or words, separated by spaces.
+_SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
+
+
+def joined(chunks: Iterator[Rows], reader: Format, targets: Sequence[Source]) -> Iterator[Rows]:
+    """The rows with their targets: by id where the format is keyed by ids (Kaldi's), else line by line.
+
+    Raises:
+        ManifestError: The target file can't be read, or has fewer or more lines than the manifest has examples.
+    """
+    if not targets:
+        yield from chunks
+    elif reader.joined_by_id:
+        yield from _joined_by_id(chunks, targets[0])
+    else:
+        yield from _joined_by_line(chunks, targets[0])
+
+
+def count_of(targets: Sequence[Source], reader: Format, options: ReadOptions) -> tuple[Count | None, str]:
+    """How the targets are counted, by the first of them, and what that counts; None if they are numbers."""
+    first: list[object]
+    if reader.joined_by_id:
+        first = list(itertools.islice(keyed_targets(targets[0]).values(), PEEKED_ROWS))
+    else:
+        first = [text for _, text in itertools.islice(targets[0].lines(), PEEKED_ROWS)]
+    columns = summarise({"target": value} for value in first)
+    if not columns or not columns[0].text:
+        return None, "numbers"
+    symbols = targets[0].path.name.endswith(_SYMBOLS)
+    return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)
+
+
+def _joined_by_id(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:
+    table = keyed_targets(source)
+    for rows in chunks:
+        yield replace(rows, targets=[table.get(name or "") for name in rows.names()])
+
+
+def _joined_by_line(chunks: Iterator[Rows], source: Source) -> Iterator[Rows]:
+    lines = source.lines()
+    count = 0
+    for rows in chunks:
+        texts = [text for _, text in itertools.islice(lines, len(rows.lengths))]
+        count += len(rows.lengths)
+        if len(texts) < len(rows.lengths):
+            missing = count - len(rows.lengths) + len(texts)
+            raise ManifestError(
+                f"{source.path} ends after line {missing:,}, and the manifest has more examples",
+                "A target file has one line for each example, in the same order.",
+            )
+        yield replace(rows, targets=texts)
+    rest = next((number for number, text in lines if text.strip()), None)
+    if rest is not None:
+        raise ManifestError(
+            f"{source.path} goes on at line {rest:,}, where the manifest has no more examples",
+            "A target file has one line for each example, in the same order.",
+        )

@@ -13,12 +13,12 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeAlias, cast
+from typing import TypeAlias
 from zlib import adler32
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.manifests.source import Source
-from batchtune.manifests.tarbytes import BLOCK, UNKNOWN_END, Archive, Decompressed, PlainArchive, StreamedArchive
+from batchtune.manifests.tarbytes import BLOCK, UNKNOWN_END, Archive, opened_archive
 
 _ZEROS = bytes(BLOCK)
 _ADLER_BASE = 65521
@@ -42,18 +42,15 @@ _RECORD = re.compile(rb"([1-9]\d{0,6}) ")
 # A file: its name as it stands there, what is no UTF-8 as `\xff` (never used as a path on disk); the byte of the
 # (decompressed) archive at which its payload begins; its size in bytes; whether it is sparse: the payload is then no
 # whole file, but the parts of one between its holes. A plain tuple, as there are millions of them.
-Member: TypeAlias = tuple[str, int, int, bool]
+File: TypeAlias = tuple[str, int, int, bool]
 
 
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
     """Opens an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
-    with source.opened() as stream:
-        if source.compression is None:
-            yield Tar(source, PlainArchive(stream))
-            return
-        with contextlib.closing(StreamedArchive(cast(Decompressed, stream), _size(source))) as archive:
-            yield Tar(source, archive)
+    size = None if source.compression is None else _size(source)
+    with source.opened() as stream, opened_archive(stream, size) as archive:
+        yield Tar(source, archive)
 
 
 def _size(source: Source) -> int:
@@ -118,7 +115,7 @@ class Tar:
         self._extensions: dict[bytes, bytes] = {}
         self._globals: dict[bytes, bytes] = {}
 
-    def members(self) -> Iterator[Member]:
+    def members(self) -> Iterator[File]:
         """The files in the order in which they stand; to be asked for once.
 
         Directories, devices, pipes and links are none. What follows the end of the archive is left to `check_end`.
@@ -178,7 +175,7 @@ class Tar:
             position += len(piece)
             self._report(self.archive.share)
 
-    def _ends(self, block: bytes, position: int, last: Member) -> bool:
+    def _ends(self, block: bytes, position: int, last: File) -> bool:
         """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
 
         Raises:
@@ -251,7 +248,7 @@ class Tar:
             position = end
         return records
 
-    def _special(self, block: bytes, name: str, start: int, size: int) -> Member:
+    def _special(self, block: bytes, name: str, start: int, size: int) -> File:
         """What is not all said by a header's main fields. Its extended headers are used up thereby."""
         if block[345] and not block.startswith(_GNU_MAGIC, 257):  # the part of a name that is too long for its field
             name = _text(block[345:500].split(b"\0", 1)[0]) + "/" + name
@@ -287,7 +284,7 @@ class Tar:
     def _broken(self, end: int) -> ManifestError:
         return ManifestError(f"{self._path} breaks off at byte {end:,}, in the middle of a header", _HINT)
 
-    def _cut(self, member: Member) -> ManifestError:
+    def _cut(self, member: File) -> ManifestError:
         name, offset, size, _ = member
         seen = f"{shortened(name)} has {size:,} bytes from byte {offset:,} on"
         end = "" if self.archive.end == UNKNOWN_END else f", and the archive ends at {self.archive.end:,}"

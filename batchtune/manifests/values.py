@@ -1,38 +1,49 @@
-"""Values as they stand in a file → numbers, and what is wrong with those that are none."""
+"""Values as they stand in a file → numbers, what is wrong with the others, and how texts and lists are measured."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
-from batchtune.lengths import FloatArray
+from batchtune.errors import ManifestError, UsageError, shortened
+from batchtune.lengths import FloatArray, Unit
 
 # Beyond these no data set goes, whatever its unit; sums and squares of lengths must stay exact and finite.
 SMALLEST = 1e-9
 LARGEST = 1e15
 
 
-@dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a value that could not be had, such as the length of a damaged audio file.
+    """Stands for a value that could not be read, such as the length of a damaged audio file.
 
-    Attributes:
+    Args:
         reason: In a few words, the same for all of a kind: by it they are counted.
         detail: What was seen, for the message; may be empty.
     """
 
-    reason: str
-    detail: str = ""
+    __slots__ = ("detail", "reason")
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        self.detail = detail
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and (self.reason, self.detail) == (other.reason, other.detail)
+
+    def __hash__(self) -> int:
+        return hash((self.reason, self.detail))
 
     def __repr__(self) -> str:
         return self.detail or "unreadable"
 
 
 def number(value: object) -> float | None:
-    """A value as a number, or None where it is none; text is read, `nan` and `inf` count as numbers."""
+    """A value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str) and "_" in value:  # Python's digit grouping, no number in a manifest
@@ -91,3 +102,102 @@ def fault(value: object, scaled: float) -> str:
     if 0 < scaled < SMALLEST:
         return "absurdly short"
     return "zero" if scaled == 0 else "negative"
+
+
+Counting = Literal["characters", "words", "bytes"]
+COUNTINGS: tuple[Counting, ...] = get_args(Counting)
+Reduction = Literal["max", "sum", "first", "count"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+
+Count = Callable[[Sequence[str]], Sequence[int]]
+Values = Sequence[object] | FloatArray
+N = TypeVar("N", int, float)
+
+
+def counter(counting: Counting, tokenizer: Path | None) -> tuple[Count, Unit]:
+    """How texts are counted, and the unit of what comes out.
+
+    Args:
+        counting: What is counted without a tokenizer.
+        tokenizer: A `tokenizer.json` of Hugging Face's tokenizers: its tokens are counted, the special ones that
+            it adds to a single sequence included.
+
+    Raises:
+        UsageError: The package is not installed.
+        ManifestError: The tokenizer can't be read.
+    """
+    if tokenizer is not None:
+        return _tokens(tokenizer), "tokens"
+    return _COUNTS[counting], counting
+
+
+def measured(values: Values, count: Count) -> Sequence[object]:
+    """Texts, also those in lists, replaced by their lengths; what is no text is Unreadable, None stays."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if set(map(type, values)) == {str}:
+        return count(values)  # type: ignore[arg-type]  # all are str
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, str):
+            found.append(count([value])[0])
+        elif isinstance(value, list):
+            found.append([count([item])[0] if isinstance(item, str) else item for item in value])
+        elif value is None or isinstance(value, Unreadable):
+            found.append(value)
+        else:
+            found.append(Unreadable("no text", shortened(value)))
+    return found
+
+
+def reduced(values: Values, reduction: Reduction) -> Values:
+    """Lists replaced by one number each; what is no list stays."""
+    if isinstance(values, np.ndarray):
+        return values
+    return [_reduced(value, reduction) if isinstance(value, list) else value for value in values]
+
+
+def _reduced(items: list[object], reduction: Reduction) -> object:
+    if reduction == "count":
+        return len(items)
+    if not items:
+        return Unreadable("an empty list", "[]")
+    numbers = [found for item in items if (found := number(item)) is not None]
+    if len(numbers) < len(items):
+        odd = next(item for item in items if number(item) is None)
+        return Unreadable("a list that holds no numbers alone", shortened(odd))
+    return _REDUCE[reduction](numbers)
+
+
+def _words(texts: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+def _bytes(texts: Sequence[str]) -> list[int]:
+    return [len(text.encode("utf-8", errors="surrogatepass")) for text in texts]
+
+
+_COUNTS: dict[Counting, Count] = {"characters": lambda texts: list(map(len, texts)), "words": _words, "bytes": _bytes}
+_REDUCE: dict[Reduction, Callable[[list[float]], float]] = {"max": max, "sum": sum, "first": operator.itemgetter(0)}
+
+
+def _tokens(path: Path) -> Count:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UsageError(
+            "--tokenizer needs the package tokenizers", "Install it: pip install 'batchtune[text]'."
+        ) from None
+    if not path.is_file():
+        raise ManifestError(f"{path}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing more particular
+        raise ManifestError(f"{path} is no tokenizer: {error}", "Name a tokenizer.json of tokenizers.") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def count(texts: Sequence[str]) -> list[int]:
+        return [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
+
+    return count

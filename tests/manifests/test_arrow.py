@@ -17,14 +17,12 @@ import pyarrow.parquet
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, columnar_values, load_lengths
-from batchtune.manifests.arrow_messages import expanded_bytes, is_schema
-from batchtune.manifests.columnar import Columnar
-from batchtune.manifests.columns import find_column
-from batchtune.manifests.formats import parquet
-from batchtune.manifests.formats.arrow import FORMAT
-from batchtune.manifests.paths import walk
+from batchtune.manifests import ReadOptions, arrow_values, load_lengths
+from batchtune.manifests.columns import find_column, walk
+from batchtune.manifests.formats.columnar import ARROW as FORMAT
+from batchtune.manifests.formats.columnar import PARQUET, Columnar
 from batchtune.manifests.source import HEAD_BYTES, Head, Source
+from batchtune.manifests.tables import TableReader
 
 KINDS = {"file": pyarrow.ipc.new_file, "stream": pyarrow.ipc.new_stream}
 COMPRESSIONS = [None, "lz4", "zstd"]
@@ -76,10 +74,10 @@ def test_numbers_come_as_an_array_of_floats(write: Write, kind: str) -> None:
 
 @both
 def test_a_large_batch_comes_in_parts(write: Write, kind: str) -> None:
-    source = write({"n": np.arange(150_000)}, kind=kind, rows=150_000)
+    source = write({"n": np.arange(2_500_000)}, kind=kind, rows=2_500_000)
     found = [rows.lengths for rows in FORMAT.rows(source, "n", None)]
-    assert [len(part) for part in found] == [65_536, 65_536, 18_928]
-    assert np.array_equal(np.concatenate(found), np.arange(150_000))
+    assert [len(part) for part in found] == [1_048_576, 1_048_576, 402_848]
+    assert np.array_equal(np.concatenate(found), np.arange(2_500_000))
 
 
 @both
@@ -164,43 +162,25 @@ def test_a_schema_that_is_longer_than_the_head_is_told() -> None:
     assert FORMAT.fits(Head(whole[:HEAD_BYTES], complete=False))
 
 
-def test_any_bytes_are_a_schema_or_none() -> None:
-    whole = written({"n": [1]})
-    draw = random.Random(1)
-    for _ in range(3000):
-        content = bytearray(whole[: draw.randrange(len(whole))])
-        for _ in range(3):
-            if content:
-                content[draw.randrange(min(60, len(content)))] = draw.randrange(256)
-        assert is_schema(bytes(content)) in (True, False)
-
-
-@both
-def test_what_the_parts_will_take_is_told(kind: str) -> None:
-    columns = {"n": np.arange(1000), "word": pyarrow.array(["a", "b"] * 500).dictionary_encode()}
-    numbers, indices, words = 8000, 4000, 12 + 2
-    assert expanded_bytes(memoryview(written(columns, kind, "zstd"))) >= numbers + indices
-    assert expanded_bytes(memoryview(written(columns, kind, "zstd"))) <= numbers + indices + words + 8
-    assert expanded_bytes(memoryview(written(columns, kind))) == 0
-
-
 @both
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_parts_that_become_far_too_large_are_refused(
     write: Write, kind: str, compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
-    monkeypatch.setattr(columnar_values, "_LARGEST_EXPANSION", 10)
+    monkeypatch.setattr(arrow_values, "_TRUSTED_CELLS", 1000)
+    monkeypatch.setattr(arrow_values, "_LARGEST_EXPANSION", 10)
     source = write({"n": np.zeros(1_000_000, dtype=np.int64)}, kind=kind, compression=compression, rows=1_000_000)
+    reader = TableReader("Arrow", str(source.path), str(source.path))
+    reader.select(["n"])
     with pytest.raises(ManifestError, match="made to do harm"):
-        values(source, "n")
+        reader.next()
 
 
 def test_a_part_that_says_it_becomes_huge_is_refused(write: Write, tmp_path: Path) -> None:
     write({"n": np.zeros(1000, dtype=np.int64)}, compression="zstd")
     path = tmp_path / "data.arrow"
     path.write_bytes(path.read_bytes().replace(struct.pack("<q", 8000), struct.pack("<q", 2**40)))
-    with pytest.raises(ManifestError, match="made to do harm"):
+    with pytest.raises(ManifestError, match=r"more memory than there is|can't be read as Arrow"):
         values(Source(path), "n")
 
 
@@ -228,23 +208,6 @@ def test_a_batch_that_stands_for_billions_of_values_is_refused(tmp_path: Path, c
         values(Source(path), "duration")
     with pytest.raises(ManifestError, match=r"made to do harm|no column that is known"):
         load_lengths(path)
-
-
-def test_a_text_that_is_named_too_often_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columnar_values, "_TRUSTED_CELLS", 1000)
-    path = tmp_path / "data.arrow"
-    text, rows = b"x" * 100_000, 5000
-    view = struct.pack("<i4sii", len(text), text[:4], 0, 0)
-    buffers = [None, pyarrow.py_buffer(view * rows), pyarrow.py_buffer(text)]
-    try:
-        column = pyarrow.Array.from_buffers(pyarrow.string_view(), rows, buffers)
-    except ValueError:
-        pytest.skip("this pyarrow makes no views out of buffers")
-    batch = pyarrow.RecordBatch.from_arrays([column], names=["text"])
-    with pyarrow.ipc.new_stream(path, batch.schema) as writer:
-        writer.write_batch(batch)
-    with pytest.raises(ManifestError, match="made to do harm"):
-        values(Source(path), "text")
 
 
 @both
@@ -281,7 +244,7 @@ def test_any_damage_gives_lengths_or_one_message(kind: str, compression: str | N
     draw = random.Random(f"{kind} {compression}")
     path = tmp_path / "damaged.arrow"
     refused = 0
-    for _ in range(400):
+    for _ in range(100):
         content = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.1 else whole)
         for _ in range(draw.choice((1, 1, 2, 8)) if content else 0):
             at = draw.randrange(len(content))
@@ -296,7 +259,7 @@ def test_any_damage_gives_lengths_or_one_message(kind: str, compression: str | N
             refused += 1
             assert str(path) in error.message
             assert error.hint
-    assert refused > 50
+    assert refused > 12
 
 
 # What the values of nested tables are compared with: Python's own objects, walked by `paths.walk`.
@@ -345,11 +308,8 @@ def expected(rows: Sequence[Any], name: str) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_stands_in_nested_tables_is_found(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_in_nested_tables_is_found(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(columnar_values, "CELLS_AT_ONCE", draw.choice([1, 20, 10**6]))
-    monkeypatch.setattr(parquet, "_LARGE_ROWS_AT_ONCE", draw.choice([1, 7, 64]))
-    monkeypatch.setattr(parquet, "_BYTES_AT_ONCE", draw.choice([1, 300, 10**6]))
     kind = drawn_type(draw, 3)
     given = [drawn(draw, kind) for _ in range(40)]
     table = pyarrow.table({"x": pyarrow.array(given, kind)}).slice(draw.randrange(5))
@@ -357,7 +317,7 @@ def test_what_stands_in_nested_tables_is_found(seed: int, tmp_path: Path, monkey
     paths = [tmp_path / "x.parquet", tmp_path / "x.arrow"]
     pyarrow.parquet.write_table(table, paths[0], row_group_size=draw.choice([7, 100]))
     paths[1].write_bytes(written(table, draw.choice(list(KINDS)), draw.choice(COMPRESSIONS), draw.choice([7, 100])))
-    for path, reader in zip(paths, (parquet.FORMAT, FORMAT), strict=True):
+    for path, reader in zip(paths, (PARQUET, FORMAT), strict=True):
         columns = reader.columns(Source(path))
         names = [column.name for column in columns if not column.name.endswith(".count")]
         names += [f"x.{draw.randrange(3)}{name[1:]}" for name in names if isinstance(rows[-1]["x"], list)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchtune.manifests.base import Column
 from batchtune.manifests.columns import choose_column
 from batchtune.manifests.formats.audio import FORMAT
-from batchtune.manifests.rows import Column, TellsDefault
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable
 
@@ -87,7 +87,6 @@ def test_formats_and_rates_may_be_mixed(folder: Folder) -> None:
 
 def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> None:
     found = FORMAT.columns(folder({"a.wav": wav(8000), "a.json": '{"duration": 7}'}))
-    assert isinstance(FORMAT, TellsDefault)
     assert FORMAT.default_column(found) == "duration"
     assert [column.name for column in found[:2]] == ["duration", "num_samples"]
 
@@ -209,7 +208,7 @@ def test_what_is_no_text_is_unreadable(folder: Folder, name: str, content: bytes
     assert values(source, "txt") == [unreadable]
 
 
-@pytest.mark.parametrize("content", ["{", "", '{"a": 1} {}', "[" * 100_000, '{"a": 1e999}'])
+@pytest.mark.parametrize("content", ["{", "", '{"a": 1} {}', "[" * 100_000])
 def test_malformed_json_is_unreadable(folder: Folder, content: str) -> None:
     source = folder({"a.wav": wav(1), "a.json": content, "b.wav": wav(1), "b.json": '{"a": NaN}'})
     found = values(source, "json.a")

@@ -11,7 +11,7 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.manifests.hf import hf_files
+from batchtune.manifests.inputs import hf_files
 
 Folder = Callable[..., Path]
 

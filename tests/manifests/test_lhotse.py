@@ -17,7 +17,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.manifests.formats.lhotse import FORMAT
+from batchtune.manifests.formats.computed_json import LHOTSE as FORMAT
 from batchtune.manifests.source import Head, Source
 
 Write = Callable[[Sequence[object]], str]
@@ -328,7 +328,7 @@ def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, write: Write
     whole = write([plain, _mix("b", _track(1.0), _track(2.0, 0.5, mute=True)), plain]).encode()
     damaged = [whole[:end] for end in range(0, len(whole), max(1, len(whole) // 50))]
     chance = random.Random(0)
-    for _ in range(300):
+    for _ in range(60):
         content = bytearray(whole)
         for _ in range(chance.choice((1, 1, 3))):
             content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b'{}[]",:0-e'))

@@ -18,6 +18,7 @@ WORDS = (b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b"\r\n", b"\n\n", b'"', b"{
 JUNK = (b"x" * 10_000_000, b"{" * 100_000, b"[" * 100_000, b'"' * 100_000, b"1 " * 1_000_000)
 # In all formats together, 10,000 and more.
 MUTATIONS = 600
+FEW = 40
 
 pytestmark = pytest.mark.parametrize("name", SAMPLES)
 
@@ -63,10 +64,11 @@ def insert_word(draw: random.Random, content: bytearray) -> None:
 DAMAGES: tuple[Callable[[random.Random, bytearray], None], ...] = (flip, flip, overwrite, cut, repeat, insert_word)
 
 
-def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutations", [FEW, pytest.param(MUTATIONS, marks=pytest.mark.slow)])
+def test_any_damage_gives_lengths_or_one_message(name: str, mutations: int, tmp_path: Path) -> None:
     whole = SAMPLES[name].content(VALUES)
     draw = random.Random(name)
-    for _ in range(MUTATIONS):
+    for _ in range(mutations):
         content = bytearray(whole)
         for _ in range(draw.randrange(1, 4)):
             if content:

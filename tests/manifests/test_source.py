@@ -19,8 +19,8 @@ import pytest
 from samples import SAMPLES
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths, source
-from batchtune.manifests.formats import speechbrain_json
+from batchtune.manifests import ReadOptions, decompression, load_lengths, source
+from batchtune.manifests.formats import json
 from batchtune.manifests.source import Source
 
 LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
@@ -52,7 +52,7 @@ def test_what_is_cut_off_is_said_to_break_off(refusal, compress: Callable[[bytes
 
 @compressions
 def test_a_bomb_does_no_harm(refusal, compress: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_TRUSTED_BYTES", 1_000_000)
+    monkeypatch.setattr(decompression, "_TRUSTED_BYTES", 1_000_000)
     assert "expands more than 500-fold" in refusal(compress(b'{"duration": 1}\n' + b" " * 20_000_000)).message
 
 
@@ -136,7 +136,7 @@ def test_holes_behind_a_json_text_are_found_without_reading_them_all(tmp_path: P
 
 
 def test_nothing_behind_a_wide_gap_is_passed_over(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speechbrain_json, "_LARGEST_ENTRY_BYTES", 1000)
+    monkeypatch.setattr(json, "_LARGEST_ENTRY_BYTES", 1000)
     monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
     content = b'{"a": {"duration": 1}}' + b" " * 5000 + b'{"b": {"duration": 2}}'
     assert "malformed" in refusal(content, format="speechbrain-json").message

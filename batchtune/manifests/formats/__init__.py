@@ -1,49 +1,30 @@
-"""The manifest formats, one module for each: the line here is all that a new one needs beside its module."""
+"""The manifest formats: the line here is all that a new one needs besides its class."""
 
 from __future__ import annotations
 
-from batchtune.manifests.formats import (
-    arrow,
-    audio,
-    json_list,
-    kaldi,
-    lhotse,
-    librispeechmix,
-    nemo,
-    numbers_list,
-    parquet,
-    rttm,
-    segments,
-    shape,
-    speechbrain_csv,
-    speechbrain_json,
-    table,
-    text,
-    wav2vec,
-    webdataset,
-)
-from batchtune.manifests.rows import Format
+from batchtune.manifests.base import Format
+from batchtune.manifests.formats import audio, columnar, computed_json, delimited, json, lists, webdataset
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[Format, ...] = (
     audio.FORMAT,
-    parquet.FORMAT,
-    arrow.FORMAT,
+    columnar.PARQUET,
+    columnar.ARROW,
     webdataset.FORMAT,
-    speechbrain_json.FORMAT,
-    lhotse.FORMAT,
-    librispeechmix.FORMAT,
-    json_list.FORMAT,
-    nemo.FORMAT,
-    speechbrain_csv.FORMAT,
-    rttm.FORMAT,
-    segments.FORMAT,
-    shape.FORMAT,
-    numbers_list.FORMAT,
-    wav2vec.FORMAT,
-    kaldi.FORMAT,
-    table.FORMAT,
-    text.FORMAT,
+    json.SPEECHBRAIN_JSON,
+    computed_json.LHOTSE,
+    computed_json.LIBRISPEECHMIX,
+    json.JSON_LIST,
+    json.NEMO,
+    delimited.SPEECHBRAIN_CSV,
+    lists.RTTM,
+    lists.SEGMENTS,
+    lists.SHAPE,
+    lists.NUMBERS,
+    lists.WAV2VEC,
+    lists.KALDI,
+    delimited.TABLE,
+    lists.TEXT,
 )
 
 FORMATS: dict[str, Format] = {member.name: member for member in _ALL}

@@ -7,18 +7,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-import msgspec
-
-from batchtune.errors import ManifestError
-from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.columns import summarise
 from batchtune.manifests.headers import AUDIO_SUFFIXES, AudioLength, FilePayload, HeaderError, Payload, audio_length
-from batchtune.manifests.jsontext import decoded
-from batchtune.manifests.paths import walk
-from batchtune.manifests.rows import Column, Place, Rows
+from batchtune.manifests.json_objects import json_reader, value_below
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, number
 
@@ -27,13 +21,13 @@ T = TypeVar("T")
 _CHUNK = 1000
 _PEEKED = 20
 _LARGEST_TEXT_BYTES = 1024 * 1024
-_JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_JSON = json_reader(())
 
 _DURATION, _NUM_SAMPLES = "duration", "num_samples"
 _MEMO = "audio files"
 
 
-class AudioFolder:
+class AudioFolder(Format):
     """Audio files of a folder and the folders in it; each is an example.
 
     A file beside it with the same name and another suffix belongs to it, as a column that the suffix names: the
@@ -42,9 +36,10 @@ class AudioFolder:
 
     name = "audio"
     description = "a folder of audio files"
-    units: Mapping[str, Unit] = {}
     named_columns = False
     optional_columns = True
+    of_folder = True
+    folder_kind = ("audio files", tuple(f".{suffix}" for suffix in sorted(AUDIO_SUFFIXES)))
 
     def fits(self, head: Head) -> bool:
         """Whether it is a folder."""
@@ -169,14 +164,8 @@ def _values(source: Source, files: _Files, stem: str, keys: Sequence[_Key]) -> l
         content = None if name is None else contents[name]
         if isinstance(content, AudioLength):
             content = content.seconds if key.name == _DURATION else content.num_samples
-        found.append(content if isinstance(content, Unreadable) or not key.path else _below(content, key.path))
+        found.append(content if isinstance(content, Unreadable) or not key.path else value_below(content, key.path))
     return found
-
-
-def _below(content: object, path: tuple[str, ...]) -> object:
-    found = walk(content, path)
-    # A key of the object itself may hold dots.
-    return content.get(".".join(path)) if found is None and isinstance(content, dict) else found
 
 
 def _text_column(name: str, contents: Sequence[object]) -> Column:
@@ -210,12 +199,7 @@ def _content(path: str) -> object:
         return Unreadable("no text", f"byte {error.start} is no UTF-8")
     if "\0" in text:
         return Unreadable("no text", "it holds NUL bytes")
-    if not _is_json(path):
-        return text.rstrip("\r\n")
-    try:
-        return decoded(Path(path), text.encode(), _JSON)
-    except ManifestError as error:
-        return Unreadable("malformed JSON", error.message)
+    return _JSON(text.encode()) if _is_json(path) else text.rstrip("\r\n")
 
 
 def _read(path: str, read: Callable[[Payload], T]) -> T | Unreadable:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
 from batchtune.manifests.headers import (
     ARRAY_SUFFIXES,
@@ -23,11 +21,9 @@ from batchtune.manifests.headers import (
     audio_length,
 )
 from batchtune.manifests.headers.wav import wav_length
-from batchtune.manifests.jsontext import Keys, fast_entry
-from batchtune.manifests.paths import walk
-from batchtune.manifests.rows import Column, Place, Rows
+from batchtune.manifests.json_objects import json_reader
 from batchtune.manifests.source import Head, Source
-from batchtune.manifests.tarbytes import BLOCK, Archive
+from batchtune.manifests.tarbytes import BLOCK, Archive, Member
 from batchtune.manifests.tarindex import Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable
 
@@ -55,7 +51,7 @@ class _Reader:
         column: Its name.
         suffix: Of the members that are read, in lower case; empty as long as any audio may be read.
         read: The archive, offset and size of a member → the value. Raises HeaderError.
-        unit: What the values count, or None where only the name can tell.
+        unit: What the values count, or None if only the name can tell.
         kept: Whether the value may be as large as the member.
         single: Whether a sample may have one such member only, whatever its suffix.
     """
@@ -74,7 +70,7 @@ class _Sample:
 
     Attributes:
         key: Its members' common name, with their folder.
-        values: Of the columns that are read, where there is such a member.
+        values: Of the columns that are read, as far as it has such members.
         repeated: A suffix that two of its members have, or None.
         kept_bytes: At most so much memory the values take, as text.
     """
@@ -85,7 +81,7 @@ class _Sample:
     kept_bytes: int = 0
 
 
-class WebDataset:
+class WebDataset(Format):
     """A shard, of which only those members are looked into that are asked for.
 
     A column is a suffix: `wav` or any other audio (in seconds), `npy`, `pth`, `pt` (the first dimension), others as
@@ -99,9 +95,8 @@ class WebDataset:
 
     name = "webdataset"
     description = "a tar shard of WebDataset"
-    units: Mapping[str, Unit] = {}
-    named_columns = True
     breakable = True
+    folder_kind = ("tar shards", (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))
     optional_columns = True
     missing_hint = (
         "Members of one sample must follow each other, as WebDataset needs it: pack them with tar --sort=name."
@@ -136,7 +131,7 @@ class WebDataset:
         """The audio, where there is one member of it in a sample; else the array, where there is only that.
 
         Returns:
-            Its name; None where only the names can tell.
+            Its name; None if only the names can tell.
 
         Raises:
             ManifestError: A sample has several audio members.
@@ -241,7 +236,7 @@ def key_and_suffix(name: str) -> tuple[str | None, str]:
     has the key `a/`). Here that takes linear time.
 
     Returns:
-        The key, with the folder, and the suffix in lower case; None and no suffix where there is no such dot.
+        The key, with the folder, and the suffix in lower case; None and no suffix without such a dot.
     """
     key, dot, suffix = name.partition(".")
     if not dot or "/" in suffix or "\n" in name or not key or key[-1] == "/":
@@ -333,7 +328,7 @@ def _audio(suffix: str, archive: Archive, offset: int, size: int) -> AudioLength
         length = wav_length(archive.read(offset, min(size, _WAV_HEADER_BYTES)), size)
         if length is not None:
             return length
-    return audio_length(archive.payload(offset, size), suffix)
+    return audio_length(Member(archive, offset, size), suffix)
 
 
 def _seconds(suffix: str, archive: Archive, offset: int, size: int) -> float:
@@ -345,7 +340,7 @@ def _num_samples(suffix: str, archive: Archive, offset: int, size: int) -> int:
 
 
 def _shape(suffix: str, archive: Archive, offset: int, size: int) -> tuple[int, ...]:
-    return array_shape(archive.payload(offset, size), suffix)
+    return array_shape(Member(archive, offset, size), suffix)
 
 
 def _dimension(suffix: str, axis: int, archive: Archive, offset: int, size: int) -> object:
@@ -365,31 +360,14 @@ def _text(archive: Archive, offset: int, size: int) -> object:
 
 def _json_reader(path: tuple[str, ...]) -> Callable[[Archive, int, int], object]:
     """Reads the value at a path in a JSON member."""
-    kind = fast_entry(Keys(path)) if path else None
-    whole = msgspec.json.Decoder()
-    parts = None if kind is None else msgspec.json.Decoder(kind)
+    read_value = json_reader(path)
 
     def read(archive: Archive, offset: int, size: int) -> object:
         if size > _LARGEST_JSON_BYTES:
             return Unreadable("longer than 16 MiB of JSON", f"{size:,} bytes")
-        data = archive.read(offset, size)
-        try:
-            found = walk(whole.decode(data), path) if parts is None else walk(parts.decode(data).length, path[1:])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            found = None
-        return _slowly(data, path) if found is None else found
+        return read_value(archive.read(offset, size))
 
     return read
-
-
-def _slowly(data: bytes, path: tuple[str, ...]) -> object:
-    """The same by Python's own parser, which takes what json.dumps writes (NaN), and keys that hold dots."""
-    try:
-        value = json.loads(data, parse_int=float)
-    except (ValueError, RecursionError) as error:
-        return Unreadable("malformed JSON", str(error))
-    found = walk(value, path)
-    return value.get(".".join(path)) if found is None and isinstance(value, dict) else found
 
 
 def _known_unit(name: str) -> Unit | None:

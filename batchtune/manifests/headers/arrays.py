@@ -1,21 +1,55 @@
-"""The shape of an array file, whatever its format."""
+"""The shape of an array file: NumPy's .npy, or one tensor of torch.save, whose pickle is read but never unpickled.
+
+Since torch 1.6 the latter is a zip archive. Its pickle (`data.pkl`) calls `torch._utils._rebuild_tensor_v2` with the
+tensor's storage, offset, size and stride; the storage is a file of its own, `data/KEY`. `torch.serialization` and
+`torch/_utils.py` are the only documentation of it.
+"""
 
 from __future__ import annotations
 
-from batchtune.manifests.headers.npy import npy_shape
-from batchtune.manifests.headers.payload import HeaderError, Payload
-from batchtune.manifests.headers.torch_zip import torch_shape
+import io
+import math
+import pickletools
+import tokenize
+import warnings
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.lib import format as npy
+
+from batchtune.manifests.headers.payload import HeaderError, Payload, PayloadStream
 
 # Lower case, without the dot.
 ARRAY_SUFFIXES = frozenset(("npy", "pth", "pt"))
 
+# NumPy's own limit: Python's parser is safe up to there, as `ast.literal_eval` warns that it is not for any text.
+_LONGEST_NPY_HEADER = 10_000
+# A tensor's pickle has some hundred bytes, and so have the directory and the rest of such an archive.
+_LARGEST_PICKLE = 64 * 1024
+_MOST_BYTES = 1024 * 1024
+
+_ITEM_SIZES = {
+    **dict.fromkeys(("ByteStorage", "CharStorage", "BoolStorage", "UntypedStorage"), 1),
+    **dict.fromkeys(("ShortStorage", "HalfStorage", "BFloat16Storage"), 2),
+    **dict.fromkeys(("IntStorage", "FloatStorage"), 4),
+    **dict.fromkeys(("LongStorage", "DoubleStorage", "ComplexFloatStorage"), 8),
+    "ComplexDoubleStorage": 16,
+}
+_NPY_ERRORS = (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError, OverflowError)
+_ZIP_ERRORS = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError),
+    *(ValueError, KeyError, IndexError, OverflowError, TypeError),
+)
+
 
 def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
-    """The shape of an array, by the file's header: NumPy's .npy, or one tensor saved by torch.save.
+    """The shape of an array, by the file's header.
 
     Args:
         payload: The file.
-        suffix: Of its name, in lower case, without the dot. The content decides; this only where it has no magic.
+        suffix: Of its name, in lower case, without the dot. The content decides; this only if it has no magic.
 
     Raises:
         HeaderError: It can't be told: no array, damaged, truncated, or something else than one array.
@@ -23,9 +57,9 @@ def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
     try:
         head = payload.read(0, 8)
         if head.startswith(b"\x93NUMPY"):
-            return npy_shape(payload)
+            return _npy_shape(payload)
         if head.startswith(b"PK\x03\x04"):
-            return torch_shape(payload)
+            return _torch_shape(payload)
     except OSError as error:
         raise HeaderError("can't be read", error.strerror or str(error)) from None
     if not head:
@@ -33,3 +67,171 @@ def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
     if suffix in ("pth", "pt") and head.startswith(b"\x80"):
         raise HeaderError("legacy .pth: save it again with torch.save")
     raise HeaderError("no array header", f"a file that begins with {head[:4]!r}")
+
+
+def _npy_shape(payload: Payload) -> tuple[int, ...]:
+    """The shape of an array by NumPy itself. Of objects too: they are not unpickled."""
+    prefix = payload.read(0, 12)
+    if len(prefix) < 12 or prefix[6] not in (1, 2, 3):
+        raise HeaderError("a damaged .npy header")
+    start, width = (10, 2) if prefix[6] == 1 else (12, 4)
+    length = int.from_bytes(prefix[8 : 8 + width], "little")
+    if length > _LONGEST_NPY_HEADER:
+        raise HeaderError("a damaged .npy header", f"a header of {length:,} bytes")
+    data = payload.read(8, width + length)
+    if len(data) < width + length:
+        raise HeaderError("truncated .npy")
+    read = npy.read_array_header_1_0 if prefix[6] == 1 else npy.read_array_header_2_0
+    try:
+        with warnings.catch_warnings():  # of what Python would no longer write so
+            warnings.simplefilter("ignore")
+            shape, _, kind = read(io.BytesIO(data))
+    except (*_NPY_ERRORS, tokenize.TokenError):
+        raise HeaderError("a damaged .npy header") from None
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise HeaderError("a damaged .npy header", "a header without a shape")
+    if not kind.hasobject:
+        available, needed = payload.size - start - length, math.prod(shape) * kind.itemsize
+        if needed > available:
+            raise HeaderError("truncated .npy", f"{available:,} bytes of data, fewer than its header tells")
+        if needed < available:
+            raise HeaderError("a damaged .npy", f"{available:,} bytes of data where its header tells {needed:,}")
+    return tuple(shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Global:
+    """A class or function that a pickle names; here nothing but its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tensor:
+    """A tensor, but for its numbers: the file that holds them, and how many bytes that has at least."""
+
+    shape: tuple[int, ...]
+    key: str
+    num_bytes: int
+
+
+_MARK, _HOOKS = object(), object()  # where the items of a tuple begin; an empty OrderedDict, the hooks of a tensor
+
+
+def _torch_shape(payload: Payload) -> tuple[int, ...]:
+    """The shape of the one tensor in an archive of torch.save."""
+    stream = PayloadStream(payload, _MOST_BYTES)
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            names = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
+            if len(names) != 1:
+                raise HeaderError("a zip archive, but not of torch.save")
+            with archive.open(names[0]) as member:
+                tensor = _read_tensor(member.read(_LARGEST_PICKLE))
+            storage = f"{names[0].removesuffix('.pkl')}/{tensor.key}"
+            if storage not in archive.namelist():
+                raise HeaderError("truncated .pth", "a tensor without its numbers")
+            size = archive.getinfo(storage).file_size
+            if size < tensor.num_bytes:
+                raise HeaderError("truncated .pth", f"{size:,} of {tensor.num_bytes:,} bytes of the tensor")
+    except _ZIP_ERRORS:
+        stream.check()
+        raise HeaderError("a damaged .pth") from None
+    return tensor.shape
+
+
+def _other(what: str, detail: str = "") -> HeaderError:
+    return HeaderError(f"holds {what}, not a tensor", detail)
+
+
+def _read_tensor(data: bytes) -> _Tensor:
+    """Follows a pickle as far as a tensor needs: names stay names, and what is called is only looked at.
+
+    The memo can make tuples of tuples that share their items: nothing here compares, hashes or prints a tuple whole,
+    which would take exponential time.
+    """
+    stack: list[Any] = []
+    memo: dict[object, Any] = {}
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        if name in ("EMPTY_DICT", "EMPTY_LIST") and not stack:
+            raise _other("a dict" if name == "EMPTY_DICT" else "a list")
+        elif name == "MARK":
+            if not stack:
+                raise _other("a tuple")
+            stack.append(_MARK)
+        elif name in ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"):
+            stack.append(argument)
+        elif name in ("NEWTRUE", "NEWFALSE", "NONE"):
+            stack.append(None)
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif name == "GLOBAL":
+            stack.append(_Global(str(argument)))
+        elif name == "STACK_GLOBAL":
+            attribute, module = stack.pop(), stack.pop()
+            stack.append(_Global(f"{module} {attribute}" if type(module) is type(attribute) is str else ""))
+        elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"):
+            _take_tuple(stack, name)
+        elif name == "BINPERSID":
+            stack.append(_storage(stack.pop()))
+        elif name == "REDUCE":
+            arguments, called = stack.pop(), stack.pop()
+            stack.append(_called(called, arguments))
+            if stack == [_HOOKS]:
+                raise _other("a dict")
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            raise _other("something else", f"a pickle with the operation {name}")
+    if len(stack) != 1 or not isinstance(stack[0], _Tensor):
+        raise _other("something else")
+    return stack[0]
+
+
+def _take_tuple(stack: list[Any], name: str) -> None:
+    """Replaces the items at the end of the stack by a tuple of them."""
+    start = len(stack) - int(name[-1]) if name[-1].isdigit() else len(stack)
+    if name == "TUPLE":
+        start = next(at for at in reversed(range(-1, len(stack))) if at < 0 or stack[at] is _MARK) + 1
+    if start < 0:
+        raise HeaderError("a damaged .pth")
+    if start == 0 and name != "EMPTY_TUPLE":
+        raise _other("a tuple")
+    items = tuple(stack[start:])
+    del stack[start - (name == "TUPLE") :]
+    stack.append(items)
+
+
+def _called(called: object, arguments: object) -> object:
+    """What a call gives, of the three that a tensor's pickle makes."""
+    if not isinstance(called, _Global) or type(arguments) is not tuple:
+        raise HeaderError("a damaged .pth")
+    if called.name == "collections OrderedDict" and not arguments:
+        return _HOOKS
+    if called.name == "torch._utils _rebuild_parameter" and len(arguments) == 3 and isinstance(arguments[0], _Tensor):
+        return arguments[0]
+    if called.name in ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3") and len(arguments) >= 4:
+        return _tensor(*arguments[:4])
+    raise _other("something else", f"a pickle that calls {called.name[:80]!r}")
+
+
+def _tensor(storage: object, offset: Any, shape: object, strides: object) -> _Tensor:
+    if not isinstance(storage, _Tensor) or type(shape) is not tuple or type(strides) is not tuple:
+        raise HeaderError("a damaged .pth")
+    if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
+        raise HeaderError("a damaged .pth", "a tensor without a shape")
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    (count,) = storage.shape
+    item_size = storage.num_bytes // count if count else 1
+    return _Tensor(shape, storage.key, max(0 if 0 in shape else last + 1, count) * item_size)
+
+
+def _storage(reference: object) -> _Tensor:
+    """The storage of `("storage", class, key, device, number of items)`, as a tensor of one dimension."""
+    if type(reference) is not tuple or len(reference) != 5:
+        raise HeaderError("a damaged .pth")
+    _, kind, key, _, count = reference
+    if not isinstance(kind, _Global) or type(key) is not str or type(count) is not int or count < 0:
+        raise HeaderError("a damaged .pth")
+    return _Tensor((count,), key, count * _ITEM_SIZES.get(kind.name.removeprefix("torch "), 1))

@@ -76,7 +76,7 @@ def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
 
 
 def _xing_count(data: bytes, frame: _Frame, available: int) -> int | None:
-    """The number of samples by the tag in the first frame, or None where there is none.
+    """The number of samples by the tag in the first frame, or None without a tag.
 
     Args:
         data: The beginning of the first frame.
@@ -122,7 +122,7 @@ class _Reader:
         self._window = payload.read(0, _WINDOW_BYTES)
 
     def frame(self, position: int) -> _Frame | None:
-        """The header at a position, or None where none stands."""
+        """The header at a position, or None if none stands."""
         at = self._at(position, 4)
         window = self._window
         if at + 4 > len(window) or window[at] != 0xFF:

@@ -10,7 +10,6 @@ import struct
 from dataclasses import dataclass
 
 from batchtune.manifests.headers.payload import AudioLength, BytesPayload, HeaderError, Payload
-from batchtune.manifests.headers.sndfile import sndfile_length
 
 _CANONICAL = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _CHUNK = struct.Struct("<4sI")
@@ -80,16 +79,15 @@ def wav_length(header: bytes, size: int) -> AudioLength | None:
         return None
 
 
-def wav_length_of(payload: Payload) -> AudioLength:
-    """The length of any WAV file.
+def wav_length_of(payload: Payload) -> AudioLength | None:
+    """The length of any WAV file; None if only libsndfile can tell it.
 
     A size of the samples that a writer to a pipe left open (0, all ones, SoX's 0x7FFFF000) means all to the end.
 
     Raises:
         HeaderError: No WAV file, damaged, or truncated: fewer samples than the header says.
-        ManifestError: It takes libsndfile, and the package soundfile is missing.
     """
-    return _told_by(_layout(payload, payload.size)) or sndfile_length(payload)
+    return _told_by(_layout(payload, payload.size))
 
 
 def _layout(payload: Payload, size: int) -> _Layout:
@@ -141,7 +139,7 @@ def _data_size(declared: int, available: int, align: int, open_end: bool) -> int
 
 
 def _told_by(layout: _Layout) -> AudioLength | None:
-    """The length, or None where it takes libsndfile. Raises HeaderError where nothing could tell it."""
+    """The length, or None if it takes libsndfile. Raises HeaderError where nothing could tell it."""
     codec, channels, rate, _, align, bits = _FMT.unpack_from(layout.fmt)
     if codec == _EXTENSIBLE and len(layout.fmt) >= 26:
         codec = int.from_bytes(layout.fmt[24:26], "little")

@@ -1,4 +1,4 @@
-"""Arrow arrays → values as the other formats hand them on: floats, texts, lists, None where there is nothing.
+"""The columns of Arrow tables by name, and their values as the other formats hand them on. For the reader process.
 
 Files are data from strangers. Arrays must be fully validated before they come here; what a valid array can still do
 is to stand for far more values than the file has bytes (one text named by a million rows, a list of a billion
@@ -8,25 +8,29 @@ nulls). `Budget` ends that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import numpy as np
+import pyarrow  # noqa: TID253  # imported in the reader process alone
+import pyarrow.compute  # noqa: TID253
+from pyarrow import types  # noqa: TID253
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import FloatArray, IntArray
+from batchtune.manifests.columns import id_name
 from batchtune.manifests.values import Unreadable
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Values = Sequence[object] | FloatArray
 
-# A step of a path that is no item of a list but their number.
+# A column of lists has another beside it, of their numbers of items: input_ids.count.
+_COUNTED = "count"
+# Steps of a path: the number of a list's items, and (of a column's own path) all items of a list.
 COUNT = -1
+_ITEMS = 0
+_LONGEST_INDEX = 9
 
-ROWS_AT_ONCE = 65_536
-CELLS_AT_ONCE = 1_000_000
 _TRUSTED_CELLS = 128 * 1024 * 1024
 _LARGEST_EXPANSION = 500
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
@@ -64,9 +68,6 @@ class Budget:
 
 def plain(array: pyarrow.Array) -> pyarrow.Array:
     """The array itself under an extension type, and what runs of equal values stand for."""
-    import pyarrow
-    import pyarrow.compute
-
     while isinstance(array.type, pyarrow.BaseExtensionType):
         array = array.storage
     if pyarrow.types.is_run_end_encoded(array.type):
@@ -76,8 +77,6 @@ def plain(array: pyarrow.Array) -> pyarrow.Array:
 
 def is_list(kind: pyarrow.DataType) -> bool:
     """Whether values of a type have items; a map counts as a list of its pairs."""
-    from pyarrow import types
-
     return bool(
         types.is_list(kind)
         or types.is_large_list(kind)
@@ -90,15 +89,11 @@ def is_list(kind: pyarrow.DataType) -> bool:
 
 def is_text(kind: pyarrow.DataType) -> bool:
     """Whether values of a type are text."""
-    from pyarrow import types
-
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def is_binary(kind: pyarrow.DataType) -> bool:
     """Whether values of a type are bytes that nothing says to be text."""
-    from pyarrow import types
-
     return bool(
         types.is_binary(kind)
         or types.is_large_binary(kind)
@@ -109,15 +104,11 @@ def is_binary(kind: pyarrow.DataType) -> bool:
 
 def is_span(kind: pyarrow.DataType) -> bool:
     """Whether values of a type are spans of time; a time of day is one since midnight."""
-    from pyarrow import types
-
     return bool(types.is_duration(kind) or types.is_time(kind))
 
 
 def is_number(kind: pyarrow.DataType) -> bool:
     """Whether values of a type are numbers; spans of time are, in seconds."""
-    from pyarrow import types
-
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or is_span(kind))
 
 
@@ -130,8 +121,6 @@ def walked(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> 
             `COUNT` the number of its items.
         budget: What the file may stand for.
     """
-    import pyarrow.compute
-
     array = plain(array)
     if not steps:
         return array
@@ -146,22 +135,13 @@ def walked(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> 
     return pyarrow.LargeListArray.from_arrays(_offsets(counts), walked(items, steps, budget))
 
 
-def cut(arrays: Sequence[pyarrow.Array], budget: Budget) -> Iterator[slice]:
-    """The rows of some arrays of equal length, in parts that don't become too much to hold at once."""
-    rows = len(arrays[0])
-    weights = [found for array in arrays if (found := _weights(array, budget)) is not None]
-    if not weights:
-        if rows:
-            yield slice(0, rows)
-        return
-    ends = np.cumsum(np.sum(weights, axis=0))
-    budget.spend(int(ends[-1]) if rows else 0)
-    start = 0
-    while start < rows:
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + CELLS_AT_ONCE, side="right")))
-        yield slice(start, stop)
-        start = stop
+def cells(array: pyarrow.Array, budget: Budget) -> int:
+    """How many values an array stands for: its items, those of lists and of the lists in them included."""
+    array = plain(array)
+    if not is_list(array.type):
+        return len(array)
+    items = _items(array, budget)[1]
+    return len(array) + cells(items, budget)
 
 
 def handed_on(array: pyarrow.Array) -> Values:
@@ -173,8 +153,6 @@ def handed_on(array: pyarrow.Array) -> Values:
     Returns:
         Shape (len(array),). Numbers are floats, spans of time seconds; what can't be a length is Unreadable.
     """
-    from pyarrow import types
-
     array = plain(array)
     kind = array.type
     if is_number(kind):
@@ -194,10 +172,6 @@ def as_listed(values: Values) -> list[object]:
 
 
 def _floats(array: pyarrow.Array) -> Values:
-    import pyarrow
-    import pyarrow.compute
-    from pyarrow import types
-
     kind = array.type
     if types.is_decimal(kind):
         # Not straight to a float: that is off by one in the last digit, for 3.51 already.
@@ -231,8 +205,6 @@ def _lists(array: pyarrow.Array) -> list[object]:
 
 
 def _unreadable(array: pyarrow.Array) -> list[object]:
-    from pyarrow import types
-
     kind = array.type
     if is_binary(kind):
         value = Unreadable("binary data")
@@ -244,10 +216,7 @@ def _unreadable(array: pyarrow.Array) -> list[object]:
 
 
 def _counts(array: pyarrow.Array) -> pyarrow.Array:
-    """The number of items of every list, null where there is none."""
-    import pyarrow
-    import pyarrow.compute
-
+    """The number of items of every list, null for a null list."""
     if pyarrow.types.is_map(array.type):
         array = _pairs(array)
     return pyarrow.compute.list_value_length(array)
@@ -255,8 +224,6 @@ def _counts(array: pyarrow.Array) -> pyarrow.Array:
 
 def _flat(array: pyarrow.Array) -> pyarrow.Array:
     """The items of all lists, those of null lists left out."""
-    import pyarrow
-
     if pyarrow.types.is_map(array.type):
         array = _pairs(array)
     return array.flatten()
@@ -264,63 +231,152 @@ def _flat(array: pyarrow.Array) -> pyarrow.Array:
 
 def _pairs(array: pyarrow.MapArray) -> pyarrow.ListArray:
     # Not by a cast: that ends the process where a map is a slice and has lists below (seen in pyarrow 26).
-    import pyarrow
-
     pairs = pyarrow.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
     offsets = pyarrow.array(array.offsets.to_numpy())
     return pyarrow.ListArray.from_arrays(offsets, pairs, mask=array.is_null())
 
 
 def _items(array: pyarrow.Array, budget: Budget) -> tuple[IntArray, pyarrow.Array]:
-    """How many items every list has, -1 where there is none, and the items of all."""
+    """How many items every list has, -1 for a null list, and the items of all."""
     counts = _counts(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     budget.check(int(counts[counts > 0].sum(dtype=np.float64)))
     return counts, _flat(array)
 
 
 def _offsets(counts: IntArray) -> pyarrow.Array:
-    import pyarrow
-
     ends = np.concatenate([[0], np.cumsum(np.maximum(counts, 0))])
     return pyarrow.array(ends, mask=np.append(counts < 0, False))
 
 
 def _picked(counts: IntArray, items: pyarrow.Array, index: int) -> pyarrow.Array:
     """Of every list the item with a number, null where it has none."""
-    import pyarrow
-
     if pyarrow.types.is_string_view(items.type):  # nothing can be taken from these
         items = pyarrow.array(items.to_pylist(), pyarrow.large_string())
     starts = np.cumsum(np.maximum(counts, 0)) - np.maximum(counts, 0)
     return items.take(pyarrow.array(starts + index, mask=counts <= index))
 
 
-def _weights(array: pyarrow.Array, budget: Budget) -> IntArray | None:
-    """How many cells each value is; None where all are one."""
-    import pyarrow.compute
-    from pyarrow import types
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A column, or a field that lies in one.
 
-    array = plain(array)
-    if types.is_string_view(array.type):
-        return _view_sizes(array)
-    if is_text(array.type):
-        sizes = pyarrow.compute.binary_length(array).fill_null(0)
-        return cast(IntArray, sizes.to_numpy(zero_copy_only=False).astype(np.int64) + 1)
-    if not is_list(array.type):
-        return None
-    counts, items = _items(array, budget)
-    counts = np.maximum(counts, 0)
-    below = _weights(items, budget)
-    if below is None:
-        return counts + 1
-    ends = np.concatenate([[0], np.cumsum(below)])[np.cumsum(counts)]
-    return cast(IntArray, np.diff(ends, prepend=0) + 1)
+    Attributes:
+        path: Names of fields, the first that of the column, and `_ITEMS` if the way goes through a list.
+        type: Of the values there; a list's, of its items.
+        unclear: Whether a name on the way stands for several fields.
+        mapped: Whether the way goes through a map.
+        index: Its number among the leaves of the schema, in order.
+    """
+
+    path: tuple[str | int, ...]
+    type: pyarrow.DataType
+    unclear: bool = False
+    mapped: bool = False
+    index: int = 0
+
+    def under(self, step: str | int, *, unclear: bool = False, mapped: bool = False) -> Leaf:
+        """The same, seen from one step higher."""
+        return Leaf((step, *self.path), self.type, self.unclear or unclear, self.mapped or mapped)
 
 
-def _view_sizes(array: Any) -> IntArray:
-    # A view is 16 bytes, of which the first four are the text's size; Arrow itself has no function for it.
-    end = array.offset + len(array)
-    views = np.frombuffer(array.buffers()[1], dtype="<i4", count=4 * end).reshape(end, 4)
-    sizes = views[array.offset :, 0].astype(np.int64)
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return cast(IntArray, np.where(valid, sizes, 0) + 1)
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A column that is read.
+
+    Attributes:
+        name: As it was asked for.
+        leaf: What must be read for it.
+        steps: From the row to the value: names of fields, numbers of items, and `COUNT` at the end.
+    """
+
+    name: str
+    leaf: Leaf
+    steps: tuple[str | int, ...]
+
+    @property
+    def counted(self) -> bool:
+        """Whether the lengths of the lists there are wanted, not the lists."""
+        return self.steps[-1] == COUNT
+
+    @property
+    def listed(self) -> bool:
+        """Whether the way goes through a list."""
+        return _ITEMS in self.leaf.path
+
+    def values(self, batch: pyarrow.RecordBatch, budget: Budget) -> pyarrow.Array:
+        """The values in the rows of a batch, still as an array."""
+        return walked(batch.column(batch.schema.get_field_index(self.steps[0])), self.steps[1:], budget)
+
+
+def leaves(schema: pyarrow.Schema) -> list[Leaf]:
+    """The columns of a schema; if they have fields, these in their place, however deep."""
+    found: list[Leaf] = []
+    for field in schema:
+        unclear = schema.get_field_index(field.name) < 0
+        found += [below.under(field.name, unclear=unclear) for below in _below(field.type)]
+    return [replace(leaf, index=index) for index, leaf in enumerate(found)]
+
+
+def _below(kind: pyarrow.DataType) -> Iterator[Leaf]:
+    """The ways from a value of a type to its leaves."""
+    while isinstance(kind, pyarrow.BaseExtensionType) or types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind.value_type
+    if types.is_struct(kind):
+        for field in kind:
+            unclear = kind.get_field_index(field.name) < 0
+            yield from (below.under(field.name, unclear=unclear) for below in _below(field.type))
+    elif types.is_map(kind):
+        for name, child in (("key", kind.key_type), ("value", kind.item_type)):
+            yield from (below.under(name).under(_ITEMS, mapped=True) for below in _below(child))
+    elif is_list(kind):
+        yield from (below.under(_ITEMS) for below in _below(kind.value_type))
+    else:
+        yield Leaf((), kind)
+
+
+def listed_keys(schema: pyarrow.Schema) -> list[Key]:
+    """The columns as a user sees them: all leaves, and before the first leaf of every list its length."""
+    named = [(".".join(step for step in leaf.path if isinstance(step, str)), leaf) for leaf in leaves(schema)]
+    names = {name for name, _ in named}
+    keys: dict[str, Key] = {}
+    for full_name, leaf in named:
+        steps: list[str] = []
+        for step in leaf.path:
+            if isinstance(step, str):
+                steps.append(step)
+                continue
+            name = ".".join((*steps, _COUNTED))
+            if name not in names:
+                keys.setdefault(name, Key(name, leaf, (*steps, COUNT)))
+        keys.setdefault(full_name, Key(full_name, leaf, tuple(steps)))
+    return list(keys.values())
+
+
+def id_key(schema: pyarrow.Schema) -> Key | None:
+    """The column that names a row, or None."""
+    keys = {
+        key.name: key
+        for key in listed_keys(schema)
+        if not key.listed and not key.leaf.unclear and (is_text(key.leaf.type) or types.is_integer(key.leaf.type))
+    }
+    found = id_name(keys)
+    return None if found is None else keys[found]
+
+
+def key_in(leaf: Leaf, name: str) -> Key | None:
+    """The key of a name if it leads to a leaf, else None."""
+    steps: list[str | int] = []
+    rest = name
+    for position, step in enumerate(leaf.path):
+        part, _, after = rest.partition(".")
+        if isinstance(step, str):
+            if rest != step and not rest.startswith(f"{step}."):
+                return None
+            steps.append(step)
+            rest = rest[len(step) + 1 :]
+        elif rest == _COUNTED and _COUNTED not in leaf.path[position + 1 : position + 2]:
+            return Key(name, leaf, (*steps, COUNT))
+        elif part.isdecimal() and len(part) <= _LONGEST_INDEX:
+            steps.append(int(part))
+            rest = after
+    return Key(name, leaf, tuple(steps)) if not rest else None

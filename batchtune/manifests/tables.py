@@ -1,0 +1,356 @@
+"""Parquet and Arrow tables: what their columns are, and the values of some of them. Runs in the reader process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+import pyarrow  # noqa: TID253  # imported in the reader process alone
+from pyarrow import ipc, parquet, types  # noqa: TID253
+
+from batchtune.errors import ManifestError, shortened
+from batchtune.lengths import Unit
+from batchtune.manifests.arrow_values import (
+    Budget,
+    Key,
+    Values,
+    as_listed,
+    cells,
+    handed_on,
+    id_key,
+    is_binary,
+    is_number,
+    is_span,
+    key_in,
+    leaves,
+    listed_keys,
+)
+from batchtune.manifests.columns import PEEKED_ROWS, dotted, summarise
+
+METADATA = b"batchtune"
+_FORMAT: Literal["batchtune/lengths"] = "batchtune/lengths"
+_VERSION: Literal[1] = 1
+
+_BUFFER_BYTES = 4 * 1024 * 1024
+_MOST_ROWS_AT_ONCE = 1024 * 1024
+_BYTES_AT_ONCE = 16 * 1024 * 1024
+_VALUE_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1."""
+
+    first: int
+    rows: pyarrow.RecordBatch
+    share: float
+
+
+class _Table(Protocol):
+    """An open file."""
+
+    schema: pyarrow.Schema
+    size: int
+
+    def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
+        """Its rows, with little more of its columns than the keys need; what precedes `from_row` may be left out."""
+
+
+class _ParquetTable:
+    def __init__(self, path: str) -> None:
+        self._file = parquet.ParquetFile(
+            path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
+        self.size = os.stat(path).st_size
+        self.schema = self._file.schema_arrow
+        self._leaves = leaves(self.schema)
+        self._names = [self._file.schema.column(index).path for index in range(len(self._file.schema))]
+        if len(self._names) != len(self._leaves):
+            raise pyarrow.ArrowInvalid("a schema that is not understood")
+
+    def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
+        metadata = self._file.metadata
+        indices = {key.leaf.index for key in keys}
+        # Of a map without its keys pyarrow reads no rows.
+        mapped = {key.leaf.path[0] for key in keys if key.leaf.mapped}
+        wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
+        budget.check(metadata.num_rows)
+        first = 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if first + group.num_rows <= from_row:
+                first += group.num_rows
+                continue
+            cells = [
+                max(one.num_values, one.total_uncompressed_size // _VALUE_BYTES) for one in map(group.column, wanted)
+            ]
+            budget.check(sum(cells))
+            at_once = _rows_at_once(group.num_rows, _VALUE_BYTES * sum(cells))
+            columns = [self._names[index] for index in wanted]
+            for rows in self._file.iter_batches(at_once, row_groups=[number], columns=columns, use_threads=False):
+                yield _Batch(first, rows, min(1.0, (first + rows.num_rows) / max(1, metadata.num_rows)))
+                first += rows.num_rows
+        if first != metadata.num_rows:
+            raise pyarrow.ArrowInvalid(f"{first:,} rows are found, and it says that it has {metadata.num_rows:,}")
+
+
+class _ArrowTable:
+    def __init__(self, path: str) -> None:
+        # Mapped, so that of large columns that are not asked for (audio) nothing is read.
+        with open(path, "rb") as stream:
+            self._mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self.size = len(self._mapped)
+        self._is_file = self._mapped[:6] == b"ARROW1"
+        self.schema = self._reader(pyarrow.BufferReader(self._mapped), []).schema
+
+    def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
+        data = pyarrow.BufferReader(self._mapped)
+        reader = self._reader(data, sorted({self.schema.get_field_index(key.steps[0]) for key in keys}))
+        first = 0
+        for number in range(reader.num_record_batches) if self._is_file else itertools.count():
+            try:
+                rows = reader.get_batch(number) if self._is_file else reader.read_next_batch()
+            except StopIteration:
+                break
+            share = (number + 1) / reader.num_record_batches if self._is_file else data.tell() / self.size
+            if first + rows.num_rows > from_row:
+                yield _Batch(first, rows, share)
+            first += rows.num_rows
+
+    def _reader(self, data: pyarrow.BufferReader, columns: list[int]) -> Any:
+        options = ipc.IpcReadOptions(included_fields=columns, use_threads=False)
+        return (ipc.open_file if self._is_file else ipc.open_stream)(data, options=options)
+
+
+_TABLES: dict[str, type[_ParquetTable] | type[_ArrowTable]] = {"Parquet": _ParquetTable, "Arrow": _ArrowTable}
+
+
+class TableReader:
+    """An open file, as `reader_process` serves it. All methods raise ManifestError if the file is damaged.
+
+    Args:
+        title: Parquet or Arrow.
+        path: The file.
+        label: What messages call it.
+    """
+
+    def __init__(self, title: str, path: str, label: str) -> None:
+        self._title = title
+        self._label = label
+        if not os.stat(path).st_size:
+            raise ManifestError(f"{label} is empty", "Check that it was written to its end.")
+        with self._explained():
+            self._table: _Table = _TABLES[title](path)
+        self._batches: Iterator[tuple[int, int, float, list[object]]] = iter(())
+        self._ids: Iterator[_Batch] = iter(())
+        self._ids_at: _Batch | None = None
+
+    def answer(self, method: str, arguments: Sequence[Any]) -> object:
+        """What a method of this returns; what pyarrow raises in it becomes a ManifestError."""
+        with self._explained():
+            return getattr(self, method)(*arguments)
+
+    def columns(self) -> list[tuple[str, object, bool, bool]]:
+        """The fields of `Column`, of each column."""
+        listed = listed_keys(self._table.schema)
+        read = [key for key in listed if not is_binary(key.leaf.type) and not key.leaf.unclear]
+        values = self._first_values(read)
+        nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
+        rows = (dict(zip(values, row, strict=True)) for row in itertools.zip_longest(*values.values()))
+        found = []
+        for column, key in zip(summarise([nothing, *rows]), listed, strict=True):
+            numeric = key.counted or is_number(key.leaf.type)  # the type says more than the first values do
+            example = [] if column.example is None and key.listed and not key.counted else column.example
+            found.append((column.name, example, column.numeric or numeric, column.text and not numeric))
+        return found
+
+    def units(self) -> dict[str, Unit]:
+        """Column → what it counts, if the file says it."""
+        keys = listed_keys(self._table.schema)
+        spans = [key.name for key in keys if not key.counted and is_span(key.leaf.type)]
+        return {**dict.fromkeys(spans, "s"), **self._noted_units()}
+
+    def default_target(self) -> str | None:
+        """The column of the target lengths that `batchtune scan` wrote."""
+        ours = METADATA in (self._table.schema.metadata or {})
+        return "target_length" if ours and "target_length" in self._table.schema.names else None
+
+    def select(self, names: Sequence[str]) -> None:
+        """Says which columns `next` hands out."""
+        self._batches = self._values([self._key(name) for name in names])
+
+    def next(self) -> tuple[int, int, float, list[object]] | None:
+        """Number of the first row and of rows, share of the file, and the values of each column; None at the end."""
+        return next(self._batches, None)
+
+    def ids(self, first: int, count: int) -> list[str | None]:
+        """The ids of `count` rows from `first`, None for each row without one."""
+        key = id_key(self._table.schema)
+        found: list[str | None] = []
+        budget = self._budget()
+        while key is not None and len(found) < count:
+            row = first + len(found)
+            batch = self._ids_batch(key, row, budget)
+            if batch is None:  # a damaged file, which has another number of them than of lengths
+                break
+            array = key.values(batch.rows.slice(row - batch.first, count - len(found)), budget)
+            found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
+        return found + [None] * (count - len(found))
+
+    def _ids_batch(self, key: Key, row: int, budget: Budget) -> _Batch | None:
+        """The batch in which a row is."""
+        if self._ids_at is None or row < self._ids_at.first:
+            self._ids = _validated(self._table.batches([key], budget, row))
+            self._ids_at = next(self._ids, None)
+        while self._ids_at is not None and row >= self._ids_at.first + self._ids_at.rows.num_rows:
+            self._ids_at = next(self._ids, None)
+        return self._ids_at
+
+    def _values(self, keys: Sequence[Key]) -> Iterator[tuple[int, int, float, list[object]]]:
+        budget = self._budget()
+        for batch in _validated(self._table.batches(keys, budget)):
+            budget.spend(batch.rows.num_rows + batch.rows.nbytes // _VALUE_BYTES)
+            arrays = [key.values(batch.rows, budget) for key in keys]
+            held = sum(cells(array, budget) for array in arrays)
+            budget.spend(held)
+            at_once = _rows_at_once(len(batch.rows), _VALUE_BYTES * held + sum(array.nbytes for array in arrays))
+            for start in range(0, len(batch.rows), at_once):
+                values: list[object] = [handed_on(array.slice(start, at_once)) for array in arrays]
+                yield batch.first + start, min(at_once, len(batch.rows) - start), batch.share, values
+
+    def _first_values(self, keys: Sequence[Key]) -> dict[str, list[object]]:
+        """Column → its values in the first rows; not of those that can't be read."""
+        budget = self._budget()
+        try:
+            with self._explained():
+                batches = _validated(self._table.batches(keys, budget)) if keys else iter(())
+                rows = next((batch.rows for batch in batches if batch.rows.num_rows), None)
+                if rows is None:
+                    return {}
+                rows = rows.slice(0, min(PEEKED_ROWS, _rows_at_once(len(rows), rows.nbytes)))
+                arrays = {key: key.values(rows, budget) for key in keys}
+                budget.spend(sum(cells(array, budget) for array in arrays.values()))
+                return {key.name: _shown(key, array) for key, array in arrays.items()}
+        except ManifestError:
+            if len(keys) == 1:
+                return {}
+        return {name: values for key in keys for name, values in self._first_values([key]).items()}
+
+    def _key(self, name: str) -> Key:
+        """The column of a name, or an item of a list (`prompt.0.content`)."""
+        found = leaves(self._table.schema)
+        for spelt in (name, dotted(name)):
+            keys = [key for leaf in found if (key := key_in(leaf, spelt)) is not None]
+            columns = [key for key in keys if not key.counted]
+            if len(columns) > 1 or any(key.leaf.unclear for key in keys):
+                raise ManifestError(
+                    f"{self._label} has several columns {shortened(name)}",
+                    "Rename them, so that each has its own name.",
+                )
+            if keys:
+                return replace((columns or keys)[0], name=name)
+        raise ManifestError(f"{self._label} has no column {shortened(name)}", "Name another column.")
+
+    def _noted_units(self) -> dict[str, Unit]:
+        """Column → what it counts, by what `lengths_table` noted; nothing in a file that another program wrote."""
+        noted = (self._table.schema.metadata or {}).get(METADATA)
+        if noted is None:
+            return {}
+        try:
+            known = msgspec.json.decode(noted, type=_Version)
+            if known.format == _FORMAT and known.version > _VERSION:
+                raise ManifestError(
+                    f"{self._label} is of version {known.version} of batchtune's lengths; this batchtune knows "
+                    f"{_VERSION}",
+                    "Use a newer batchtune, or scan the data set again.",
+                )
+            note = msgspec.json.decode(noted, type=_Note)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            message = f"{self._label}: what its metadata say under 'batchtune' is not as batchtune writes it ({error})"
+            raise ManifestError(message, "Scan the data set again.") from None
+        units = {"length": note.unit, "target_length": note.target_unit}
+        return {column: unit for column, unit in units.items() if unit is not None}
+
+    def _budget(self) -> Budget:
+        return Budget(Path(self._label), self._table.size)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns what pyarrow raises for a damaged file into a ManifestError."""
+        anew = f"Check that it is a whole {self._title} file; make or fetch it anew."
+        try:
+            yield
+        except ManifestError:
+            raise
+        except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError) as error:
+            message = f"{self._label} holds something that the installed pyarrow can't read: {_said(error)}"
+            raise ManifestError(message, "Try a newer pyarrow, or write the file anew.") from None
+        except (pyarrow.ArrowMemoryError, MemoryError) as error:
+            message = f"{self._label} asks for more memory than there is ({_said(error)}): it is damaged or too large"
+            raise ManifestError(message, anew) from None
+        except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ManifestError(f"{self._label} can't be read as {self._title}: {_said(error)}", anew) from None
+
+
+def lengths_table(
+    ids: Sequence[str | None],
+    lengths: Values,
+    targets: Values | None,
+    unit: Unit | None,
+    target_unit: Unit | None = None,
+) -> pyarrow.Table:
+    """Lengths as the table that `batchtune scan` writes and `TableReader` knows again.
+
+    Args:
+        ids: Shape (count,), of the examples.
+        lengths: Shape (count,), numbers; None for one that is not known.
+        targets: Shape (count,), likewise, or None: then there is no column `target_length`.
+        unit: What the lengths count, or None if nothing says it.
+        target_unit: What the targets count.
+    """
+    columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": pyarrow.array(lengths, pyarrow.float64())}
+    if targets is not None:
+        columns["target_length"] = pyarrow.array(targets, pyarrow.float64())
+    note = msgspec.json.encode(_Note(unit=unit, target_unit=target_unit))
+    return pyarrow.table(columns).replace_schema_metadata({METADATA: note})
+
+
+class _Version(msgspec.Struct):
+    format: str
+    version: int
+
+
+class _Note(msgspec.Struct):
+    format: Literal["batchtune/lengths"] = _FORMAT
+    version: Literal[1] = _VERSION
+    unit: Unit | None = None
+    target_unit: Unit | None = None
+
+
+def _said(error: BaseException) -> str:
+    return shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
+
+
+def _validated(batches: Iterator[_Batch]) -> Iterator[_Batch]:
+    for batch in batches:
+        batch.rows.validate(full=True)
+        yield batch
+
+
+def _rows_at_once(rows: int, size: int) -> int:
+    """How many of some rows of a size in bytes are little to hold."""
+    return max(1, min(_MOST_ROWS_AT_ONCE, rows * _BYTES_AT_ONCE // max(1, size)))
+
+
+def _shown(key: Key, array: pyarrow.Array) -> list[object]:
+    values = as_listed(handed_on(array))
+    if key.counted or types.is_integer(key.leaf.type):
+        return [int(value) if isinstance(value, float) and abs(value) < 2**53 else value for value in values]
+    return values
