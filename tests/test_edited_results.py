@@ -27,7 +27,7 @@ from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.results import WorkloadRecord, write_result
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 from batchtune.tuning.verify_setup import Wanted
 from batchtune.tuning.verify_steps import VerifySettings

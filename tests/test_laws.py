@@ -9,7 +9,7 @@ import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of

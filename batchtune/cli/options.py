@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from batchtune.probe.devices import DEVICE_FORMS, device_names
+
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
+    from batchtune.probe.settings import ProbeSettings
     from batchtune.tuning.current import Current
-    from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.sweep import SweepSettings
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
@@ -82,11 +84,6 @@ def strategies() -> Sequence[str]:
     from batchtune.batching.strategies import STRATEGIES
 
     return list(STRATEGIES)
-
-
-def devices() -> Sequence[str]:
-    """What `--device` takes; which GPUs there are would take too long to find out."""
-    return ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
 
 def workloads() -> Sequence[str]:
@@ -340,9 +337,7 @@ class ProbeOptions:
         ),
     ] = None
     set: WorkloadSettings = None
-    device: Annotated[str, option("auto, cpu, cuda or cuda:N.", name="DEVICE", metavar="DEVICE", values=devices)] = (
-        "auto"
-    )
+    device: Annotated[str, option(f"{DEVICE_FORMS}.", name="DEVICE", metavar="DEVICE", values=device_names)] = "auto"
     memory: Annotated[
         str | None,
         option(
@@ -401,7 +396,7 @@ class ProbeOptions:
             UsageError: A value has no meaning, or the workload must be named because the unit is unknown.
         """
         from batchtune.errors import UsageError
-        from batchtune.tuning.probe_settings import ProbeSettings
+        from batchtune.probe.settings import ProbeSettings
         from batchtune.units import parse_size
         from batchtune.workloads import default_workload, parse_options
 

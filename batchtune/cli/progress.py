@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from batchtune.lengths import Lengths
     from batchtune.manifests import Progress
+    from batchtune.probe.settings import ProbeSettings
     from batchtune.results import Device, Probe, Row, Trial
-    from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.probing import ProbeProgress
     from batchtune.tuning.sweep import SweepSettings
     from batchtune.tuning.verify_steps import VerifyProgress
@@ -35,7 +35,7 @@ def probe_with_progress(
     sweep_settings: SweepSettings | None = None,
 ) -> Probe:
     """Runs the probe with a line for each trial and a bar below."""
-    from batchtune.tuning.probing import run_probe
+    from batchtune.tuning.probing import ProbeHooks, run_probe
     from batchtune.tuning.sweeping import holds_other_lengths
 
     holds_other_lengths(lengths, run.run, force=run.force)
@@ -50,8 +50,7 @@ def probe_with_progress(
             run.run,
             force=run.force,
             sweep_settings=sweep_settings,
-            on_progress=watcher,
-            on_note=lambda text: console.notes([text], quiet=run.quiet),
+            hooks=ProbeHooks(on_progress=watcher, on_note=lambda text: console.notes([text], quiet=run.quiet)),
         )
 
 

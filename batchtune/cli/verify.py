@@ -17,11 +17,11 @@ from batchtune.cli.options import (
     SetupTimeout,
     Wait,
     WorkloadSettings,
-    devices,
     expand,
     option,
     workloads,
 )
+from batchtune.probe.devices import DEVICE_FORMS, device_names
 
 if TYPE_CHECKING:
     from batchtune.tuning.verify_setup import Wanted
@@ -88,9 +88,9 @@ class WantedOptions:
         ),
     ] = None
     set: WorkloadSettings = None
-    device: Annotated[
-        str | None, option("auto, cpu, cuda or cuda:N.", name="DEVICE", metavar="DEVICE", values=devices)
-    ] = None
+    device: Annotated[str | None, option(f"{DEVICE_FORMS}.", name="DEVICE", metavar="DEVICE", values=device_names)] = (
+        None
+    )
     memory: Annotated[
         str | None, option("Cap on the worker's memory, such as 2GiB.", name="MEMORY", metavar="SIZE")
     ] = None

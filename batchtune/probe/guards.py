@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from batchtune.probe import keeper
-from batchtune.probe.meters import CPU_ENVIRONMENT
+from batchtune.probe.devices import backends
 
 MARK = "BATCHTUNE_PROBE_WORKER"
 # Elsewhere, forking a process that has imported PyTorch is not safe (macOS), or can't be done.
@@ -100,7 +100,8 @@ class Nursery:
         self._process = self._requests = None
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, **CPU_ENVIRONMENT, "PYTHONUNBUFFERED": "1", MARK: self.mark}
+        needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
+        return {**os.environ, **needed, "PYTHONUNBUFFERED": "1", MARK: self.mark}
 
     def _ask(self, descriptors: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:

@@ -8,41 +8,36 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterator
-from typing import Literal
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
+from batchtune.probe.devices import backends
 from batchtune.units import parse_size
+from batchtune.workloads.tracebacks import first_line
 
-OOM_MESSAGES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\b(CUDA|HIP|XPU) out of memory(?!\.\w)",  # not the name of a file
-        r"would exceed allowed memory",
-        r"\b(CUDA|HIP) error: out of memory",
-        r"CUDA driver error: out of memory",
-        r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED",
-        r"CUSOLVER_STATUS_ALLOC_FAILED",
-        r"CUFFT_ALLOC_FAILED",
-        r"CUDNN_STATUS_ALLOC_FAILED",
-        r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
-        r"Triton Error \[(CUDA|HIP)\]: out of memory",
-        r"Cuda failure (2 )?'out of memory'",
-        r"MPS backend out of memory",
-        r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",
-        r"std::bad_alloc",
+# Those of one kind of device are in its backend. Compiled ahead: when an error comes, no memory may be left for it.
+_OOM = re.compile(
+    "|".join(
+        [
+            r"\bXPU out of memory(?!\.\w)",  # not the name of a file
+            r"MPS backend out of memory",
+            r"would exceed allowed memory",
+            r"std::bad_alloc",
+            *(pattern for backend in backends() for pattern in backend.OOM_MESSAGES),
+        ]
     )
 )
-
-DISGUISED_MESSAGES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
-        r"CUDNN_STATUS_NOT_SUPPORTED",
-        r"unable to find an engine",
-        r"CUFFT_INTERNAL_ERROR",
-        r"NVML_SUCCESS.*INTERNAL ASSERT FAILED",
-        r"could not create a (primitive|memory object)",
-        r"can't start new thread",  # its stack needs memory, too; but it may be the number of threads
+_DISGUISED = re.compile(
+    "|".join(
+        [
+            r"could not create a (primitive|memory object)",
+            r"can't start new thread",  # its stack needs memory, too; but it may be the number of threads
+            *(pattern for backend in backends() for pattern in backend.DISGUISED_MESSAGES),
+        ]
     )
 )
 
@@ -57,11 +52,9 @@ Verdict = Literal["oom", "disguised"]
 
 def message_verdict(message: str) -> Verdict | None:
     """What an error message says: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
-    if any(pattern.search(message) for pattern in OOM_MESSAGES):
+    if _OOM.search(message):
         return "oom"
-    if any(pattern.search(message) for pattern in DISGUISED_MESSAGES):
-        return "disguised"
-    return None
+    return "disguised" if _DISGUISED.search(message) else None
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
@@ -78,6 +71,32 @@ def error_verdict(error: BaseException) -> Verdict | None:
     if "disguised" in verdicts or any(_own_verdict(other) for other in _contexts(error)):
         return "disguised"
     return None
+
+
+@contextmanager
+def noting_ooms(found: list[str]) -> Iterator[None]:
+    """Note the first lack of memory that is raised within, whether or not the workload catches it.
+
+    Python calls back for every exception that passes a frame of this thread (`sys.settrace`), and for every call: a
+    step takes a little longer, so none that is timed should run in here.
+
+    Args:
+        found: Gets the error's first line and where it was raised, once.
+    """
+
+    def on_event(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "call":
+            frame.f_trace_lines = False
+        elif event == "exception" and not found and error_verdict(argument[1]) == "oom":
+            found.append(f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})")
+        return on_event
+
+    before = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def requested_bytes(message: str) -> int | None:

@@ -9,15 +9,17 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from batchtune.probe import protocol
 from batchtune.probe.guards import Nursery, readable
 from batchtune.probe.killings import oom_kills
-from batchtune.probe.protocol import Reply, Request
+from batchtune.probe.protocol import Message, Request
 from batchtune.workloads.tracebacks import user_stack
+
+Answer = TypeVar("Answer", bound=Message)
 
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
@@ -73,13 +75,8 @@ class WorkerProcess:
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
 
-    def ask(self, request: Request, kinds: tuple[type[Reply], ...], timeout_seconds: float) -> Reply:
-        """Sends a request and waits for its reply.
-
-        Args:
-            request: What to do.
-            kinds: What may be answered to it.
-            timeout_seconds: Longest to wait.
+    def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
+        """Send a request, and wait for a reply of these kinds.
 
         Raises:
             WorkerDied: The process ended before it answered, or something else came over its channel.

@@ -13,6 +13,7 @@ from pathlib import Path
 from batchtune.errors import ResultError
 from batchtune.files import unwritable
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
@@ -31,7 +32,6 @@ from batchtune.results import (
     meta_of,
     read_result,
 )
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.units import format_length
 
 

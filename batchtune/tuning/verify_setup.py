@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import msgspec
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.run_folder import other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin
@@ -96,14 +96,7 @@ def _probed(probe: Probe) -> ProbeSettings:
     """Return the settings that the probe was run with; what an older one does not say is as it was then."""
     recorded = msgspec.convert(probe.settings, ProbedWith)
     return ProbeSettings(
-        workload=probe.workload.spec,
-        options=probe.workload.options,
-        device=recorded.device,
-        memory_bytes=recorded.memory_bytes,
-        memory_fraction=recorded.memory_fraction,
-        seed=recorded.seed,
-        reserve_bytes=recorded.reserve_bytes,
-        ddp=recorded.ddp,
+        workload=probe.workload.spec, options=probe.workload.options, **msgspec.structs.asdict(recorded)
     )
 
 
@@ -172,7 +165,7 @@ def _settings(
         )
         if (value := getattr(wanted, name)) is not None
     }
-    return replace(asked, workload=workload.spec, options=options, **changes)
+    return msgspec.structs.replace(asked, workload=workload.spec, options=options, **changes)
 
 
 def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from batchtune.errors import UsageError, WorkloadError
-from batchtune.probe.confirmation import alternating
+from batchtune.probe.confirmation import Stepper, alternating
 from batchtune.probe.oom import message_verdict
-from batchtune.probe.protocol import Stepped
-from batchtune.results import VERIFY_FILE, Device, VerifyFailure, VerifyPhase
+from batchtune.probe.protocol import Ran
+from batchtune.results import VERIFY_FILE, Device, Trial, VerifyFailure, VerifyPhase
 from batchtune.shapes import BatchShape
 from batchtune.tuning import verify_rules as rules
 from batchtune.tuning.verify_plan import Batches, PlannedBatch
 
 DEFAULT_STEPS = 200
-
-
-class Stepper(Protocol):
-    """What runs training steps: the probe's `Supervisor`."""
-
-    def start(self) -> Device:
-        """Builds the workload in a new worker."""
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
-        """Runs one step, the allocator's cache kept unless `release`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +96,7 @@ class Done:
     """A step that was run."""
 
     planned: PlannedBatch
-    stepped: Stepped
+    stepped: Trial
 
 
 @dataclass(slots=True)
@@ -222,30 +212,31 @@ class Runner:
         )
 
 
-def take_step(stepper: Stepper, shape: BatchShape, workload: str, *, release: bool) -> Stepped:
+def take_step(stepper: Stepper, shape: BatchShape, workload: str, *, release: bool) -> Trial:
     """One step; what may be a lack of memory in disguise counts as one only if a smaller batch then passes.
 
     Raises:
         WorkloadError: The workload failed with something else.
     """
-    stepped = stepper.step(shape, release=release)
+    ran = stepper.step(shape, release=release)
+    stepped = ran.trial
     if stepped.outcome == "oom" and message_verdict(stepped.error or "") == "disguised":
         if shape.batch_size > 1:
             smaller = replace(shape, batch_size=shape.batch_size // 2)
-            if stepper.step(smaller, release=True).outcome == "ok":
+            if stepper.step(smaller, release=True).trial.outcome == "ok":
                 return stepped
-        raise _workload_error(workload, shape, stepped)
+        raise _workload_error(workload, shape, ran)
     if stepped.outcome == "error":
-        raise _workload_error(workload, shape, stepped)
+        raise _workload_error(workload, shape, ran)
     return stepped
 
 
-def _workload_error(workload: str, shape: BatchShape, stepped: Stepped) -> WorkloadError:
+def _workload_error(workload: str, shape: BatchShape, ran: Ran) -> WorkloadError:
     return WorkloadError(
-        f"{workload} failed in its {stepped.stage or 'step'}, with a batch of {shape}: {stepped.error}",
+        f"{workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {ran.trial.error}",
         f"This is no lack of memory: the verification stops, and no {VERIFY_FILE} is written. "
         "Mend it and run the same command again.",
-        stepped.traceback,
+        ran.traceback,
     )
 
 

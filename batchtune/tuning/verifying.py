@@ -8,17 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.batching import epochs
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.protocol import Stepped
+from batchtune.probe.confirmation import Stepper
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
     Probe,
     Proposal,
+    Trial,
     Verification,
     WorkloadRecord,
     meta_of,
@@ -27,13 +30,12 @@ from batchtune.results import (
 from batchtune.shapes import BatchShape
 from batchtune.tuning import verify_rules as rules
 from batchtune.tuning.estimates import estimated_epoch_seconds
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.run_folder import alone_in
 from batchtune.tuning.sweep import Costs
 from batchtune.tuning.sweeping import costs_of
 from batchtune.tuning.verify_plan import Candidate, check_table, shuffled_batches, worst_batches
 from batchtune.tuning.verify_proposal import Tried, propose
-from batchtune.tuning.verify_steps import Clock, Done, OnProgress, Runner, Stepper, VerifySettings, until_failure
+from batchtune.tuning.verify_steps import Clock, Done, OnProgress, Runner, VerifySettings, until_failure
 
 # Shuffled steps with smaller sizes where the larger ones did not come to any: enough to see a leak.
 _PROPOSAL_STEPS = 2 * rules.FEWEST_STEPS
@@ -73,11 +75,7 @@ def run_verify(
     with (
         alone_in(folder),
         Supervisor(
-            workload.setup(limit_bytes),
-            trial_timeout_seconds=settings.step_timeout_seconds,
-            setup_timeout_seconds=workload.setup_timeout_seconds,
-            wait_seconds=workload.wait_seconds,
-            on_note=on_note,
+            structs.replace(workload, trial_timeout_seconds=settings.step_timeout_seconds), limit_bytes, on_note=on_note
         ) as supervisor,
     ):
         found = verify(
@@ -254,7 +252,7 @@ class _Judgement:
         return cls(rest, reserved, timing, leaks, reasons, list(_told(runner, rest, costs)))
 
 
-def _unused_bytes(stepped: Stepped) -> int | None:
+def _unused_bytes(stepped: Trial) -> int | None:
     """What the allocator held besides what stays in use between steps; None where it does not tell."""
     if stepped.reserved_bytes is None:
         return None

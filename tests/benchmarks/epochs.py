@@ -36,7 +36,7 @@ from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Probe, Sweep
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of

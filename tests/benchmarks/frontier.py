@@ -37,7 +37,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import FrontierPoint, Probe, Trial
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import ProbeProgress, run_probe
 from batchtune.units import format_size, parse_size
 

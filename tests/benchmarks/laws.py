@@ -26,7 +26,7 @@ from batchtune.cost import Frontier
 from batchtune.lengths import Lengths
 from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import ALL_STRATEGIES, Costs, SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of

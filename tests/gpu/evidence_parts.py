@@ -37,7 +37,7 @@ from batchtune.results import (
     read_result,
 )
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.sweep import SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of
 from batchtune.units import format_size

@@ -11,7 +11,7 @@ from typing import Any
 
 from batchtune.probe.protocol import Setup
 from batchtune.probe.supervisor import Supervisor
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Setup
 from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"

@@ -13,7 +13,7 @@ from batchtune.lengths import Lengths
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import PROBE_FILE, RUN_FILE, TRIALS_FILE, FrontierPoint, Probe, read_result
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 
 PROBE_TESTS = Path(__file__).parents[1] / "probe"

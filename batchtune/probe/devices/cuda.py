@@ -1,4 +1,4 @@
-"""A CUDA (or ROCm) device's memory: limited in torch's caching allocator, and watched outside it by NVML."""
+"""GPUs by CUDA or ROCm: memory is limited in torch's caching allocator, and watched outside it by NVML."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from batchtune.errors import ProbeError
-from batchtune.probe.nvml import Gpu, find_gpu
-from batchtune.probe.surroundings import describe_settings
-from batchtune.results import Device, DeviceProcess
+from batchtune.probe.devices.base import DeviceBackend, Meter, describe_settings
+from batchtune.probe.devices.nvml import Gpu, all_gpus, find_gpu
+from batchtune.probe.protocol import Identified
+from batchtune.results import Device, DeviceProcess, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
 # What the driver itself takes differs a little from process to process.
@@ -21,10 +22,109 @@ _SLACK = 1.02
 # another thing: the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
 
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
 _GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
 
 
-class CudaMeter:
+class CudaBackend(DeviceBackend):
+    """GPUs of NVIDIA (CUDA) and AMD (ROCm, which torch calls CUDA too)."""
+
+    OOM_MESSAGES = (
+        r"\b(CUDA|HIP) out of memory(?!\.\w)",  # not the name of a file
+        r"\b(CUDA|HIP) error: out of memory",
+        r"CUDA driver error: out of memory",
+        r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED",
+        r"CUSOLVER_STATUS_ALLOC_FAILED",
+        r"CUFFT_ALLOC_FAILED",
+        r"CUDNN_STATUS_ALLOC_FAILED",
+        r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
+        r"Triton Error \[(CUDA|HIP)\]: out of memory",
+        r"Cuda failure (2 )?'out of memory'",  # NCCL
+    )
+    DISGUISED_MESSAGES = (
+        r"(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
+        r"CUDNN_STATUS_NOT_SUPPORTED",
+        r"unable to find an engine",
+        r"CUFFT_INTERNAL_ERROR",
+        r"NVML_SUCCESS.*INTERNAL ASSERT FAILED",
+    )
+    VARIABLES = (
+        *_ALLOCATOR_VARIABLES[1:],
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NVIDIA_TF32_OVERRIDE",
+    )
+
+    def is_available(self) -> bool:
+        """Return whether torch sees one."""
+        import torch
+
+        return torch.cuda.is_available()
+
+    def identify(self, device: str) -> Identified:
+        """Return its UUID or that of its instance (MIG); without one its place on the PCI bus, or `cuda:N`."""
+        return _identified(_index(device))
+
+    def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CudaMeter:
+        """Create the CUDA context."""
+        return CudaMeter(_index(device), settings.memory_bytes, settings.memory_fraction, limit_bytes)
+
+    def seen_by_torch(self) -> list[DoctorGpu]:
+        """Describe the GPUs without using them: torch could only tell what is free by taking memory there."""
+        import torch
+
+        found = []
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            properties, known = torch.cuda.get_device_properties(index), _identified(index)
+            found.append(
+                DoctorGpu(
+                    name=known.name,
+                    device=f"cuda:{index}",
+                    uuid=known.id,
+                    capability=f"{properties.major}.{properties.minor}",
+                    total_bytes=int(properties.total_memory),
+                    free_bytes=None,
+                    processes=None,
+                    mig=None,
+                    ecc=None,
+                    sm_clock_mhz=None,
+                    max_sm_clock_mhz=None,
+                    throttle_reasons=None,
+                    probe_process=None,
+                )
+            )
+        return found
+
+    def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
+        """Ask NVML."""
+        gpus, problem = all_gpus()
+        versions = (gpu.driver() for gpu in gpus)
+        return [gpu.facts() for gpu in gpus], next(filter(None, versions), None), problem
+
+
+def _index(device: str) -> int:
+    """Return the index that a `--device` value means. Raises ProbeError where this machine has no such device."""
+    import torch
+
+    if device != "auto" and not torch.cuda.is_available():
+        raise ProbeError(
+            f"--device {device} was asked for, but PyTorch {torch.__version__} sees no CUDA device here",
+            "`batchtune doctor` tells what is here. A CUDA build of PyTorch and a driver that fits it are needed; "
+            "or say --device cpu.",
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise ProbeError(
+            f"there is no {device}: this machine shows {torch.cuda.device_count()} CUDA device(s)",
+            "`batchtune doctor` lists them. The first is cuda:0; CUDA_VISIBLE_DEVICES may hide some.",
+        )
+    return index
+
+
+class CudaMeter(Meter):
     """A CUDA (or ROCm) device's memory, as torch's caching allocator holds it.
 
     Three kinds of memory are told apart: torch's (tensors and cache), which the limit is for; *outside* of that, what
@@ -62,7 +162,7 @@ class CudaMeter:
             name=properties.name,
             total_bytes=total,
             limit_bytes=min(self._wanted, available),
-            driver=facts.driver if facts else None,
+            driver=self._gpu.driver() if self._gpu else None,
             torch=str(torch.__version__),
             allocator=_allocator(),
             other_processes=None if others is None else len(others),
@@ -117,7 +217,7 @@ class CudaMeter:
             outside_bytes=self.outside(),
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
-            settings=describe_settings("cuda"),
+            settings=describe_settings(_switches()),
         )
         self._check_limit(torch.cuda.memory_allocated(self.torch_device), free)
         self.limit()
@@ -211,10 +311,6 @@ class CudaMeter:
 
         return int(torch.cuda.memory_stats(self.torch_device).get("num_ooms", 0))
 
-    def other_processors(self) -> float | None:
-        """A step on the GPU hardly depends on them."""
-        return None
-
     def synchronize(self) -> None:
         """Waits for the device's queue."""
         import torch
@@ -238,20 +334,16 @@ class CudaMeter:
             return False
         return True
 
-    def worn(self) -> bool:
-        """The allocator's cache is part of what is measured: training has it too."""
-        return False
 
-
-def cuda_identity(index: int) -> tuple[str, str]:
-    """What tells a device from all others of the machine, and its name. Takes no memory on it."""
+def _identified(index: int) -> Identified:
+    """Return what tells a device from all others of the machine, and its name. Takes no memory on it."""
     import torch
 
     properties = torch.cuda.get_device_properties(index)
     gpu = _gpu_of(properties)
     uuid = (gpu.uuid() if gpu else None) or _uuid_of(properties)
     place = _pci_bus_id(properties)
-    return uuid or (f"PCI-{place}" if place else f"cuda:{index}"), str(properties.name)
+    return Identified(id=uuid or (f"PCI-{place}" if place else f"cuda:{index}"), name=str(properties.name))
 
 
 def _gpu_of(properties: Any) -> Gpu | None:
@@ -318,7 +410,43 @@ def _allocator() -> str:
     """The allocator's backend and the settings it was given."""
     import torch
 
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-    settings = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
     backend = torch.cuda.get_allocator_backend()
     return f"{backend} ({settings})" if settings else backend
+
+
+def _switches() -> dict[str, Any]:
+    """Return torch's switches that change a step on a GPU."""
+    import torch
+
+    return {
+        **_fp32_precisions(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+    }
+
+
+def _fp32_precisions() -> dict[str, str]:
+    """Whether float32 is computed in TF32 (`tf32`) or in full (`ieee`), for matmul and for cuDNN.
+
+    Torch 2.9 has new switches, and warns or raises where the old ones are read after the new ones were set; the new
+    ones can be read in either case. `none` there means that nobody has asked for less than full precision.
+    """
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
+        found = {
+            "matmul_precision": matmul.fp32_precision,
+            "cudnn_conv_precision": cudnn.conv.fp32_precision,
+            "cudnn_rnn_precision": cudnn.rnn.fp32_precision,
+        }
+    else:
+        cudnn_precision = "tf32" if cudnn.allow_tf32 else "ieee"
+        found = {
+            "matmul_precision": "tf32" if matmul.allow_tf32 else "ieee",
+            "cudnn_conv_precision": cudnn_precision,
+            "cudnn_rnn_precision": cudnn_precision,
+        }
+    return {name: "ieee" if value == "none" else value for name, value in found.items()}

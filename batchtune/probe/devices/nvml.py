@@ -10,10 +10,9 @@ Names and meanings are those of the NVML API reference (https://docs.nvidia.com/
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from batchtune.results import DeviceProcess
+from batchtune.results import DeviceProcess, DoctorGpu
 
 # What the driver says where it does not know a process's memory: -1, as an unsigned number of 64 bits.
 _NOT_AVAILABLE = 2**64 - 1
@@ -38,33 +37,6 @@ _HARDWARE_SLOWDOWN, _HARDWARE_CAUSES = 0x008, 0x040 | 0x080
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFacts:
-    """A GPU, or an instance of one (MIG), as the driver describes it; None for what it does not tell.
-
-    Attributes:
-        driver: The driver's version.
-        total_bytes, free_bytes: Of its memory.
-        processes: Who uses it now, each with its memory. In a container these are the host's process ids.
-        mig: Whether this is an instance of a GPU; of a GPU itself, whether it is divided into instances.
-        ecc: Whether its memory corrects errors.
-        sm_clock_mhz, max_sm_clock_mhz: Now, and at most.
-        throttle_reasons: Why it is slower now than it could be; empty where it is not.
-    """
-
-    name: str | None
-    uuid: str | None
-    driver: str | None
-    total_bytes: int | None
-    free_bytes: int | None
-    processes: list[DeviceProcess] | None
-    mig: bool | None
-    ecc: bool | None
-    sm_clock_mhz: int | None
-    max_sm_clock_mhz: int | None
-    throttle_reasons: list[str] | None
-
-
 class Gpu:
     """A GPU, or an instance of one, that NVML knows.
 
@@ -80,14 +52,23 @@ class Gpu:
         parent = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if self.is_instance else None
         self._whole = handle if parent is None else parent  # clocks and ECC are the whole GPU's
 
-    def facts(self) -> GpuFacts:
-        """All of it, as it is now."""
+    def driver(self) -> str | None:
+        """The driver's version."""
+        return _text(_ask(self._nvml, "nvmlSystemGetDriverVersion"))
+
+    def facts(self) -> DoctorGpu:
+        """Describe it as it is now; None for what the driver does not tell.
+
+        In a container the processes have the host's ids. `mig` says of an instance that it is one, and of a GPU
+        whether it is divided into instances.
+        """
         ecc = _ask(self._nvml, "nvmlDeviceGetEccMode", self._whole)
         total, free = self.memory()
-        return GpuFacts(
-            name=_text(_ask(self._nvml, "nvmlDeviceGetName", self._handle)),
+        return DoctorGpu(
+            name=_text(_ask(self._nvml, "nvmlDeviceGetName", self._handle)) or "GPU without a name",
+            device=None,
             uuid=self.uuid(),
-            driver=_text(_ask(self._nvml, "nvmlSystemGetDriverVersion")),
+            capability=None,
             total_bytes=total,
             free_bytes=free,
             processes=self.processes(),
@@ -96,6 +77,7 @@ class Gpu:
             sm_clock_mhz=self.sm_clock_mhz(),
             max_sm_clock_mhz=_number(_ask(self._nvml, "nvmlDeviceGetMaxClockInfo", self._whole, _CLOCK_SM)),
             throttle_reasons=self.throttle_reasons(),
+            probe_process=None,
         )
 
     def uuid(self) -> str | None:
