@@ -26,9 +26,9 @@ from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
-from batchtune.results import WorkloadRecord, write_result
 from batchtune.probe.settings import ProbeSettings
-from batchtune.tuning.probing import run_probe
+from batchtune.results import WorkloadRecord, write_result
+from batchtune.tuning.probing import ProbeHooks, run_probe
 from batchtune.tuning.verify_setup import Wanted
 from batchtune.tuning.verify_steps import VerifySettings
 from batchtune.tuning.verifying import verify
@@ -59,7 +59,7 @@ def recorded(made_once: MadeOnce) -> Path:
             rows = (f"{length},{target}" for length, target in zip(lengths.values, targets, strict=True))
             (folder / f"{kind}.csv").write_text("duration,tokens\n" + "\n".join(rows) + "\n")
             device = LawDevice(LAWS["quadratic"], lengths)
-            run_probe(lengths, SETTINGS, run, measurer=device)
+            run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=device))
             swept = run_here(
                 "sweep-buckets", *manifest_of(folder, kind), "--run", run, *SWEEP, "--current", "batch_size=4"
             )
@@ -191,7 +191,7 @@ def hold(folder: Path, kind: str, run: Path, file: str) -> None:
     with contextlib.suppress(BatchtuneError):
         verified_again(lengths, run)
     with contextlib.suppress(BatchtuneError):  # goes on from run.json and trials.jsonl
-        run_probe(lengths, SETTINGS, run, measurer=LawDevice(LAWS["quadratic"], lengths))
+        run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=LawDevice(LAWS["quadratic"], lengths)))
 
 
 def verified_again(lengths: Lengths, run: Path) -> None:
@@ -201,7 +201,7 @@ def verified_again(lengths: Lengths, run: Path) -> None:
         def run_verify(
             lengths: Lengths, candidate: Any, settings: Any, workload: Any, folder: Path, **rest: Any
         ) -> Any:
-            json.dumps(msgspec.to_builtins(workload.setup(rest.pop("limit_bytes"))))
+            json.dumps([msgspec.to_builtins(workload), rest.pop("limit_bytes")])
             del rest["on_progress"], rest["on_note"]
             record = WorkloadRecord(spec=workload.workload, options=workload.options)
             return verify(LawDevice(LAWS["quadratic"], lengths), lengths, candidate, settings, record, **rest)

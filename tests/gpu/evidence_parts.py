@@ -24,6 +24,7 @@ from batchtune.batching.fixed import fixed_batches, length_order
 from batchtune.batching.speechbrain import speechbrain_batches
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     SAMPLER_FILE,
@@ -37,7 +38,6 @@ from batchtune.results import (
     read_result,
 )
 from batchtune.shapes import BatchShape
-from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.sweep import SweepSettings, sweep
 from batchtune.tuning.sweeping import costs_of
 from batchtune.units import format_size
@@ -254,7 +254,7 @@ def epoch(bench: Bench) -> None:
             if not unknown:
                 break
             for name, one in unknown.items():
-                stepped = supervisor.step(one.shapes[len(one.measured)])
+                stepped = supervisor.step(one.shapes[len(one.measured)]).trial
                 if stepped.outcome != "ok" or stepped.step_seconds is None:
                     raise Missing(
                         f"{name}: {one.shapes[len(one.measured)]} ended with {stepped.outcome}: {stepped.error}"
@@ -452,7 +452,7 @@ def _two_dimensional(bench: Bench, what: str, found: Probe, swept: Sweep, end: f
         for shape in [*shapes, *reversed(shapes)]:
             if time.monotonic() > end:
                 break
-            outcomes.append(supervisor.step(shape).outcome)
+            outcomes.append(supervisor.step(shape).trial.outcome)
     passed = outcomes.count("ok")
     if len(outcomes) < 2 * len(shapes):
         bench.record.miss(f"{what}: {len(outcomes)} of {2 * len(shapes)} batches of the table over both lengths ran")

@@ -12,7 +12,8 @@ from probe.made_device import MadeDevice, quadratic_peak
 
 from batchtune.cost import fit_cost
 from batchtune.lengths import Lengths
-from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, SingleFails, TooLong
+from batchtune.probe.search import FrontierSearch, NothingFits, SingleFails, TooLong
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
@@ -63,13 +64,14 @@ def search_of(
     tolerance: float = 0.01,
     max_batch_size: int | None = None,
 ) -> FrontierSearch:
-    settings = SearchSettings(
+    settings = ProbeSettings(
+        workload="made",
+        options={},
         num_lengths=num_lengths,
         tolerance=tolerance,
         max_batch_size=max_batch_size,
-        limit_bytes=device.limit_bytes,
     )
-    return FrontierSearch(lengths, settings, fit_cost)
+    return FrontierSearch(lengths, settings, device.limit_bytes, fit=fit_cost)
 
 
 def without_proofs(points: list[FrontierPoint]) -> list[FrontierPoint]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from batchtune.probe.surroundings import describe_environment, describe_settings, gradient_bytes
+from batchtune.probe.devices.base import describe_environment
+from batchtune.probe.worker import gradient_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -101,13 +102,6 @@ def test_variables_are_recorded_where_they_are_set() -> None:
     assert found == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def test_the_cpus_settings_name_its_threads() -> None:
-    found = describe_settings("cpu")
-    assert found["threads"] == torch.get_num_threads()
-    assert found["deterministic_algorithms"] is False
-    assert not any(name.startswith("cudnn") for name in found)
-
-
 NEW_SWITCHES = hasattr(torch.backends.cudnn, "conv")  # torch 2.9 and later
 # What a workload does -> what is then told of matmul and of cuDNN's convolutions.
 TF32_SWITCHES = {
@@ -131,7 +125,8 @@ OTHER_SWITCHES = "torch.backends.cudnn.benchmark = True; torch.use_deterministic
 # own use of one may warn; telling them must not.
 SCRIPT = """
 import json, os, sys, warnings, torch
-from batchtune.probe.surroundings import describe_settings
+from batchtune.probe.devices.base import describe_settings
+from batchtune.probe.devices.cuda import _switches
 for code in json.load(sys.stdin):
     if os.fork():
         assert os.wait()[1] == 0, code
@@ -140,7 +135,7 @@ for code in json.load(sys.stdin):
         warnings.simplefilter("ignore")
         exec(code)
     warnings.simplefilter("error")
-    print(json.dumps([code, describe_settings("cuda")]), flush=True)
+    print(json.dumps([code, describe_settings(_switches())]), flush=True)
     os._exit(0)
 """
 
