@@ -9,14 +9,14 @@ import contextlib
 import itertools
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from batchtune.probe import keeper
 from batchtune.probe.devices import backends
@@ -44,13 +44,6 @@ class Guard(Protocol):
 
     def end(self) -> None:
         """Kills the worker and what it started."""
-
-
-def readable(stream: socket.socket, seconds: float) -> bool:
-    """Whether something comes over a socket, or its end, within the time."""
-    waiting = select.poll()  # select() knows no descriptor above 1023
-    waiting.register(stream, select.POLLIN)
-    return bool(waiting.poll(seconds * 1000))
 
 
 _numbers = itertools.count(1)
@@ -88,7 +81,7 @@ class Nursery:
 
     def kill_workers(self) -> None:
         """Kills every process that carries the mark, but the nursery's own."""
-        _kill_marked(f"{MARK}={self.mark}".encode(), self._process.pid if self._process else 0)
+        _kill_marked(self.mark, self._process.pid if self._process else 0)
 
     def close(self) -> None:
         """Ends the process that workers are forked from."""
@@ -137,12 +130,12 @@ class _Keeper:
         """Waits until the process that has PyTorch is ready, and has forked."""
         deadline = time.monotonic() + seconds
         while self._pid is None and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
-            if readable(self._control, left):
+            if keeper.ready([self._control], left):
                 self._hear()
 
     def exit_code(self) -> int | None:
         """Known when all is cleared up."""
-        if self._exit_code is None and readable(self._control, 0):
+        if self._exit_code is None and keeper.ready([self._control], 0):
             self._hear()
         return self._exit_code
 
@@ -157,7 +150,7 @@ class _Keeper:
             self._control.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _CLEARING_SECONDS
         while self._exit_code is None and (left := deadline - time.monotonic()) > 0:
-            if readable(self._control, left):
+            if keeper.ready([self._control], left):
                 self._hear()
         if self._exit_code is None:  # it does not even answer
             self._nursery.kill_workers()
@@ -208,26 +201,15 @@ class _Group:
         self._process.wait()
 
 
-def _kill_marked(mark: bytes, spared: int) -> None:
-    """Kills every process that carries this in its environment, until none but the spared one is left."""
+def _kill_marked(mark: str, spared: int) -> None:
+    """Kill every process that carries the mark in its environment, until none but the spared one is left."""
     deadline = time.monotonic() + _KILLING_SECONDS
     while time.monotonic() < deadline:
-        marked = [pid for pid in _processes() if pid != spared and mark in _environment(pid)]
-        if not marked:
+        marked = [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(MARK) == mark]
+        if all(process.pid == spared for process in marked):
             return
-        for pid in marked:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for process in marked:
+            if process.pid != spared:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
         time.sleep(0.01)
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _environment(pid: int) -> list[bytes]:
-    """A process's environment as it was when its program started; none for one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []

@@ -18,6 +18,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -99,12 +101,12 @@ def _wait(worker: int, watched: Sequence[int], wakeup: int, exit_codes: dict[int
             return
 
 
-def ready(watched: list[int], milliseconds: int | None = None) -> list[int]:
-    """Which of these descriptors have something to read, or have ended; `select.select` knows none above 1023."""
+def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) -> list[int]:
+    """Return which descriptors have something to read, or have ended; `select.select` knows none above 1023."""
     waiting = select.poll()
-    for number in watched:
-        waiting.register(number, select.POLLIN)
-    return [number for number, _ in waiting.poll(milliseconds)]
+    for stream in watched:
+        waiting.register(stream, select.POLLIN)
+    return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
 def _reap(exit_codes: dict[int, int]) -> bool:
@@ -123,31 +125,8 @@ def _clear_up(wakeup: int, exit_codes: dict[int, int]) -> None:
     """Kills all descendants, again and again until there are none: each pass may find what was just forked."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while _reap(exit_codes) and time.monotonic() < deadline:
-        for pid in _descendants(os.getpid()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:  # gone, or another user's
-                pass
-        if ready([wakeup], milliseconds=10):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # gone, or another user's
+                process.kill()
+        if ready([wakeup], seconds=0.01):
             os.read(wakeup, 4096)
-
-
-def _descendants(ancestor: int) -> list[int]:
-    """Every process below this one, by /proc."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):  # it has ended
-            continue
-        children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
-    waiting = [ancestor]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found

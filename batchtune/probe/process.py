@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import msgspec
 
 from batchtune.probe import protocol
-from batchtune.probe.guards import Nursery, readable
-from batchtune.probe.killings import oom_kills
+from batchtune.probe.guards import Nursery
+from batchtune.probe.keeper import ready
 from batchtune.probe.protocol import Message, Request
 from batchtune.workloads.tracebacks import user_stack
 
 Answer = TypeVar("Answer", bound=Message)
 
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
@@ -82,7 +85,7 @@ class WorkerProcess:
             WorkerDied: The process ended before it answered, or something else came over its channel.
             WorkerHung: The time ran out.
         """
-        if not self._buffer and readable(self._channel, 0):
+        if not self._buffer and ready([self._channel], 0):
             self._receive()
         if self._buffer:  # nothing was asked
             self._disturbed(self._buffer)
@@ -112,7 +115,7 @@ class WorkerProcess:
         while b"\n" not in self._buffer:
             # What the worker said last is still read when it has ended: so first look whether it has, then read.
             ended = self._guard.exit_code() is not None
-            if readable(self._channel, 0 if ended else _POLL_SECONDS):
+            if ready([self._channel], 0 if ended else _POLL_SECONDS):
                 if not self._receive():
                     self._died()
             elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
@@ -191,3 +194,39 @@ def _death(returncode: int) -> str:
         return f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"was killed by signal {-returncode}"
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Return how many processes the kernel's OOM killer has ended, where this process and its children live.
+
+    The control group counts every such killing in it (Linux, cgroup-v2.rst, `memory.events`; in version 1
+    `memory.oom_control`). The root group has no counter; the machine's is taken then. Only growth means anything;
+    None where the kernel does not count. `root` is where `proc` and `sys` are.
+    """
+    for path in (*_group_files(root), root / "proc/vmstat"):
+        try:
+            match = _COUNT.search(path.read_text())
+        except (OSError, UnicodeDecodeError):
+            continue
+        if match:
+            return int(match[1])
+    return None
+
+
+def _group_files(root: Path) -> list[Path]:
+    """Where this process's control group may keep its counter; in a container its path may lead nowhere."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    files = []
+    for line in lines:
+        number, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+        elif number == "0" and not controllers:
+            mount, name = root / "sys/fs/cgroup", "memory.events"
+        else:
+            continue
+        files += [mount / group.lstrip("/") / name, mount / name]
+    return files

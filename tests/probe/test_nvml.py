@@ -62,7 +62,7 @@ def test_a_call_that_gives_nothing_costs_its_own_fact_alone(
     whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
     gpu = MadeGpu(mig=False, fails={call} if how == "fails" else set())
     found = asdict(facts_of(monkeypatch, gpu, missing=(call,) if how == "is missing" else ()))
-    assert found == {**whole, FACT_OF_CALL[call]: None}
+    assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
 
 
 def test_text_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
