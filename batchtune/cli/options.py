@@ -398,7 +398,7 @@ class ProbeOptions:
         from batchtune.errors import UsageError
         from batchtune.probe.settings import ProbeSettings
         from batchtune.units import parse_size
-        from batchtune.workloads import default_workload, parse_options
+        from batchtune.workloads import default_workload, parse_options, with_unit
 
         workload = self.workload or default_workload(lengths.unit)
         if workload is None:
@@ -406,12 +406,9 @@ class ProbeOptions:
                 "which training step to measure is not known: the lengths have no unit",
                 "Name it with --workload, or say with --unit what the lengths count.",
             )
-        options = parse_options(self.set or ())
-        if workload == "builtin:conformer-ctc" and lengths.unit is not None:
-            options.setdefault("unit", lengths.unit)
         return ProbeSettings(
             workload=workload,
-            options=options,
+            options=with_unit(workload, parse_options(self.set or ()), lengths.unit),
             device=self.device,
             memory_bytes=parse_size(self.memory) if self.memory is not None else None,
             memory_fraction=self.memory_fraction,

@@ -17,7 +17,7 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
 from batchtune.tuning.run_folder import other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
-from batchtune.workloads import is_builtin
+from batchtune.workloads import is_builtin, with_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +148,7 @@ def _word(value: Any) -> str:
 def _settings(
     lengths: Lengths, before: ProbeSettings | None, wanted: Wanted, workload: WorkloadRecord
 ) -> ProbeSettings:
-    options = workload.options
-    if workload.spec == "builtin:conformer-ctc" and lengths.unit is not None:
-        options = {"unit": lengths.unit, **options}
+    options = with_unit(workload.spec, workload.options, lengths.unit)
     asked = before or ProbeSettings(workload=workload.spec, options={})
     changes = {
         name: value

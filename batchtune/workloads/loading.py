@@ -58,7 +58,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
 def _builtin(name: str) -> Any:
     if name not in BUILTINS:
         raise WorkloadError(f"there is no built-in workload {name!r}", _suggestion(name, sorted(BUILTINS), "Built in"))
-    module, _, attribute = BUILTINS[name].partition(":")
+    module, _, attribute = BUILTINS[name].target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 

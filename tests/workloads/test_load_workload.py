@@ -281,10 +281,10 @@ def test_options_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (["layers"], "'layers' is no workload option"),
-        (["=3"], "'=3' is no workload option"),
-        ([" =3"], "' =3' is no workload option"),
-        ([""], "'' is no workload option"),
+        (["layers"], "'layers' is not a workload option"),
+        (["=3"], "'=3' is not a workload option"),
+        ([" =3"], "' =3' is not a workload option"),
+        ([""], "'' is not a workload option"),
         (["a=1", "b=2", "a=1"], "the workload option 'a' is set twice"),
     ],
 )
