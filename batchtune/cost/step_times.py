@@ -104,12 +104,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
-        """The times of trials, by a model that was fitted to them.
-
-        Args:
-            trials: In any order; those that did not pass, or have no time, are left out.
-            model: Of the same shapes, as `fit_step_seconds` gives it.
-        """
+        """Return the times of trials that passed, by a model that was fitted to them."""
         mean_to_median = _MeanToMedian.of(trials)
         timed = _timed(trials, mean_to_median, with_targets=needs_targets(model))
         sizes, lengths, seconds = (
@@ -130,16 +125,7 @@ class StepTimes:
     def __call__(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None
     ) -> FloatArray:
-        """Seconds of one step, element by element.
-
-        Args:
-            batch_sizes: Any shape; all arguments are broadcast against each other.
-            lengths: Longest lengths, in the manifest's unit.
-            target_lengths: Longest target lengths; None where the batches have none.
-
-        Raises:
-            ValueError: The model needs target lengths, and there are none.
-        """
+        """Return the seconds of one step of each batch shape; arguments and errors are those of `predict`."""
         seconds = predict(self.model, batch_sizes, lengths, target_lengths)
         if not self.ratios.size:
             return seconds

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from types import TracebackType
 from typing import Protocol, TypeVar
 
 from batchtune.probe.protocol import Ran
@@ -18,6 +20,8 @@ from batchtune.shapes import BatchShape
 
 # How often the shapes take turns in the search's worker, and in the fresh one.
 ROUNDS = (2, 1)
+# So many shapes tell how much longer a step takes in turns than repeated.
+_FEWEST_TIMED = 3
 
 
 class Stepper(Protocol):
@@ -28,6 +32,23 @@ class Stepper(Protocol):
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         """Run one step of a new batch, the allocator's cache kept, or emptied before."""
+
+
+class Measurer(Stepper, Protocol):
+    """What measures: the probe's `Supervisor`, or a made one."""
+
+    @property
+    def worker(self) -> int:
+        """Number of the current worker process."""
+
+    def __enter__(self) -> Measurer: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
+    ) -> None: ...
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        """Run one trial."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,6 +81,14 @@ class Turns:
         """Whether all shapes passed."""
         return not self.failures and self.first_failed is None
 
+    def time_ratio(self, trials: Sequence[Trial]) -> float | None:
+        """Return what the turns' steps took over what the trials of the same shapes took; None for too few shapes."""
+        alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
+        both = [(fmean(seconds), alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
+        if len(both) < _FEWEST_TIMED:
+            return None
+        return sum(in_turns for in_turns, _ in both) / sum(repeated for _, repeated in both)
+
     def start_anew(self) -> None:
         """Forget the cache of the worker before: another's says nothing of it."""
         self._reserved_first = 0
@@ -85,12 +114,8 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
     """Run the shapes in turns, and find all that fail so in the first worker, else in the fresh one.
 
     A shape fails where it runs out of memory, or where it crashes or hangs a second time, in a fresh worker. Where it
-    passes because the allocator empties its cache, that is counted: it fits, at the cost of time.
-
-    Args:
-        stepper: Runs the steps.
-        shapes: In the order of their turns.
-        on_step: Called with each shape before it is run.
+    passes because the allocator empties its cache, that is counted: it fits, at the cost of time. `on_step` is called
+    before each step.
 
     Raises:
         WorkloadError, ProbeError: A worker was needed and can't be built.

@@ -130,14 +130,9 @@ class Findings(Needs):
         return above if 0 < size < above < beyond else None
 
     def possible_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
-        """The largest batch size that may fit, by all that is known: the model, what failed and what was closed.
+        """Return the largest batch size that may fit, by all that is known: the model, what failed and what was closed.
 
-        Args:
-            lengths: Shape (n,).
-            targets: Shape (n,); None: the data have none.
-
-        Returns:
-            Shape (n,), no less than the proven ones; else no more than there are examples.
+        No less than the proven ones; else no more than there are examples. Shapes are those of `proven_sizes`.
         """
         proven: FloatArray = self.proven_sizes(lengths, targets).astype(np.float64)
         most = np.full(lengths.shape, np.inf)

@@ -71,15 +71,10 @@ class Ladder:
         return range(self.up_to(low), max(self.up_to(low), self.up_to(high - 1)))
 
     def within(self, guess: int, low: int, high: int, trials: int) -> int:
-        """The batch size next to `guess` that keeps the promise of `trials`, this one included.
+        """Return the batch size next to `guess` that keeps the promise of `trials`, this one included.
 
         Whatever its outcome, the rest can be bisected in `trials - 1`. Where nothing can keep it, the middle rung.
-
-        Args:
-            guess: Where one would like to try, strictly between the two.
-            low: Largest batch size that passed, or 0.
-            high: Smallest that failed, or that is out of the question.
-            trials: How many are left.
+        `low` passed (or is 0), `high` failed or is out of the question; the guess lies between.
         """
         rungs = self.between(low, high)
         if not rungs:

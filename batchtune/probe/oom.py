@@ -75,13 +75,10 @@ def error_verdict(error: BaseException) -> Verdict | None:
 
 @contextmanager
 def noting_ooms(found: list[str]) -> Iterator[None]:
-    """Note the first lack of memory that is raised within, whether or not the workload catches it.
+    """Note the first lack of memory that is raised within, and where, whether or not the workload catches it.
 
     Python calls back for every exception that passes a frame of this thread (`sys.settrace`), and for every call: a
     step takes a little longer, so none that is timed should run in here.
-
-    Args:
-        found: Gets the error's first line and where it was raised, once.
     """
 
     def on_event(frame: FrameType, event: str, argument: Any) -> Any:

@@ -206,13 +206,9 @@ class Outcomes:
         return min(found)[1] if found else None
 
     def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
-        """The largest batch size that is proven; 0 where none is.
+        """Return the largest batch size that is proven at each length (and target); 0 where none is; shape (n,).
 
         Where a shape failed though a larger one passed, the largest that ran below it.
-
-        Args:
-            lengths: Shape (n,).
-            targets: Shape (n,); None: the data have none.
         """
         if self.is_contradicted:
             return self._proven_nearby(lengths, targets)

@@ -44,30 +44,29 @@ class NextTrial:
     fresh: bool = False
 
 
-class NothingFits(Exception):
-    """Even one example of the shortest length does not fit; carries the trial that showed it."""
+class SearchEnds(Exception):
+    """The search can't go on; carries the trial that showed it."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial.error or trial.outcome)
         self.trial = trial
 
 
-class TooLong(Exception):
+class NothingFits(SearchEnds):
+    """Even one example of the shortest length does not fit."""
+
+
+class SingleFails(SearchEnds):
+    """One example alone made the worker crash or hang, twice."""
+
+
+class TooLong(SearchEnds):
     """The longest examples do not fit; carries the longest length that does, and how many are longer."""
 
     def __init__(self, fitting_length: float, too_long: int, trial: Trial) -> None:
-        super().__init__(trial.error or trial.outcome)
+        super().__init__(trial)
         self.fitting_length = fitting_length
         self.too_long = too_long
-        self.trial = trial
-
-
-class SingleFails(Exception):
-    """One example alone made the worker crash or hang, twice; carries the last trial that showed it."""
-
-    def __init__(self, trial: Trial) -> None:
-        super().__init__(trial.error or trial.outcome)
-        self.trial = trial
 
 
 class FrontierSearch:
@@ -128,11 +127,9 @@ class FrontierSearch:
         return NextTrial(anchor.shape(batch_size))
 
     def frontier(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> list[FrontierPoint]:
-        """The lengths that are closed, in ascending order, each with the longest target at or below it.
+        """Return the lengths that are closed, in ascending order, each with the longest target at or below it.
 
-        Args:
-            trials: All so far.
-            confirmed: The shapes that count as proven; None: all that ran and leave the margin.
+        `confirmed` are the shapes that count as proven; None: all that ran and leave the margin.
         """
         findings = self.findings(trials, confirmed)
         return self._points(findings, [one for one in self._order(findings) if one == findings.anchor(one.length)])
@@ -263,9 +260,6 @@ class FrontierSearch:
 
         They are spread half by the logarithm of the length, half by where the data's total length lies. The lowest is
         where the data can just fill what memory allows: below, no batch can reach the limit.
-
-        Args:
-            longest_batch_size: About how many of the longest examples fit.
         """
         histogram = self._histogram
         lengths = histogram.lengths

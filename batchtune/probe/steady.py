@@ -64,14 +64,10 @@ def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
 
 
 def leaks(in_use: Sequence[int], limit_bytes: int, seconds: float) -> bool:
-    """Return whether memory has grown for so many steps of one shape that it is taken for a leak.
+    """Return whether memory has grown for so many steps of one shape, in so many seconds, that it is taken for a leak.
 
-    A cache of something from each of more steps than these looks the same.
-
-    Args:
-        in_use: Bytes in use before the steps and after each, its batch still there.
-        limit_bytes: The memory limit.
-        seconds: How long those steps took.
+    `in_use` holds the bytes before the steps and after each, its batch still there. A cache of something from each of
+    more steps than these looks the same.
     """
     wanted = SURE_STEPS if seconds < WATCH_SECONDS else _SURE_STEPS_IF_LONG
     return len(in_use) > wanted and grows(in_use, limit_bytes)

@@ -86,11 +86,9 @@ class Supervisor:
         return self._number
 
     def start(self) -> Device:
-        """Builds the workload in a new worker of a fresh process, as training starts; once more where that dies.
+        """Build the workload in a new worker of a fresh process, as training starts; once more where that dies.
 
-        Returns:
-            The device and the limit that is enforced on it. On the CPU another probe that uses it, too, is among the
-            device's processes.
+        On the CPU another probe that uses it, too, is among the device's processes.
 
         Raises:
             WorkloadError: The workload can't be imported or built.
@@ -173,16 +171,9 @@ class Supervisor:
         return None
 
     def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
-        """Run one trial.
+        """Run one trial; `index` is its place in the journal, `fresh` asks for a worker that has run nothing before.
 
-        Args:
-            shape: The batch to measure.
-            index: Of the trial, for the journal.
-            fresh: In a new worker, that has run nothing before.
-            timing: Whether it is run for its time alone.
-
-        Returns:
-            The trial; where the worker died or hung, with that as its outcome (`crash`, `oom`, `timeout`).
+        Where the worker died or hung, that is the trial's outcome (`crash`, `oom`, `timeout`).
 
         Raises:
             WorkloadError, ProbeError: A new worker was needed and can't be built.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,9 +12,16 @@ from msgspec.structs import replace
 from batchtune.cost import Frontier, fit_cost, fit_step_seconds, largest_max_batch_length
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import ROUNDS, Stepper, Turns, alternating, confirm, error_in_turns, first_step_excess
+from batchtune.probe.confirmation import (
+    ROUNDS,
+    Measurer,
+    Turns,
+    alternating,
+    confirm,
+    error_in_turns,
+    first_step_excess,
+)
 from batchtune.probe.findings import Findings
-from batchtune.probe.journal import append_trial, read_trials
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Ran
 from batchtune.probe.search import FrontierSearch, NextTrial, NothingFits, SingleFails, TooLong
@@ -30,7 +35,6 @@ from batchtune.results import (
     Device,
     Models,
     Probe,
-    Run,
     Trial,
     WorkloadRecord,
     meta_of,
@@ -40,7 +44,16 @@ from batchtune.results import (
 from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
 from batchtune.tuning.refining import Refinement
-from batchtune.tuning.run_folder import alone_in, check_trials, clear_run, open_run, run_record, workload_sha256
+from batchtune.tuning.run_folder import (
+    about_earlier,
+    alone_in,
+    append_trial,
+    check_trials,
+    clear_run,
+    open_run,
+    read_trials,
+    run_record,
+)
 from batchtune.tuning.sweep import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
 
@@ -48,8 +61,6 @@ from batchtune.tuning.targets import TypicalTargets
 _MOST_CONFIRMATIONS = 6
 # Of that part of a batch the first step of a process is measured where the batch itself runs out of memory in it.
 _SMALLER = 0.75
-# So many shapes tell how much longer a step takes in turns than repeated.
-_FEWEST_TIMED = 3
 # So many lengths are timed with typical targets.
 _MOST_TIMED = 16
 
@@ -76,23 +87,6 @@ class ProbeProgress:
     device: Device
     confirming: bool = False
     shortening: bool = False
-
-
-class Measurer(Stepper, Protocol):
-    """What measures: the probe's `Supervisor`, or a made one."""
-
-    @property
-    def worker(self) -> int:
-        """Number of the current worker process."""
-
-    def __enter__(self) -> Measurer: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
-    ) -> None: ...
-
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
-        """Run one trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +120,7 @@ def run_probe(
         settings: What to measure.
         folder: The run folder; made where missing, and held by one probe at a time.
         force: Start over, and throw away what the folder holds.
-        sweep_settings: Of the sweep that will follow: lengths are measured where its tables need them. None: of one
-            with 10 to 20 buckets.
+        sweep_settings: Lengths are measured where this sweep's tables need them; None: 10 to 20 buckets.
         hooks: Who is told what happens.
 
     Raises:
@@ -141,7 +134,7 @@ def run_probe(
         trials = [] if force else read_trials(folder / TRIALS_FILE)
         check_trials(trials, lengths, folder)
         if previous is not None and trials:
-            hooks.on_note(_about_earlier(previous, settings, trials, folder))
+            hooks.on_note(about_earlier(previous, settings, trials, folder))
         if lengths.targets is not None:
             hooks.on_note("Targets: each length is probed with the longest target that occurs at or below it.")
         with hooks.measurer or Supervisor(
@@ -174,21 +167,9 @@ def run_probe(
             return probing.run()
 
 
-def _about_earlier(previous: Run, settings: ProbeSettings, trials: Sequence[Trial], folder: Path) -> str:
-    """What there is already, and whether the workload's file has changed since."""
-    text = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
-    if previous.workload_sha256 != workload_sha256(settings):
-        text = f"Warning: {settings.workload.rpartition(':')[0]} has changed since its trials were measured. {text}"
-    return text
-
-
 @dataclass(slots=True, kw_only=True)
 class _Probing:
-    """One probe at work: the trials so far, and what runs the next.
-
-    Attributes:
-        first_device: The device as it was when the run began; `device` is how it is now.
-    """
+    """One probe at work; `first_device` is the device as it was when the run began, `device` as it is now."""
 
     lengths: Lengths
     settings: ProbeSettings
@@ -215,8 +196,11 @@ class _Probing:
         """Search, confirm, and search again where a shape was given up, until all hold; write `probe.json`."""
         self._search()
         self._time_typical_targets()
-        if (finished := self._finished()) is not None:
-            return finished
+        path = self.folder / PROBE_FILE
+        if self.trials and path.exists():
+            finished = read_result(path, Probe)
+            if finished.trials == self.trials and finished.confirmation is not None:
+                return finished
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
             turns = self._confirm(shapes)
@@ -224,16 +208,8 @@ class _Probing:
                 break
             self._search()
         probe = self._result(turns, shapes)
-        write_result(self.folder / PROBE_FILE, probe)
+        write_result(path, probe)
         return probe
-
-    def _finished(self) -> Probe | None:
-        """The probe that was written for just these trials; None where there is none."""
-        path = self.folder / PROBE_FILE
-        if not self.trials or not path.exists():
-            return None
-        probe = read_result(path, Probe)
-        return probe if probe.trials == self.trials and probe.confirmation is not None else None
 
     # The search
 
@@ -416,7 +392,7 @@ class _Probing:
                 alloc_retries=turns.alloc_retries,
                 reserved_growth_bytes=turns.reserved_growth_bytes,
                 given_up=sum(trial.confirmation for trial in self.trials),
-                time_ratio=_time_ratio(turns, self.trials),
+                time_ratio=turns.time_ratio(self.trials),
             ),
             margin=margin,
             joint_frontier=self.search.joint_frontier(self.trials, confirmed),
@@ -428,13 +404,3 @@ class _Probing:
                 *messages.about_turns(turns, _MOST_CONFIRMATIONS),
             ],
         )
-
-
-def _time_ratio(turns: Turns, trials: Sequence[Trial]) -> float | None:
-    """What the turns' steps took over what the trials of the same shapes took."""
-    alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
-    both = [(float(np.mean(seconds)), alone[shape]) for shape, seconds in turns.seconds.items() if shape in alone]
-    if len(both) < _FEWEST_TIMED:
-        return None
-    in_turns, repeated = np.sum(both, axis=0)
-    return float(in_turns / repeated)

@@ -21,15 +21,7 @@ def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turns pairs of channels by the angles.
-
-    Args:
-        x: Shape (batch, heads, positions, head_dim); channel i is paired with channel i + head_dim / 2.
-        angles: Shape (positions, head_dim / 2).
-
-    Returns:
-        The shape and dtype of `x`.
-    """
+    """Turn each pair of features by its position's angle (Su et al., RoFormer, 2021)."""
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

@@ -23,24 +23,16 @@ _METHODS = ("setup", "make_batch", "step")
 
 
 def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
-    """Imports what `spec` names and calls it with the options.
+    """Import what `spec` names and call it with the options; return the workload, not yet set up.
 
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file,
     or the current folder for a package, is put first on `sys.path` and stays there, so that imports inside
     the workload's methods work as well.
 
-    Args:
-        spec: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`, NAME being a class or function
-            that returns a workload.
-        options: Keyword arguments for it.
-
-    Returns:
-        The workload, not yet set up.
-
     Raises:
         WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be
-            built, takes no such options, or what it returns is no workload. Where the user's code raised,
-            `traceback` holds the last lines of its own frames.
+            built, takes no such options, or returns no workload. Where the user's code raised, `traceback` holds
+            the last lines of its own frames.
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):

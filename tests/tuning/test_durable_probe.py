@@ -18,8 +18,8 @@ import pytest
 from cli.conftest import command
 from made_once import MadeOnce
 
-from batchtune.probe.journal import read_trials
 from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, Probe, Trial, read_result
+from batchtune.tuning.run_folder import read_trials
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

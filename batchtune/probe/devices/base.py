@@ -39,9 +39,7 @@ class Meter(ABC):
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
         """Work out and enforce the final limit, once the workload is set up.
 
-        Args:
-            reserve_bytes: To keep free because the user said so.
-            ddp_bytes: To keep free for one copy of the gradients.
+        `reserve_bytes` are kept free because the user said so, `ddp_bytes` for one copy of the gradients.
 
         Raises:
             ProbeError: Nothing is left for batches.
@@ -121,10 +119,7 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def identify(self, device: str) -> Identified:
-        """Return which device is meant, without using any of its memory.
-
-        Args:
-            device: The value of `--device`.
+        """Return which device a `--device` value means, without using any of its memory.
 
         Raises:
             ProbeError: This machine has no such device.
@@ -132,12 +127,7 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> Meter:
-        """Open the device.
-
-        Args:
-            device: The value of `--device`.
-            settings: With the cap on the memory, and the part of it that may be used.
-            limit_bytes: The limit of the run that is being continued; overrides both.
+        """Open the device with the settings' cap and fraction, or with the limit of a run that is being continued.
 
         Raises:
             ProbeError: No such device, or it has less memory free than the limit needs.
@@ -159,14 +149,10 @@ def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[st
 
 
 def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else decides memory and time, for `Device.settings`; to be called after the workload's setup.
+    """Return what else decides memory and time, for `Device.settings`, as it is after the workload's setup.
 
-    Args:
-        switches: The device's own settings.
-
-    Returns:
-        Name → value: environment variables and torch's own switches. A switch that torch can't tell (its older and
-        its newer form were both used) is None.
+    Environment variables and torch's own switches, those of the device among them. A switch that torch can't tell
+    (its older and its newer form were both used) is None.
     """
     import torch
 
