@@ -310,10 +310,7 @@ def _solve(measured: _Measurements, tried: Sequence[_Form]) -> tuple[FloatArray,
 
 
 def _errors_left_out(
-    measured: _Measurements,
-    floors: npt.NDArray[np.intp],
-    contained: npt.NDArray[np.bool_],
-    coefficients: FloatArray,
+    measured: _Measurements, floors: npt.NDArray[np.intp], contained: npt.NDArray[np.bool_], coefficients: FloatArray
 ) -> FloatArray:
     """The root mean square of the relative error of each measurement, predicted from all others.
 

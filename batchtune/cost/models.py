@@ -21,10 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def predict(
-    model: CostModel,
-    batch_size: npt.ArrayLike,
-    length: npt.ArrayLike,
-    target_length: npt.ArrayLike | None = None,
+    model: CostModel, batch_size: npt.ArrayLike, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None
 ) -> FloatArray:
     """Return the model's cost of batch shapes, all arguments broadcast against each other, in bytes or seconds.
 

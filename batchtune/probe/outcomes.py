@@ -15,10 +15,7 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import CostModel, Margin, Trial
 from batchtune.shapes import BatchShape
 
-PeakFit = Callable[
-    [Sequence[float], Sequence[float], Sequence[float], "Sequence[float] | None"],
-    "CostModel | None",
-]
+PeakFit = Callable[[Sequence[float], Sequence[float], Sequence[float], "Sequence[float] | None"], "CostModel | None"]
 """(batch sizes, lengths, peaks, target lengths) → the fitted model, or None where there are too few."""
 
 # The margin: so many times the widest spread that was seen, and this part of the limit.

@@ -156,9 +156,7 @@ class WorkerProcess:
         # Python's own last word, where there was no memory left even to report the lack of it.
         aborted = aborted or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
         raise WorkerDied(
-            _death(code),
-            output,
-            out_of_memory=aborted or (code == -signal.SIGKILL and self._oom_killed()),
+            _death(code), output, out_of_memory=aborted or (code == -signal.SIGKILL and self._oom_killed())
         )
 
     def _oom_killed(self) -> bool:

@@ -81,13 +81,7 @@ class FrontierSearch:
     """
 
     def __init__(
-        self,
-        lengths: Lengths,
-        settings: ProbeSettings,
-        limit_bytes: int,
-        *,
-        fit: PeakFit,
-        refine: Refine | None = None,
+        self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, fit: PeakFit, refine: Refine | None = None
     ) -> None:
         self.task = Task(lengths=lengths, settings=settings, limit_bytes=limit_bytes, fit=fit)
         self._lengths = lengths

@@ -14,18 +14,7 @@ from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.guards import Nursery
 from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.process import WorkerDied, WorkerHung, WorkerProcess
-from batchtune.probe.protocol import (
-    Failed,
-    Identified,
-    Identify,
-    Load,
-    Loaded,
-    Measure,
-    Ran,
-    Ready,
-    Setup,
-    Step,
-)
+from batchtune.probe.protocol import Failed, Identified, Identify, Load, Loaded, Measure, Ran, Ready, Setup, Step
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, DeviceProcess, Outcome, Trial
 from batchtune.shapes import BatchShape

@@ -158,8 +158,7 @@ def read_trials(path: Path) -> list[Trial]:
             trials.append(trial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ResultError(
-                f"{path}, line {number}: no trial: {error}",
-                "Start over with --force, or take the line out.",
+                f"{path}, line {number}: no trial: {error}", "Start over with --force, or take the line out."
             ) from error
     if cut:
         write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)

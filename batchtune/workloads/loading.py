@@ -101,8 +101,7 @@ def _import_module(location: str, name: str) -> ModuleType:
         if missing != location and not location.startswith(f"{missing}."):
             raise  # the module is there; something that it imports is not
         raise WorkloadError(
-            f"there is no module {missing!r} for {location}:{name}",
-            "Run from the folder that holds it, or install it.",
+            f"there is no module {missing!r} for {location}:{name}", "Run from the folder that holds it, or install it."
         ) from None
 
 
