@@ -78,16 +78,10 @@ def fit_cost(
     *,
     weights: Sequence[float] | None = None,
 ) -> CostModel | None:
-    """Fits the cost model by least squares of the relative error, with coefficients of at least 0.
+    """Fit the cost model by least squares of the relative error, with coefficients of at least 0.
 
-    Errors count by the square root of the cost: most at the limit of the memory, but not only there.
-
-    Args:
-        batch_sizes: Batch size of each measurement.
-        lengths: Length of each, in the manifest's unit.
-        costs: What each cost, positive.
-        target_lengths: Target length of each; None where there are none.
-        weights: How much each relative error counts besides, positive; None: all alike.
+    Errors count by the square root of the cost: most at the limit of the memory, but not only there; and by
+    `weights`. Costs and weights are positive.
 
     Returns:
         The simplest form that predicts measurements about as well as any, or None where there are fewer than two
@@ -312,19 +306,12 @@ def _solve(measured: _Measurements, tried: Sequence[_Form]) -> tuple[FloatArray,
 def _errors_left_out(
     measured: _Measurements, floors: npt.NDArray[np.intp], contained: npt.NDArray[np.bool_], coefficients: FloatArray
 ) -> FloatArray:
-    """The root mean square of the relative error of each measurement, predicted from all others.
+    """The root mean square of the relative error of each measurement, predicted from all others; shape (fits,).
 
     Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h being the row's leverage
-    (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew.
-
-    Args:
-        measured: The measurements.
-        floors: Shape (fits,): index of each one's floor.
-        contained: Shape (fits, columns): which columns are in it.
-        coefficients: Shape (fits, columns).
-
-    Returns:
-        Shape (fits,); infinite where some coefficient hangs on a single measurement, or on none.
+    (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. `floors`, of shape (fits,), are indices;
+    `contained` and `coefficients` have shape (fits, columns). Infinite where some coefficient hangs on a single
+    measurement, or on none.
     """
     both = contained[:, :, None] & contained[:, None, :]
     # Columns that are not in it are there as if they had nothing to do with the others.

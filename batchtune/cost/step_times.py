@@ -158,23 +158,12 @@ class StepTimes:
         target_lengths: npt.ArrayLike | None,
         counts: npt.ArrayLike,
     ) -> tuple[float, FloatArray]:
-        """The time of many steps, and how it changes with the logarithms that `sigmas` are of.
+        """Return the seconds of many steps, and their derivatives by the logarithms that `sigmas` are of.
 
         A step's time is common · model^W₀ · Π (what measurement p says)^W_p with weights that add up to 1, so its
-        derivative by the logarithm of what p says is W_p times itself, and by that of what is common, itself.
-
-        Args:
-            batch_sizes: Any shape; all arguments are broadcast against each other.
-            lengths: Longest lengths, in the manifest's unit.
-            target_lengths: Longest target lengths; None where the batches have none.
-            counts: How many steps there are of each shape; need not be whole.
-
-        Returns:
-            The seconds of all steps, and their derivatives, in seconds, of shape (measured + 2,), the last two by the
-            model and by what is common.
-
-        Raises:
-            ValueError: The model needs target lengths, and there are none.
+        derivative by the logarithm of what p says is W_p times itself, and by that of what is common, itself. There are
+        `counts` steps of each shape, not necessarily whole; the other arguments and errors are those of `predict`. The
+        derivatives have shape (measured + 2,), the last two by the model and by what is common.
         """
         each = self(batch_sizes, lengths, target_lengths)
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)

@@ -170,11 +170,7 @@ def alternating(shapes: list[T]) -> list[T]:
 
 
 def first_step_excess(stepper: Stepper, shape: BatchShape) -> int | None:
-    """By how many bytes the first step of a fresh worker exceeds the second, with the same batch.
-
-    Returns:
-        None where peaks are not known, or one of the two does not pass.
-    """
+    """Return by how many bytes a fresh worker's first step exceeds the second, with one batch; None if not known."""
     stepper.start()
     steps = [stepper.step(shape).trial for _ in range(2)]
     peaks = [step.peak_bytes for step in steps if step.outcome == "ok"]

@@ -118,11 +118,11 @@ def _failed(stage: Stage, error: BaseException) -> Failed:
 
 
 def gradient_bytes() -> int:
-    """One copy of the gradients of what the workload trains, in bytes: what DDP's gradient buckets take.
+    """Return one copy of the gradients of what the workload trains, in bytes: what DDP's gradient buckets take.
 
     Counted are the parameters of all live optimizers that require a gradient, each once; where there is no
-    optimizer, all live parameters. A gradient has its parameter's size and type. (DistributedDataParallel keeps its
-    buckets besides the gradients, of their full size, unless it is given `gradient_as_bucket_view=True`:
+    optimizer, all live parameters. (DistributedDataParallel keeps its buckets besides the gradients, of their full
+    size, unless it is given `gradient_as_bucket_view=True`:
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
     """
     import torch

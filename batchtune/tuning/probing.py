@@ -57,7 +57,7 @@ from batchtune.tuning.run_folder import (
 from batchtune.tuning.sweep import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
 
-# What still fails in turns after so many times is left out: next to it, only smaller batches that did not fail count.
+# What still fails in turns after so many times is left out: smaller batches that passed take its place.
 _MOST_CONFIRMATIONS = 6
 # Of that part of a batch the first step of a process is measured where the batch itself runs out of memory in it.
 _SMALLER = 0.75
@@ -207,16 +207,19 @@ class _Probing:
             if not self._learn(turns):
                 break
             self._search()
-        probe = self._result(turns, shapes)
-        write_result(path, probe)
+        write_result(path, probe := self._result(turns, shapes))
         return probe
 
     # The search
 
     def _search(self) -> None:
         while (wanted := self._next_trial()) is not None:
-            if not self.told_too_long and (failure := self.search.longest_failure(self.trials)) is not None:
-                self._tell_too_long(failure)
+            if not self.told_too_long and (failed := self.search.longest_failure(self.trials)) is not None:
+                # At once, not only when it is known how many examples are too long.
+                self.told_too_long = True
+                tried, total = self.search.progress(self.trials)
+                spec, most = self.settings.workload, total - tried
+                self.hooks.on_note(messages.longest_does_not_fit(self.lengths, spec, self.device, failed, most))
             self._measure(wanted.shape, fresh=wanted.fresh)
 
     def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
@@ -269,7 +272,7 @@ class _Probing:
 
     def _shapes(self) -> list[BatchShape]:
         """The largest batch of each point that no other point's contains, large and small ones in turns."""
-        points = [*self.search.frontier(self.trials), *self.search.joint_frontier(self.trials)]
+        points = self.search.frontier(self.trials) + self.search.joint_frontier(self.trials)
         own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
         needs = sorted((shape for shape in shapes if shape in own), key=lambda shape: (-own[shape], str(shape)))
@@ -341,14 +344,6 @@ class _Probing:
         self._keep(replace(failure, trial=trial))
 
     # What is told and written
-
-    def _tell_too_long(self, failure: Trial) -> None:
-        """Say at once that the probe will not succeed, not only when it is known how many examples are too long."""
-        self.told_too_long = True
-        tried, total = self.search.progress(self.trials)
-        self.hooks.on_note(
-            messages.longest_does_not_fit(self.lengths, self.settings.workload, self.device, failure, total - tried)
-        )
 
     def _tell(self, shape: BatchShape, trial: Trial | None) -> None:
         closed, total = self.search.progress(self.trials)

@@ -63,10 +63,9 @@ class Refinement:
         return self._joint.worst_pair(findings, self.num_buckets)
 
     def left_at_stake(self, findings: Findings) -> float | None:
-        """How much a table may cost above one with all sizes known, as a share, where no more may be measured.
+        """Return how much a table may cost above one with all sizes known, as a share.
 
-        Returns:
-            None where the measured lengths are enough, or more may be measured.
+        None where that is too little to matter, or more lengths may be measured.
         """
         single = _single(findings)
         if len(single) < findings.settings.most_lengths:

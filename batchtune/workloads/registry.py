@@ -60,14 +60,10 @@ def _builtin(spec: str) -> Builtin | None:
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read the `--set key=value` options of a workload.
+    """Read the `--set key=value` options of a workload, such as `["layers=12", "dtype=bf16", "checkpoint=true"]`.
 
-    Args:
-        pairs: Such as `["layers=12", "dtype=bf16", "checkpoint=true"]`. The first `=` of each ends the key.
-
-    Returns:
-        Key → value, in the order given. A value is an int or a float where it reads as one, True, False or
-        None for `true`, `false` and `none` in any case, and else the text itself.
+    A value is an int or a float where it reads as one, True, False or None for `true`, `false` and `none` in any
+    case, and else the text itself. The first `=` ends the key.
 
     Raises:
         UsageError: A pair without `=` or without a key, or a key twice.

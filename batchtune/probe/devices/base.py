@@ -142,6 +142,11 @@ class DeviceBackend(ABC):
         return [], None, None
 
 
+def undescribed_gpu(name: str, **known: Any) -> DoctorGpu:
+    """Return a GPU of which nothing but this is known."""
+    return DoctorGpu(**{**dict.fromkeys(DoctorGpu.__struct_fields__), "name": name, **known})
+
+
 def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that change a step's memory or time, those that are set."""
     names = [*_VARIABLES, *(name for backend in backends() for name in backend.VARIABLES)]

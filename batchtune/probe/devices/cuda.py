@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices.base import DeviceBackend, Meter, describe_settings
+from batchtune.probe.devices.base import DeviceBackend, Meter, describe_settings, undescribed_gpu
 from batchtune.probe.devices.nvml import Gpu, all_gpus, find_gpu
 from batchtune.probe.protocol import Identified
-from batchtune.results import Device, DeviceProcess, DoctorGpu, ProbedWith
+from batchtune.results import Device, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
 # What the driver itself takes differs a little from process to process.
@@ -80,20 +80,12 @@ class CudaBackend(DeviceBackend):
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             properties, known = torch.cuda.get_device_properties(index), _identified(index)
             found.append(
-                DoctorGpu(
-                    name=known.name,
+                undescribed_gpu(
+                    known.name,
                     device=f"cuda:{index}",
                     uuid=known.id,
                     capability=f"{properties.major}.{properties.minor}",
                     total_bytes=int(properties.total_memory),
-                    free_bytes=None,
-                    processes=None,
-                    mig=None,
-                    ecc=None,
-                    sm_clock_mhz=None,
-                    max_sm_clock_mhz=None,
-                    throttle_reasons=None,
-                    probe_process=None,
                 )
             )
         return found
@@ -135,6 +127,7 @@ class CudaMeter(Meter):
     def __init__(self, index: int, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
         import torch
 
+        self._cuda = torch.cuda
         self.torch_device = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(index)
         self._gpu = _gpu_of(properties)
@@ -154,8 +147,9 @@ class CudaMeter(Meter):
         self._wanted = limit_bytes or int(min(memory_bytes or total, total) * fraction)
         self._total = total
         self._check_available(available)
-        others = _others(facts.processes if facts else None)
-        self._pid_is_ours = facts is None or others == facts.processes
+        processes = facts.processes if facts else None
+        others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
+        self._pid_is_ours = others == processes
         self._free_before = facts.free_bytes if facts and _same_total(facts.total_bytes, total) else None
         self.device = Device(
             kind="cuda",
@@ -175,13 +169,11 @@ class CudaMeter(Meter):
 
     def limit(self) -> None:
         """Limits what torch's allocator may hold."""
-        import torch
-
         share = min(1.0, self.device.limit_bytes / self._total)
-        torch.cuda.set_per_process_memory_fraction(share, self.torch_device)
+        self._cuda.set_per_process_memory_fraction(share, self.torch_device)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Works out the limit once all that stays beside torch's memory is there, and enforces it.
+        """Work out the limit once all that stays beside torch's memory is there, and enforce it.
 
         With the workload set up, the handles of cuBLAS and cuDNN are made, as the first step would make them. Then
 
@@ -190,22 +182,12 @@ class CudaMeter(Meter):
         so that limit + outside + others + reserve + ddp ≤ total, and limit + reserve + ddp ≤ cap × fraction. `total
         - others - outside` needs no NVML: it is what is free + what torch holds. The limit of a run that is being
         continued stays as it is; it must still fit.
-
-        Args:
-            reserve_bytes: To keep free because the user said so.
-            ddp_bytes: To keep free for one copy of the gradients.
-
-        Raises:
-            ProbeError: The workload alone needs as much as the limit, or what an earlier run was measured with is
-                no longer free.
         """
-        import torch
-
         _create_handles(self.torch_device)
         self.synchronize()
         self.release()
-        free, _ = torch.cuda.mem_get_info(self.torch_device)
-        available = free + torch.cuda.memory_reserved(self.torch_device) - reserve_bytes - ddp_bytes
+        free, _ = self._cuda.mem_get_info(self.torch_device)
+        available = free + self._cuda.memory_reserved(self.torch_device) - reserve_bytes - ddp_bytes
         if self._continued:
             self._check_available(available)
             limit = self._wanted
@@ -219,7 +201,7 @@ class CudaMeter(Meter):
             ddp_bytes=ddp_bytes,
             settings=describe_settings(_switches()),
         )
-        self._check_limit(torch.cuda.memory_allocated(self.torch_device), free)
+        self._check_limit(self._cuda.memory_allocated(self.torch_device), free)
         self.limit()
 
     def _check_available(self, available: int) -> None:
@@ -246,27 +228,19 @@ class CudaMeter(Meter):
 
     def reset(self) -> None:
         """Resets the allocator's own peaks."""
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        self._cuda.reset_peak_memory_stats(self.torch_device)
 
     def peak(self) -> int | None:
         """Most bytes allocated to tensors."""
-        import torch
-
-        return torch.cuda.max_memory_allocated(self.torch_device)
+        return self._cuda.max_memory_allocated(self.torch_device)
 
     def reserved(self) -> int | None:
         """Most bytes held, the cache included."""
-        import torch
-
-        return torch.cuda.max_memory_reserved(self.torch_device)
+        return self._cuda.max_memory_reserved(self.torch_device)
 
     def in_use(self) -> int:
         """Bytes of tensors."""
-        import torch
-
-        return int(torch.cuda.memory_allocated(self.torch_device))
+        return int(self._cuda.memory_allocated(self.torch_device))
 
     def outside(self) -> int | None:
         """What this process holds on the device - what torch's allocator holds.
@@ -275,11 +249,9 @@ class CudaMeter(Meter):
         are others) by how much less is free than before this process came: what other processes have taken or given
         back since then is wrongly in it. Without NVML neither is known.
         """
-        import torch
-
         if self._gpu is None:
             return None
-        reserved = torch.cuda.memory_reserved(self.torch_device)
+        reserved = self._cuda.memory_reserved(self.torch_device)
         held = self._held_by_this_process()
         if held is None or held < reserved:
             free = self._gpu.memory()[1]
@@ -301,28 +273,20 @@ class CudaMeter(Meter):
 
     def retries(self) -> int:
         """The allocator's own count of flushed caches."""
-        import torch
-
-        return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
+        return int(self._cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
     def ooms(self) -> int:
         """The allocator's own count of errors raised, those included that somebody caught."""
-        import torch
-
-        return int(torch.cuda.memory_stats(self.torch_device).get("num_ooms", 0))
+        return int(self._cuda.memory_stats(self.torch_device).get("num_ooms", 0))
 
     def synchronize(self) -> None:
         """Waits for the device's queue."""
-        import torch
-
-        torch.cuda.synchronize(self.torch_device)
+        self._cuda.synchronize(self.torch_device)
 
     def release(self) -> None:
         """Empties the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
-        import torch
-
         with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
+            self._cuda.empty_cache()
 
     def healthy(self) -> bool:
         """Whether the device can still compute: after a sticky error nothing can."""
@@ -370,10 +334,6 @@ def _pci_bus_id(properties: Any) -> str | None:
         return None
     domain, bus, device = numbers
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def _others(processes: list[DeviceProcess] | None) -> list[DeviceProcess] | None:
-    return None if processes is None else [one for one in processes if one.pid != os.getpid()]
 
 
 def _same_total(nvml_total: int | None, cuda_total: int) -> bool:
@@ -437,16 +397,9 @@ def _fp32_precisions() -> dict[str, str]:
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
-        found = {
-            "matmul_precision": matmul.fp32_precision,
-            "cudnn_conv_precision": cudnn.conv.fp32_precision,
-            "cudnn_rnn_precision": cudnn.rnn.fp32_precision,
-        }
+        precisions = [matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
     else:
-        cudnn_precision = "tf32" if cudnn.allow_tf32 else "ieee"
-        found = {
-            "matmul_precision": "tf32" if matmul.allow_tf32 else "ieee",
-            "cudnn_conv_precision": cudnn_precision,
-            "cudnn_rnn_precision": cudnn_precision,
-        }
-    return {name: "ieee" if value == "none" else value for name, value in found.items()}
+        allowed = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.allow_tf32)
+        precisions = ["tf32" if one else "ieee" for one in allowed]
+    names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
+    return {name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)}
