@@ -52,7 +52,7 @@ class Frontier:
         return np.maximum(self.proven(length), 1)
 
     def proven(self, length: npt.ArrayLike) -> IntArray:
-        """The same, but 0 beyond the longest measured length."""
+        """Return the same, but 0 beyond the longest measured length."""
         index = np.searchsorted(self.lengths, np.asarray(length, dtype=np.float64), side="left")
         return np.append(self.batch_sizes, 0)[index]
 
@@ -100,7 +100,7 @@ class JointFrontier:
         return np.maximum(self.proven(lengths, targets), 1)
 
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
-        """The same, but 0 where no measured shape is as large."""
+        """Return the same, but 0 where no measured shape is as large."""
         long, target = np.broadcast_arrays(np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64))
         found = np.zeros(long.shape, dtype=np.int64)
         # From the smallest size up, so that the largest is what stays.

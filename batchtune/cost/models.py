@@ -47,11 +47,11 @@ def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.Arra
 
 
 def scaled(model: CostModel, factor: float) -> CostModel:
-    """The same model with every cost multiplied by a positive factor; its relative errors stay."""
+    """Return the same model with every cost multiplied by a positive factor; its relative errors stay."""
     costs = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
     return msgspec.structs.replace(model, **{name: factor * getattr(model, name) for name in costs})
 
 
 def needs_targets(model: CostModel) -> bool:
-    """Whether the cost depends on the target length."""
+    """Return whether the cost depends on the target length."""
     return bool(model.target_linear or model.target_quadratic or model.cross)

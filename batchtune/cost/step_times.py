@@ -57,7 +57,7 @@ class _Timed:
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
-    """The model of a step's expected time that trials give; None where too few passed.
+    """Return the model of a step's expected time that trials give; None where too few passed.
 
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
     multiplied by how many times its median a step takes on average, where the trials know their means.
@@ -194,7 +194,7 @@ class StepTimes:
         lengths: npt.ArrayLike,
         target_lengths: npt.ArrayLike | None,
     ) -> Iterator[tuple[slice, FloatArray]]:
-        """The coordinates of batch shapes, broadcast to `shape` and made flat, a few at a time."""
+        """Return the coordinates of batch shapes, broadcast to `shape` and made flat, a few at a time."""
         given = [np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)]
         if needs_targets(self.model):
             given.append(np.asarray(target_lengths, dtype=np.float64))
@@ -205,12 +205,12 @@ class StepTimes:
             yield part, _coordinates(size, long, *target)
 
     def _correction(self, closeness: FloatArray) -> FloatArray:
-        """The logarithm of what the model's time is multiplied by, at shapes so close to the measured ones."""
+        """Return the logarithm of what the model's time is multiplied by, at shapes so close to the measured ones."""
         correction: FloatArray = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
         return correction
 
     def _closeness(self, shapes: FloatArray) -> FloatArray:
-        """Shape (measured, n): the inverse fourth powers of the distances; `shapes` is (coordinates, n)."""
+        """Return shape (measured, n): the inverse fourth powers of the distances; `shapes` is (coordinates, n)."""
         squares: FloatArray = np.full((self.ratios.size, shapes.shape[1]), _SAME)
         for points, values in zip(self.points, shapes, strict=True):
             difference = points[:, None] - values
@@ -221,7 +221,7 @@ class StepTimes:
 
 
 def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
-    """Shape (2, n), or (3, n) with targets."""
+    """Return shape (2, n), or (3, n) with targets."""
     columns = [np.log(lengths), np.log(sizes * lengths)]
     if targets is not None:
         columns.append(np.log1p(targets))
@@ -245,7 +245,7 @@ class _MeanToMedian:
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> _MeanToMedian:
-        """The mean of each trial's mean / median, weighted by its steps, with its error from their scatter.
+        """Return the mean of each trial's mean / median, weighted by its steps, with its error from their scatter.
 
         A trial stops when its steps agree, or goes on where they don't. Weighted by steps, that makes no bias: Σ of
         all steps / Σ of their number has the expectation of one step whatever tells when to stop (Wald 1944). A single
@@ -269,7 +269,7 @@ class _MeanToMedian:
         return cls(mean, math.hypot(scatter, unseen))
 
     def expected_seconds(self, trial: Trial) -> float:
-        """The time that a step of a timed trial's shape takes on average; a single step needs no factor."""
+        """Return the time that a step of a timed trial's shape takes on average; a single step needs no factor."""
         median = trial.step_seconds or 0.0
         return median * self.ratio if _timed_steps(trial) > 1 else median
 
@@ -293,7 +293,7 @@ def _timed(trials: Sequence[Trial], mean_to_median: _MeanToMedian, *, with_targe
 
 
 def _error(trial: Trial) -> float:
-    """The standard error of a trial's step time, as a share of it."""
+    """Return the standard error of a trial's step time, as a share of it."""
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
     return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_timed_steps(trial))

@@ -29,7 +29,7 @@ class Findings(Needs):
     """All that follows from a list of trials; derived from them, never stored."""
 
     def closed_by(self, bracket: Bracket) -> ClosedBy | None:
-        """What ends the search there; None where it goes on."""
+        """Return what ends the search there; None where it goes on."""
         if bracket.passed >= bracket.cap:
             return "data"
         if bracket.failed == 1:
@@ -72,7 +72,7 @@ class Findings(Needs):
         return "oom" if bracket.failed_by == "oom" and bracket.failed == beyond else "memory"
 
     def _sure_need(self, bracket: Bracket, step: int) -> float | None:
-        """What one more example needs, where that is sure enough to close a length without a failure.
+        """Return what one more example needs, where that is sure enough to close a length without a failure.
 
         Where memory grows in leaps, neither two peaks side by side nor a model through them tell the next step: they
         must agree with each other, or the model must be finer than the step.
@@ -160,7 +160,7 @@ class Findings(Needs):
         return possible
 
     def _least_excess(self, lengths: FloatArray) -> FloatArray:
-        """The lesser of what the nearest telling lengths on either side say of the model."""
+        """Return the lesser of what the nearest telling lengths on either side say of the model."""
         known = sorted(self.excesses.items())
         at = np.array([length for length, _ in known])
         values = np.array([bounded(excess) for _, excess in known])

@@ -37,13 +37,13 @@ class Guard(Protocol):
     output: int
 
     def exit_code(self) -> int | None:
-        """As `subprocess.Popen.returncode`: negative for a signal; None while the worker runs."""
+        """Return the exit code as `subprocess.Popen.returncode` has it: negative for a signal; None while the worker runs."""
 
     def ask_for_stack(self) -> None:
-        """Has the worker print its stack."""
+        """Have the worker print its stack."""
 
     def end(self) -> None:
-        """Kills the worker and what it started."""
+        """Kill the worker and what it started."""
 
 
 _numbers = itertools.count(1)
@@ -62,7 +62,7 @@ class Nursery:
         self._requests: socket.socket | None = None
 
     def start_worker(self, channel: socket.socket) -> Guard:
-        """Starts a worker process that serves a socket."""
+        """Start a worker process that serves a socket."""
         reading, writing = os.pipe()
         try:
             if not FORKS:
@@ -80,11 +80,11 @@ class Nursery:
             os.close(writing)
 
     def kill_workers(self) -> None:
-        """Kills every process that carries the mark, but the nursery's own."""
+        """Kill every process that carries the mark, but the nursery's own."""
         _kill_marked(self.mark, self._process.pid if self._process else 0)
 
     def close(self) -> None:
-        """Ends the process that workers are forked from."""
+        """End the process that workers are forked from."""
         if self._requests is not None:
             self._requests.close()
         if self._process is not None:
@@ -127,7 +127,7 @@ class _Keeper:
         self._exit_code: int | None = None
 
     def wait_until_there(self, seconds: float) -> None:
-        """Waits until the process that has PyTorch is ready, and has forked."""
+        """Wait until the process that has PyTorch is ready, and has forked."""
         deadline = time.monotonic() + seconds
         while self._pid is None and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
             if keeper.ready([self._control], left):
@@ -145,7 +145,7 @@ class _Keeper:
             os.kill(self._pid, keeper.STACK_SIGNAL)
 
     def end(self) -> None:
-        """Has the keeper kill all that it keeps, and waits for it."""
+        """Have the keeper kill all that it keeps, and waits for it."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _CLEARING_SECONDS
@@ -157,7 +157,7 @@ class _Keeper:
         self._control.close()
 
     def _hear(self) -> None:
-        """The keeper's only words are who it is, and the worker's exit code, when all is cleared up."""
+        """Take in the keeper's only words: its process id; the worker's exit code, when all is cleared up."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._control.recv(64)
@@ -187,15 +187,15 @@ class _Group:
         )
 
     def exit_code(self) -> int | None:
-        """The process's own."""
+        """Return the process's own exit code."""
         return self._process.poll()
 
     def ask_for_stack(self) -> None:
-        """By a signal."""
+        """Send the signal that asks for it."""
         self._process.send_signal(keeper.STACK_SIGNAL)
 
     def end(self) -> None:
-        """Kills the group."""
+        """Kill the group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

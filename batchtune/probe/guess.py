@@ -27,7 +27,7 @@ _SAME = 1e-4
 
 
 def next_batch_size(findings: Findings, ladder: Ladder, anchor: Anchor) -> int | None:
-    """The next batch size to try; None where the length and target are closed.
+    """Return the next batch size to try; None where the length and target are closed.
 
     A length takes at most 3 + log2(cap) batch sizes, and one more at the ends beyond what leaves no margin, wherever
     the model leads: a guess that would leave more to bisect than the trials that are left can tell apart is moved
@@ -47,14 +47,14 @@ def next_batch_size(findings: Findings, ladder: Ladder, anchor: Anchor) -> int |
 
 
 def _high(findings: Findings, bracket: Bracket) -> int:
-    """The smallest batch size that is out of the question, by what failed at shorter lengths too."""
+    """Return the smallest batch size that is out of the question, by what failed at shorter lengths too."""
     if bracket.hardly is None or bracket.hardly <= bracket.passed + 1 or findings.is_end(bracket.anchor):
         return bracket.beyond
     return min(bracket.beyond, bracket.hardly)
 
 
 def _to_a_failure(findings: Findings, bracket: Bracket) -> int:
-    """Beyond what ran without a margin: at the ends the search goes on until a batch fails."""
+    """Go beyond what ran without a margin: at the ends the search goes on until a batch fails."""
     peak, need = bracket.peaks[-1][1], findings.need(bracket)
     flat = len(bracket.peaks) > 1 and math.isclose(bracket.peaks[-2][1], peak, rel_tol=_SAME)
     room = bracket.ran if flat or not need else math.ceil((findings.task.limit_bytes - peak) / need)
@@ -63,7 +63,7 @@ def _to_a_failure(findings: Findings, bracket: Bracket) -> int:
 
 
 def _within_reach(findings: Findings, bracket: Bracket, guess: int) -> int:
-    """The guess, off what other lengths have shown already, and one step at least off what this one has."""
+    """Return the guess, off what other lengths have shown already, and one step at least off what this one has."""
     if bracket.hardly is not None and bracket.passed < bracket.hardly - 1:
         guess = min(guess, bracket.hardly - 1)
     if bracket.surely < bracket.beyond:
@@ -101,7 +101,7 @@ def _guess(findings: Findings, ladder: Ladder, bracket: Bracket) -> int:
 
 
 def _beyond_plateau(ladder: Ladder, bracket: Bracket) -> int | None:
-    """Where to go from two batch sizes that took the same; None where there are none at the limit.
+    """Return where to go from two batch sizes that took the same; None where there are none at the limit.
 
     Where memory grows in leaps, one example more or less seldom tells anything.
     """
@@ -114,7 +114,7 @@ def _beyond_plateau(ladder: Ladder, bracket: Bracket) -> int | None:
 
 
 def _middle(ladder: Ladder, bracket: Bracket) -> int:
-    """The middle of what other lengths leave open, else of what this one does."""
+    """Return the middle of what other lengths leave open, else of what this one does."""
     low, high = bracket.passed, bracket.beyond
     if low < bracket.surely < high:
         low = bracket.surely
@@ -125,7 +125,7 @@ def _middle(ladder: Ladder, bracket: Bracket) -> int:
 
 
 def _by_peaks(findings: Findings, bracket: Bracket) -> int | None:
-    """The batch size at the limit by the peaks so far; None where nothing is known of what an example needs."""
+    """Return the batch size at the limit by the peaks so far; None where nothing is known of what an example needs."""
     need = findings.need(bracket)
     if need is None or need <= 0:
         return 1 if bracket.passed == 0 else None

@@ -53,7 +53,7 @@ def _driver_facts() -> DriverFacts:
 
 
 def _torch_facts() -> TorchFacts:
-    """Raises whatever the import of torch raises: the traceback on stderr is shown."""
+    """Raise whatever the import of torch raises: the traceback on stderr is shown."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:

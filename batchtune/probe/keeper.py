@@ -31,7 +31,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def keep(control: socket.socket, ends: Sequence[int], channel: int, work: Callable[[], object]) -> None:
-    """Starts a worker, waits until it is over, and clears up.
+    """Start a worker, waits until it is over, and clears up.
 
     Args:
         control: Tells the supervisor this process's id, and at the end the worker's exit code, a line each. When the
@@ -64,7 +64,7 @@ def _no_more_than_a_wake_up(number: int, frame: object) -> None:
 
 
 def _start(libc: ctypes.CDLL, work: Callable[[], object], own: Sequence[int]) -> int:
-    """The worker, in a session of its own, killed by the kernel if this process should be."""
+    """Fork the worker, into a session of its own; the kernel kills it if this process is killed."""
     keeper = os.getpid()
     worker = os.fork()
     if worker:
@@ -88,7 +88,7 @@ def _start(libc: ctypes.CDLL, work: Callable[[], object], own: Sequence[int]) ->
 
 
 def _wait(worker: int, watched: Sequence[int], wakeup: int, exit_codes: dict[int, int]) -> None:
-    """Returns when the worker has ended, or is wanted no more."""
+    """Wait until the worker has ended, or is wanted no more."""
     while _reap(exit_codes) and worker not in exit_codes:
         woken = ready([*watched, wakeup])
         if woken == [wakeup]:
@@ -110,7 +110,7 @@ def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) 
 
 
 def _reap(exit_codes: dict[int, int]) -> bool:
-    """Notes every child that has ended; False where none is left at all."""
+    """Note every child that has ended; False where none is left at all."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -122,7 +122,7 @@ def _reap(exit_codes: dict[int, int]) -> bool:
 
 
 def _clear_up(wakeup: int, exit_codes: dict[int, int]) -> None:
-    """Kills all descendants, again and again until there are none: each pass may find what was just forked."""
+    """Kill all descendants, again and again until there are none: each pass may find what was just forked."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while _reap(exit_codes) and time.monotonic() < deadline:
         for process in psutil.Process().children(recursive=True):

@@ -60,7 +60,7 @@ class Bracket:
     hardly: int | None
 
     def step(self, tolerance: float) -> int:
-        """The smallest difference in batch size that matters.
+        """Return the smallest difference in batch size that matters.
 
         It doubles with each batch size given up in alternation: there the limit moves with what the other shapes
         leave behind, and creeping up to it would fail again and again.
@@ -82,7 +82,7 @@ class Needs(Outcomes):
     """What the trials say of each length: bounds of its batch size, and what an example needs."""
 
     def bracket(self, anchor: Anchor) -> Bracket:
-        """What is known there."""
+        """Return what is known there."""
         if anchor not in self._brackets:
             self._brackets[anchor] = self._bracket(anchor)
         return self._brackets[anchor]
@@ -138,7 +138,7 @@ class Needs(Outcomes):
         return max(known, default=None)
 
     def own_need(self, bracket: Bracket) -> float | None:
-        """By two of this length's own peaks, the largest and one well below it; None where they do not tell."""
+        """Return the need by two of this length's own peaks, the largest and one well below; None: they don't tell."""
         if len(bracket.peaks) < 2:
             return None
         (small, low), (large, high) = bracket.peaks[0], bracket.peaks[-1]
@@ -147,7 +147,7 @@ class Needs(Outcomes):
         return (high - low) / (large - small) if high > low else None
 
     def need_by_model(self, bracket: Bracket) -> float:
-        """By the model, set right by what was measured at this length and its neighbours."""
+        """Return the need by the model, set right by what was measured at this length and its neighbours."""
         assert self.model is not None
         if self.is_misfit and self.intercept is not None and bracket.peaks and bracket.peaks[-1][1] > self.intercept:
             size, peak = bracket.peaks[-1]
@@ -261,5 +261,5 @@ class Needs(Outcomes):
 
 
 def bounded(excess: float | None) -> float:
-    """So far the model may be set right: its factor within bounds, 1 where it is not known."""
+    """Return the factor that sets the model right, within bounds; 1 where it is not known."""
     return 1.0 if excess is None else min(max(excess, 1 / _MOST_CORRECTION), _MOST_CORRECTION)

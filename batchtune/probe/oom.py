@@ -1,4 +1,4 @@
-"""Was it a lack of memory? Told from the exception's type, then from the messages along its causes.
+"""Was it a lack of memory? Judged by the exception's type, then from the messages along its causes.
 
 The messages are those of the libraries themselves: PyTorch's allocators (CUDA, HIP, XPU, MPS, CPU), the CUDA
 driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton and NCCL.
@@ -51,14 +51,14 @@ Verdict = Literal["oom", "disguised"]
 
 
 def message_verdict(message: str) -> Verdict | None:
-    """What an error message says: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
+    """Return what an error message says: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
     if _OOM.search(message):
         return "oom"
     return "disguised" if _DISGUISED.search(message) else None
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
-    """What an exception says, its own type and message first, then those of what it was raised from.
+    """Return what an exception says, its own type and message first, then those of what it was raised from.
 
     `raise ... from cause` says that the cause is why, so the cause's verdict is taken. An exception that came up
     while another was being handled (its `__context__`) may be that one in other words, or a fault in the handling;
@@ -97,7 +97,7 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
 
 
 def requested_bytes(message: str) -> int | None:
-    """How much memory was asked for where an error says that it was not there; None where it does not say."""
+    """Return how much memory was asked for where an error says that it was not there; None where it does not say."""
     if match := _REQUESTED_BYTES.search(message):
         return int(match[1])
     match = _REQUESTED_SIZE.search(message)
@@ -116,7 +116,7 @@ def _own_verdict(error: BaseException) -> Verdict | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from, each once."""
+    """Return the exception and what it was raised from, each once."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -126,7 +126,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _contexts(error: BaseException) -> Iterator[BaseException]:
-    """What was being handled when the exception, or one of those behind it, came up; each once."""
+    """Return what was being handled when the exception, or one of those behind it, came up; each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -91,24 +91,24 @@ class Outcomes:
         )
 
     def anchor(self, length: float) -> Anchor:
-        """A length with the longest target at or below it."""
+        """Return a length with the longest target at or below it."""
         return Anchor(length, self.lengths.worst_target(length))
 
     def cap(self, anchor: Anchor) -> int:
-        """The largest batch size that the data can fill with examples that are no longer, in either length."""
+        """Return the largest batch size that the data can fill with examples that are no longer, in either length."""
         count = self.lengths.count_within(anchor.length, anchor.target_length)
         return min(count, self.settings.max_batch_size or count)
 
     def tried(self, shape: BatchShape) -> int:
-        """How many trials a shape had."""
+        """Return how many trials a shape had."""
         return len(self._by_shape.get(shape, ()))
 
     def passes(self, shape: BatchShape) -> int:
-        """How many trials of a shape passed."""
+        """Return how many trials of a shape passed."""
         return sum(trial.outcome == "ok" for trial in self._by_shape.get(shape, ()))
 
     def failure(self, shape: BatchShape) -> Trial | None:
-        """The trial that rules a shape out.
+        """Return the trial that rules a shape out.
 
         One that ran out of memory, unless a larger shape passed: then two. Two crashes or time-outs. One that failed
         in alternation with the others.
@@ -135,7 +135,7 @@ class Outcomes:
         return faults[-1] if len(faults) > 1 else None
 
     def to_retry(self, anchor: Anchor) -> int | None:
-        """A batch size here that is tried once more, in a fresh worker, before its failure is believed.
+        """Return a batch size here that is tried once more, in a fresh worker, before its failure is believed.
 
         One whose only trial crashed or timed out; or ran out of memory, though a larger shape passed.
         """
@@ -150,20 +150,20 @@ class Outcomes:
         return None
 
     def is_dominated(self, shape: BatchShape) -> bool:
-        """Whether a shape passed that is at least as large in every respect, and larger in one."""
+        """Return whether a shape passed that is at least as large in every respect, and larger in one."""
         return self._ran.exceeds(shape)
 
     def highest_peak(self, shape: BatchShape) -> int | None:
-        """The highest peak that was measured for a shape; None where none is known."""
+        """Return the highest peak that was measured for a shape; None where none is known."""
         return max(self._peaks(shape), default=None)
 
     def peak_range(self, shape: BatchShape, others: Sequence[int] = ()) -> int:
-        """By how much the peaks of a shape's trials, and others of it, differ."""
+        """Return by how much the peaks of a shape's trials, and others of it, differ."""
         peaks = [*self._peaks(shape), *others]
         return max(peaks) - min(peaks) if peaks else 0
 
     def _peaks(self, shape: BatchShape) -> list[int]:
-        """The highest and the lowest peak of each of a shape's trials.
+        """Return the highest and the lowest peak of each of a shape's trials.
 
         What a process's first step needs besides is a part of the margin, not of the shape.
         """
@@ -177,7 +177,7 @@ class Outcomes:
         return peaks
 
     def is_proven(self, shape: BatchShape) -> bool:
-        """Whether it ran, did not fail as well, and leaves the margin free."""
+        """Return whether it ran, did not fail as well, and leaves the margin free."""
         if not self.passes(shape) or self.failure(shape) is not None:
             return False
         if self.confirmed is not None and shape not in self.confirmed:
@@ -186,12 +186,12 @@ class Outcomes:
         return lowest is None or lowest + self.margin.bytes <= self.task.limit_bytes
 
     def median_seconds(self, shape: BatchShape) -> float | None:
-        """The median step time of a shape; None where none is known."""
+        """Return the median step time of a shape; None where none is known."""
         times = [trial.step_seconds for trial in self._by_shape[shape] if trial.step_seconds is not None]
         return float(np.median(times)) if times else None
 
     def proof(self, anchor: Anchor, batch_size: int) -> int | None:
-        """The index of the trial that proves this size here: the smallest shape that is no smaller."""
+        """Return the index of the trial that proves this size here: the smallest shape that is no smaller."""
         found = [
             (shape.padded_length, trial.index)
             for shape, trials in self._by_shape.items()
@@ -218,7 +218,7 @@ class Outcomes:
         return any(self.is_dominated(shape) for shape in failed)
 
     def _proven_nearby(self, lengths: FloatArray, targets: FloatArray | None) -> IntArray:
-        """As `proven_sizes`, by the trials at the next longer length that was tried alone."""
+        """Return the same as `proven_sizes`, by the trials at the next longer length that was tried alone."""
         found = np.zeros(lengths.shape, dtype=np.int64)
         below = self._failed.smallest_within(lengths, targets)
         anchors = sorted(self.anchors)

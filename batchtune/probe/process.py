@@ -101,17 +101,17 @@ class WorkerProcess:
         return reply
 
     def output(self) -> str:
-        """The end of what the workload printed."""
+        """Return the end of what the workload printed."""
         return b"".join(self._output).decode(errors="replace")
 
     def close(self) -> None:
-        """Ends the process and whatever it started."""
+        """End the process and whatever it started."""
         self._channel.close()
         self._guard.end()
         self._reader.join(timeout=1)
 
     def _line(self, deadline: float) -> bytes:
-        """The next line from the channel, without its end."""
+        """Return the next line from the channel, without its end."""
         while b"\n" not in self._buffer:
             # What the worker said last is still read when it has ended: so first look whether it has, then read.
             ended = self._guard.exit_code() is not None
@@ -128,7 +128,7 @@ class WorkerProcess:
         return line
 
     def _stack(self) -> str:
-        """Where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
+        """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
         before = self.output().count(_OUTERMOST_FRAME)
         self._guard.ask_for_stack()
         deadline = time.monotonic() + _STACK_SECONDS
@@ -137,7 +137,7 @@ class WorkerProcess:
         return user_stack(self.output())
 
     def _receive(self) -> bool:
-        """Takes what has come over the channel; False where it is closed."""
+        """Take what has come over the channel; False where it is closed."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._channel.recv(65536)
@@ -160,7 +160,7 @@ class WorkerProcess:
         )
 
     def _oom_killed(self) -> bool:
-        """Whether the kernel has killed for want of memory since the worker started.
+        """Return whether the kernel has killed for want of memory since the worker started.
 
         Where the kernel does not count (before Linux 4.13), nothing else than that is likely.
         """
@@ -212,7 +212,7 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def _group_files(root: Path) -> list[Path]:
-    """Where this process's control group may keep its counter; in a container its path may lead nowhere."""
+    """Return where this process's control group may keep its counter; in a container its path may lead nowhere."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, UnicodeDecodeError):

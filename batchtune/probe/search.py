@@ -4,7 +4,7 @@ The search has no state of its own. Given the same trials it proposes the same s
 interrupted goes on from its journal, and a made device tests it without torch.
 
 For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that
-failed (or what the data can fill). Where to try next is told by a model of the peak memory fitted to all trials,
+failed (or what the data can fill). A model of the peak memory says where to try next,  fitted to all trials,
 set right by what was measured at this very length and its neighbours; where that does not close in, bisection does.
 The set spans the data at first; then lengths are added, one by one, where knowing more is worth most.
 """
@@ -90,7 +90,7 @@ class FrontierSearch:
         self._refine = refine
 
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
-        """What to try next, or None where all is known.
+        """Return what to try next, or None where all is known.
 
         Raises:
             NothingFits: Not one example of the shortest length fits.
@@ -111,7 +111,7 @@ class FrontierSearch:
         return None if added is None else self._at(findings, added)
 
     def _at(self, findings: Findings, anchor: Anchor) -> NextTrial | None:
-        """What to try there; None where it is closed."""
+        """Return what to try there; None where it is closed."""
         if (retry := findings.to_retry(anchor)) is not None:
             return NextTrial(anchor.shape(retry), fresh=True)
         batch_size = next_batch_size(findings, self._ladder, anchor)
@@ -131,7 +131,7 @@ class FrontierSearch:
     def joint_frontier(
         self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
     ) -> list[FrontierPoint]:
-        """The pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
+        """Return the pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
         findings = self.findings(trials, confirmed)
         return self._points(findings, [one for one in self._order(findings) if one != findings.anchor(one.length)])
 
@@ -172,7 +172,7 @@ class FrontierSearch:
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial that shows that not even one of the longest examples fits; None where none does.
+        """Return the trial that shows that not even one of the longest examples fits; None where none does.
 
         What is then searched is the longest that does.
         """
@@ -180,7 +180,7 @@ class FrontierSearch:
         return findings.failure(findings.anchor(self._lengths.longest).shape(1))
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
-        """How many lengths are closed, and how many there are in all, as far as is known.
+        """Return how many lengths are closed, and how many there are in all, as far as is known.
 
         Where the longest does not fit: how many have been tried for the longest that does, and how many may have to be.
         """
@@ -193,7 +193,7 @@ class FrontierSearch:
         return closed, max(len(order), min(self._settings.num_lengths, self._histogram.lengths.size))
 
     def findings(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Findings:
-        """What follows from the trials."""
+        """Return what follows from the trials."""
         return Findings(self.task, trials, confirmed)
 
     @cached_property
@@ -202,7 +202,7 @@ class FrontierSearch:
         return Ladder(self._settings.tolerance, top)
 
     def _longest_that_fits(self, findings: Findings, alone: Trial) -> NextTrial:
-        """Bisects over the distinct lengths, one example at a time, for the longest that fits."""
+        """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
         if alone.outcome != "oom":
             raise SingleFails(alone)
         distinct = self._histogram.lengths
@@ -279,7 +279,7 @@ class FrontierSearch:
 
 
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:
-    """The batch size at the longest length that the other lengths are chosen from.
+    """Return the batch size at the longest length that the other lengths are chosen from.
 
     It must never change once they are, so it is the first that failed there, whatever is learnt later.
     """

@@ -60,7 +60,7 @@ class _Attempt:
         return self.caught[0] if self.caught else f"the allocator ran out of memory ({counted(ooms, 'time')})"
 
     def judged(self) -> tuple[Literal["ok", "oom", "error"], str | None]:
-        """The outcome, and the error's message."""
+        """Return the outcome, and the error's message."""
         if self.leak is not None:
             return "error", self.leak
         if self.error is not None:
@@ -72,7 +72,7 @@ class _Attempt:
         return "ok", None
 
     def trial(self, shape: BatchShape, rest_bytes: int) -> Trial:
-        """The record of it; times and peaks only where it passed, but for a single step's peak."""
+        """Return the record of it; times and peaks only where it passed, but for a single step's peak."""
         outcome, error = self.judged()
         holds = outcome == "ok" or self.single
         facts: dict[str, Any] = {"failed_peak_bytes": self.peak_bytes, "step_seconds": None}
@@ -253,7 +253,7 @@ class Session:
                 return
 
     def _explain_by_leak(self, shape: BatchShape, attempt: _Attempt) -> None:
-        """Where memory ran out while each step left more in use: is that why?
+        """Find out whether memory ran out because each step left more in use.
 
         A batch of one example is watched. Unless it goes on leaking, this was a plain lack of memory. Where not even
         it passes any more, though the whole batch had passed, what was kept has used up the memory.
@@ -274,7 +274,7 @@ class Session:
             self._meter.release()
 
     def _renew(self, attempt: _Attempt) -> bool:
-        """Whether the worker must be replaced.
+        """Return whether the worker must be replaced.
 
         After anything but a plain lack of memory; and where the very first step ran out of it: the optimizer's state
         may be half made, and the next step would fail for want of the rest.
@@ -292,7 +292,7 @@ def _known(values: list[int | None]) -> list[int]:
 
 
 def _told(error: BaseException) -> tuple[str, Verdict | None, str | None]:
-    """An exception's message, what it says of memory, and its traceback.
+    """Return an exception's message, what it says of memory, and its traceback.
 
     The failed step's variables are let go of first: where memory has run out there is none left to write a text.
     """

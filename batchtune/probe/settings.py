@@ -75,7 +75,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         return _TIMES_AS_MANY * self.num_lengths if self.max_lengths is None else self.max_lengths
 
     def recorded(self) -> dict[str, Any]:
-        """The settings that trials depend on, as `run.json` and `probe.json` carry them."""
+        """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
         return {
             "device": self.device,
             "memory_bytes": self.memory_bytes,

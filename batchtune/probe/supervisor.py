@@ -105,7 +105,7 @@ class Supervisor:
         return device
 
     def _start_once(self) -> Device:
-        """Starts a worker, takes the device and builds the workload. Raises WorkerDied, and what `start` raises."""
+        """Start a worker, takes the device and builds the workload. Raises WorkerDied, and what `start` raises."""
         self._renew()
         try:
             if self._lock is None:
@@ -127,7 +127,7 @@ class Supervisor:
         )
 
     def _take_device(self) -> None:
-        """Holds the device for this probe alone, or goes on without where another one holds the CPU.
+        """Hold the device for this probe alone, or goes on without where another one holds the CPU.
 
         The workload's own errors come before that of a device that is in use, and before any waiting.
         """
@@ -145,7 +145,7 @@ class Supervisor:
             self._busy = busy
 
     def _wait(self, known: Identified, busy: DeviceBusy) -> DeviceLock | None:
-        """Waits for another probe to end; None where it does not, in time."""
+        """Wait for another probe to end; None where it does not, in time."""
         seconds = self._settings.wait_seconds
         if seconds > 0:
             most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"
@@ -200,7 +200,7 @@ class Supervisor:
         return replace(ran, trial=replace(ran.trial, worker=self._number, elapsed_seconds=elapsed))
 
     def _build(self, request: Identify | Load | Setup, kind: type[Built]) -> Built:
-        """Asks the new worker for what comes before any trial."""
+        """Ask the new worker for what comes before any trial."""
         assert self._worker is not None
         try:
             reply = self._worker.ask(request, (kind, Failed), self._settings.setup_timeout_seconds)
@@ -223,7 +223,7 @@ class Supervisor:
         return reply
 
     def _died(self, died: WorkerDied) -> ProbeError | WorkloadError:
-        """What the user is told of a worker that ended before any trial."""
+        """Return the error for a worker that ended before any trial."""
         if died.out_of_memory:
             return self._too_small(str(died))
         return WorkloadError(
@@ -234,7 +234,7 @@ class Supervisor:
         )
 
     def _renew(self) -> None:
-        """A new worker in the place of the one that is there."""
+        """Start a new worker in the place of the last."""
         self._drop()
         self._number += 1
         self._worker = WorkerProcess(self._nursery)
@@ -245,7 +245,7 @@ class Supervisor:
             self._worker = None
 
     def _error(self, failed: Failed) -> ProbeError | WorkloadError:
-        """What the user is told of a failure before any trial."""
+        """Return the error for a failure before any trial."""
         if failed.stage == "device":
             return ProbeError(failed.message, failed.hint)
         if failed.out_of_memory:
@@ -268,7 +268,7 @@ def _tail(output: str, lines: int = 12) -> str:
 
 
 def _lost(shape: BatchShape, outcome: Outcome, error: str) -> Ran:
-    """A trial whose worker can't tell of it any more."""
+    """Return a trial whose worker can't tell of it any more."""
     trial = Trial(
         index=0,
         batch_size=shape.batch_size,

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Serves the socket that the command line names."""
+    """Serve the socket that the command line names."""
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 def serve(channel: socket.socket) -> None:
-    """Serves requests until the supervisor closes the socket."""
+    """Serve requests until the supervisor closes the socket."""
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     # Where it hangs, if it does. Not to the stream itself: the workload may close or replace that.
@@ -59,7 +59,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def _identify(request: Identify) -> Identified | Failed:
-    """Which device is meant; whatever goes wrong in that is the device's fault."""
+    """Return which device is meant; whatever goes wrong in that is the device's fault."""
     try:
         return backend_for(request.device).identify(request.device)
     except BatchtuneError as error:
@@ -69,7 +69,7 @@ def _identify(request: Identify) -> Identified | Failed:
 
 
 def _load(request: Load) -> Loaded | Failed:
-    """Whether the workload can be imported and takes its options."""
+    """Return whether the workload can be imported and takes its options."""
     from batchtune.workloads import load_workload
 
     try:
@@ -80,7 +80,7 @@ def _load(request: Load) -> Loaded | Failed:
 
 
 def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
-    """Opens the device, limits it and builds the workload."""
+    """Open the device, limits it and builds the workload."""
     from batchtune.workloads import load_workload
 
     stage: Stage = "device"
@@ -105,7 +105,7 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
 
 
 def _failed(stage: Stage, error: BaseException) -> Failed:
-    """An error before any trial."""
+    """Return an error before any trial."""
     if isinstance(error, BatchtuneError):
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
         return Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)

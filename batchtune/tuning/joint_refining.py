@@ -62,7 +62,7 @@ class JointRefinement:
         return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
 
     def worst_pair(self, findings: Findings, num_buckets: Sequence[int]) -> Anchor | None:
-        """The pair whose size decides most, in the table that loses most; None where none loses much."""
+        """Return the pair whose size decides most, in the table that loses most; None where none loses much."""
         tried = set(findings.anchors)
         for anchor in self.spanning:
             if anchor not in tried and anchor != findings.anchor(anchor.length) and self._is_open(findings, anchor):
@@ -114,7 +114,7 @@ class JointRefinement:
 
 
 def _flat(sizes_of: Sizes) -> Sizes:
-    """The same for arrays of any shape."""
+    """Return the same for arrays of any shape."""
 
     def sizes(lengths: FloatArray, targets: FloatArray) -> FloatArray:
         long, target = np.broadcast_arrays(lengths, targets)

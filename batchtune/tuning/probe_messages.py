@@ -31,7 +31,7 @@ _MANY_RETRIES = 0.1
 
 
 def workload_error(workload: str, ran: Ran) -> WorkloadError:
-    """The error where a trial failed with an error of the workload's own."""
+    """Return the error where a trial failed with an error of the workload's own."""
     return WorkloadError(
         f"{workload} failed in its {ran.stage or 'step'}, with a batch of {ran.trial.shape}: {ran.trial.error}",
         ran.hint
@@ -42,14 +42,14 @@ def workload_error(workload: str, ran: Ran) -> WorkloadError:
 
 
 def no_lack_of_memory(workload: str, trial: Trial) -> WorkloadError:
-    """The error where even one example fails, with something that is no lack of memory."""
+    """Return the error where even one example fails, with something that is no lack of memory."""
     longer = ", or allow more with --trial-timeout" if trial.outcome == "timeout" else ""
     hint = f"This is no lack of memory: the probe stops. Fix it{longer}; {_START_OVER}."
     return workload_error(workload, Ran(trial=trial, hint=hint))
 
 
 def nothing_confirmed(turns: Turns) -> ProbeError:
-    """The error where all that fits alone fails among others."""
+    """Return the error where all that fits alone fails among others."""
     failed = turns.failures[-1] if turns.failures else turns.first_failed
     return ProbeError(
         "no batch that fits alone passed in turns with the others"
@@ -59,7 +59,7 @@ def nothing_confirmed(turns: Turns) -> ProbeError:
 
 
 def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) -> ProbeError:
-    """The error where one of the shortest examples runs out of memory."""
+    """Return the error where one of the shortest examples runs out of memory."""
     shortest = format_length(lengths.shortest, lengths.unit)
     limit = format_size(device.limit_bytes)
     if _memory_was_free(trial, device.limit_bytes):
@@ -80,7 +80,7 @@ def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) 
 
 
 def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) -> ProbeError:
-    """The error where the longest examples run out of memory alone."""
+    """Return the error where the longest examples run out of memory alone."""
     unit, fitting, longer = lengths.unit, found.fitting_length, found.too_long
     hint = workload_unit_hint(lengths, workload)
     are = "example is" if longer == 1 else "examples are"
@@ -94,7 +94,7 @@ def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) ->
 
 
 def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial: Trial, trials: int) -> str:
-    """The warning at once, before the longest length that fits is known: that may take so many more trials."""
+    """Return the warning that comes before the longest length that fits is known, in at most so many trials."""
     longest = format_length(lengths.longest, lengths.unit)
     if _memory_was_free(trial, device.limit_bytes):
         return (
@@ -187,7 +187,7 @@ def about_turns(turns: Turns, confirmations: int) -> Iterator[str]:
 
 
 def _memory_was_free(trial: Trial, limit_bytes: int) -> bool:
-    """Whether the error came although what was asked for, if it says how much, was there."""
+    """Return whether the error came although what was asked for, if it says how much, was there."""
     peak = trial.failed_peak_bytes
     if peak is None:
         return False

@@ -67,7 +67,7 @@ _MOST_TIMED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeProgress:
-    """What the probe is doing: one before each trial, one after it, and one before each step of the confirmation.
+    """What the probe is doing: before and after each trial, and before each step of the confirmation.
 
     Attributes:
         shape: The batch shape in question.
@@ -76,7 +76,7 @@ class ProbeProgress:
         seconds_left: A guess, from the time that trials took so far; None at the beginning.
         device: What is measured.
         confirming: Whether the shapes at the limit are run in turns.
-        shortening: Whether the longest example does not fit, and the longest that does is looked for.
+        shortening: Whether the longest example does not fit, and the longest that does is searched for.
     """
 
     shape: BatchShape
@@ -95,8 +95,8 @@ class ProbeHooks:
 
     Attributes:
         on_progress: Called before and after each trial.
-        on_note: Called with a sentence that the user should read while the probe runs.
-        measurer: What measures; None: worker processes on the device that the settings name.
+        on_note: Called with a sentence for the user.
+        measurer: Measures; None: worker processes on the device that the settings name.
     """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
@@ -121,7 +121,7 @@ def run_probe(
         folder: The run folder; made where missing, and held by one probe at a time.
         force: Start over, and throw away what the folder holds.
         sweep_settings: Lengths are measured where this sweep's tables need them; None: 10 to 20 buckets.
-        hooks: Who is told what happens.
+        hooks: Called as the probe goes on.
 
     Raises:
         ResultError: The folder holds another run, or can't be written.
@@ -185,8 +185,8 @@ class _Probing:
     told_too_long: bool = False
 
     def __post_init__(self) -> None:
-        multiple_of = self.sweep_settings.multiple_of
-        padded = self.lengths if multiple_of is None else self.lengths.padded_to(multiple_of)
+        multiple = self.sweep_settings.multiple_of
+        padded = self.lengths.padded_to(multiple) if multiple else self.lengths
         self.refinement = Refinement(padded, self.sweep_settings.num_buckets)
         self.search = FrontierSearch(
             padded, self.settings, self.device.limit_bytes, fit=fit_cost, refine=self.refinement
@@ -235,7 +235,7 @@ class _Probing:
         self._tell(ran.trial.shape, ran.trial)
 
     def _next_trial(self) -> NextTrial | None:
-        """What to try next, with the search's findings that end it turned into errors for the user."""
+        """Return what to try next, with the search's findings that end it turned into errors for the user."""
         workload = self.settings.workload
         try:
             return self.search.propose(self.trials)
@@ -257,8 +257,7 @@ class _Probing:
         typical, targets = TypicalTargets.of(self.lengths), self.lengths.targets
         if typical is None or targets is None:
             return
-        whole = bool((targets == np.floor(targets)).all())
-        known = {trial.shape for trial in self.trials}
+        whole, known = bool((targets == np.floor(targets)).all()), {trial.shape for trial in self.trials}
         points = self.search.frontier(self.trials)
         chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), _MOST_TIMED)).round().astype(int))
         for point in (points[index] for index in chosen[::-1]):
@@ -271,7 +270,7 @@ class _Probing:
     # The confirmation
 
     def _shapes(self) -> list[BatchShape]:
-        """The largest batch of each point that no other point's contains, large and small ones in turns."""
+        """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
         points = self.search.frontier(self.trials) + self.search.joint_frontier(self.trials)
         own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
@@ -315,7 +314,7 @@ class _Probing:
         return bool(failures) or not all(again.is_proven(shape) for shape in turns.peaks)
 
     def _first_step_bytes(self, turns: Turns, findings: Findings) -> int:
-        """By how much the first step of the fresh worker exceeded later ones of the same shape."""
+        """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
             later = [findings.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]
@@ -343,7 +342,7 @@ class _Probing:
         )
         self._keep(replace(failure, trial=trial))
 
-    # What is told and written
+    # Progress and result
 
     def _tell(self, shape: BatchShape, trial: Trial | None) -> None:
         closed, total = self.search.progress(self.trials)

@@ -49,7 +49,7 @@ class Refinement:
     num_buckets: Sequence[int]
 
     def __call__(self, findings: Findings) -> Anchor | None:
-        """The length that is worth most, or the pair of length and target; None where none is worth it."""
+        """Return the length that is worth most, or the pair of length and target; None where none is worth it."""
         single = _single(findings)
         if len(single) < findings.settings.most_lengths:
             known = _Known.of(self, findings, single)
@@ -137,7 +137,7 @@ class _Known:
         )
 
     def worst_end(self, num_buckets: Sequence[int]) -> float | None:
-        """The end whose size decides most, in the table that loses most; None where none loses much."""
+        """Return the end whose size decides most, in the table that loses most; None where none loses much."""
         lost, theirs = self.most_lost(num_buckets)
         if lost <= _AT_STAKE:
             return None
@@ -204,7 +204,7 @@ class _Known:
         return wide
 
     def _example_costs(self, sizes: FloatArray) -> FloatArray:
-        """What an example costs in a bucket that ends there."""
+        """Return what an example costs in a bucket that ends there."""
         return self.seconds(sizes, self.histogram.lengths) / sizes
 
     def _cost(self, boundaries: FloatArray, example_costs: FloatArray) -> float:
@@ -217,7 +217,7 @@ class _Known:
 
 
 def _single(findings: Findings) -> list[Anchor]:
-    """What was measured with the longest target at or below its length."""
+    """Return what was measured with the longest target at or below its length."""
     return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
 
 

@@ -42,13 +42,13 @@ _START_OVER = "Start over with --force, or give another folder with --run."
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
-    """Of the file that holds the workload; None where it is no file."""
+    """Return the hash of the file that holds the workload; None if it is in no file."""
     path = Path(settings.workload.rpartition(":")[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else None
 
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
-    """The data that the folder's results are of; None where it holds none.
+    """Return the data that the folder's results are of; None where it holds none.
 
     Raises:
         ResultError: It is no folder, or its results can't be read.
@@ -78,7 +78,7 @@ class OtherLengths:
 
 
 def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> OtherLengths:
-    """Describes how lengths differ from those of a run: which, and which options they were read with."""
+    """Describe how lengths differ from those of a run: which, and which options they were read with."""
     what = (
         f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
         f"up to {format_length(lengths.longest, lengths.unit)})"
@@ -98,7 +98,7 @@ def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> OtherLengths:
 
 
 def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tuple[str, str]]:
-    """The options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
+    """Return the options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
     flags, their_flags = reading.flags, theirs.flags
 
     def said(value: str | None) -> str:
@@ -112,7 +112,7 @@ def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tupl
 
 
 def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | None:
-    """The run that the folder holds, if it is this one and can be continued.
+    """Return the run that the folder holds, if it is this one and can be continued.
 
     Raises:
         ResultError: It is another's: other lengths, workload or settings.
@@ -135,7 +135,7 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | N
 
 
 def read_trials(path: Path) -> list[Trial]:
-    """The trials of a journal; none where there is no file.
+    """Return the trials of a journal; none where there is no file.
 
     A last line that was cut short (the process was killed, the disk was full) is taken off: its trial is run again.
 
@@ -166,7 +166,7 @@ def read_trials(path: Path) -> list[Trial]:
 
 
 def append_trial(path: Path, trial: Trial) -> None:
-    """Adds a trial, on disk before this returns.
+    """Add a trial, on disk before this returns.
 
     Raises:
         ResultError: The file can't be written, on a full disk for example; its earlier lines stay.
@@ -203,7 +203,7 @@ def about_earlier(previous: Run, settings: ProbeSettings, trials: Sequence[Trial
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Holds the run folder for this process; the system lets go of it when the process ends, however it does.
+    """Hold the run folder for this process; the system lets go of it when the process ends, however it does.
 
     Raises:
         ResultError: Another process holds it, or it can't be made.
@@ -229,7 +229,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def clear_run(folder: Path) -> None:
-    """Removes batchtune's own files from a run folder, and nothing else.
+    """Remove batchtune's own files from a run folder, and nothing else.
 
     Raises:
         ResultError: They can't be removed.
@@ -264,7 +264,7 @@ def _described(workload: WorkloadRecord) -> str:
 
 
 def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run:
-    """The content of `run.json` for a run that begins."""
+    """Return the content of `run.json` for a run that begins."""
     return Run(
         meta=meta_of(Run),
         lengths=lengths.summary(),

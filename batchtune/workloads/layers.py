@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Maps (batch, positions, dim) to the same shape."""
+        """Map (batch, positions, dim) to the same shape."""
         batch_size, positions, dim = x.shape
         projected = self.queries_keys_values(x).view(batch_size, positions, 3, self.heads, dim // self.heads)
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)

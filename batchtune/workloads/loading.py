@@ -55,7 +55,7 @@ def _builtin(name: str) -> Any:
 
 
 def _import(location: str, name: str) -> ModuleType:
-    """Imports a file or a package's module."""
+    """Import a file or a package's module."""
     try:
         return _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
     except BatchtuneError:
@@ -70,7 +70,7 @@ def _import(location: str, name: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is no file", _FORMS)
+        raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is not a file", _FORMS)
     path = path.resolve()
     _put_first(str(path.parent))
     # A name of its own, so that a workload in `random.py` or `torch.py` takes no other module's place.
@@ -129,7 +129,7 @@ def _suggestion(name: str, names: list[str], lead: str) -> str:
 
 
 def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
-    """Holds the options against the signature, so that a wrong one is told with those that there are."""
+    """Check the options against the signature, so that the error for a wrong one lists the right ones."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -156,7 +156,7 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
 
 
 def _word(value: Any) -> str:
-    """A default as one would write it after `--set key=`."""
+    """Return a default as one would write it after `--set key=`."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
@@ -179,7 +179,7 @@ def _checked(spec: str, workload: object) -> Workload:
     missing = [method for method in _METHODS if not callable(getattr(workload, method, None))]
     if missing:
         raise WorkloadError(
-            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is no workload",
+            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         )
     for method in _METHODS:

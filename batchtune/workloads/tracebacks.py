@@ -50,7 +50,7 @@ def last_frame(stack: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's type and the first line of its message."""
+    """Return an exception's type and the first line of its message."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # its own __str__ fails
@@ -59,7 +59,7 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(line: str) -> str:
-    """A line that can be encoded and read: lone surrogates escaped, cut to `LONGEST_LINE` characters."""
+    """Return a line that can be encoded and read: lone surrogates escaped, cut to `LONGEST_LINE` characters."""
     text = line.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
 

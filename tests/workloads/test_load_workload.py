@@ -160,7 +160,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         ),
         (
             "workload_under_test.py:Half",
-            "workload_under_test.py:Half gives a Half without make_batch, step: that is no workload",
+            "workload_under_test.py:Half gives a Half without make_batch, step: that is not a workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         ),
         (

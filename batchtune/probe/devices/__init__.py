@@ -32,7 +32,7 @@ DEVICE_FORMS = _forms()
 
 
 def is_device(name: str) -> bool:
-    """Whether `--device` takes this, on some machine."""
+    """Return whether `--device` takes this, on some machine."""
     kind, colon, number = name.partition(":")
     if colon:
         return f"{kind}:N" in _BACKENDS and re.fullmatch(r"\d+", number) is not None

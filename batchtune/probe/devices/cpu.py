@@ -110,7 +110,7 @@ class CpuMeter(Meter):
         self._can_reset = True
 
     def limit(self) -> None:
-        """Sets RLIMIT_DATA, after starting the threads that would later need memory for their stacks."""
+        """Set RLIMIT_DATA, after starting the threads that would later need memory for their stacks."""
         _start_threads()
         self._enforce("Python and PyTorch alone hold")
 
@@ -133,7 +133,7 @@ class CpuMeter(Meter):
         self._enforce("with the workload built, Python and PyTorch hold")
 
     def _enforce(self, holds: str) -> None:
-        """Sets RLIMIT_DATA to the limit. Raises ProbeError where that much is held already."""
+        """Set RLIMIT_DATA to the limit. Raises ProbeError where that much is held already."""
         import resource
 
         held, device = _status()["VmData"], self.device
@@ -149,7 +149,7 @@ class CpuMeter(Meter):
         self._gap = _trimmed_gap()
 
     def reset(self) -> None:
-        """Resets the kernel's high-water mark of the resident set."""
+        """Reset the kernel's high-water mark of the resident set."""
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
@@ -166,7 +166,7 @@ class CpuMeter(Meter):
         return max(status["VmData"], self._data + status["VmHWM"] - self._resident - files)
 
     def in_use(self) -> int:
-        """The process's data."""
+        """Return the bytes of the process's data."""
         return _status()["VmData"]
 
     def other_processors(self) -> float | None:
@@ -174,7 +174,7 @@ class CpuMeter(Meter):
         return self._shares.others()
 
     def worn(self) -> bool:
-        """Whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
+        """Return whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
@@ -219,7 +219,7 @@ def _session_ticks(session: int) -> Iterator[int]:
 
 
 def _usable() -> set[int]:
-    """The processors that this process may use."""
+    """Return the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -233,14 +233,14 @@ def _load_average() -> float | None:
 
 
 def _status() -> dict[str, int]:
-    """The memory lines of /proc/self/status, in bytes."""
+    """Return the memory lines of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines if line.startswith(("Vm", "Rss")))
     return {name: int(value.split()[0]) * 1024 for name, value in pairs}
 
 
 def _files(status: dict[str, int]) -> int:
-    """The part of the resident set that is no data: pages of files and shared memory; 0 before Linux 4.5."""
+    """Return the part of the resident set that is no data: pages of files and shared memory; 0 before Linux 4.5."""
     return status.get("RssFile", 0) + status.get("RssShmem", 0)
 
 
@@ -256,7 +256,7 @@ def _trimmed_gap() -> int:
 
 
 def _start_threads() -> None:
-    """Makes torch start its worker threads (forward and backward), whose stacks count as data."""
+    """Make torch start its worker threads (forward and backward), whose stacks count as data."""
     import torch
 
     weight = torch.randn(256, 256, requires_grad=True)
@@ -265,7 +265,7 @@ def _start_threads() -> None:
 
 
 def _limit_problem() -> str | None:
-    """Why memory can't be limited and measured on the CPU of this machine; None where it can."""
+    """Return why memory can't be limited and measured on the CPU of this machine; None where it can."""
     if platform.system() != "Linux":
         return "it needs Linux: other systems enforce no limit on a process's memory"
     try:
@@ -276,7 +276,7 @@ def _limit_problem() -> str | None:
 
 
 def _cpu_name() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

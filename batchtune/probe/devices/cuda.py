@@ -17,11 +17,9 @@ from batchtune.units import format_size
 
 # What the driver itself takes differs a little from process to process.
 _SLACK = 1.02
-
 # CUDA and NVML differ by some hundred MiB over how much memory there is. Where they differ by more, NVML means
 # another thing: the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
-
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 _GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
@@ -150,7 +148,8 @@ class CudaMeter(Meter):
         processes = facts.processes if facts else None
         others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
         self._pid_is_ours = others == processes
-        self._free_before = facts.free_bytes if facts and _same_total(facts.total_bytes, total) else None
+        nvml_total = (facts.total_bytes if facts else None) or 0
+        self._free_before = facts.free_bytes if facts and abs(nvml_total - total) <= _SAME_TOTAL * total else None
         self.device = Device(
             kind="cuda",
             name=properties.name,
@@ -168,7 +167,7 @@ class CudaMeter(Meter):
         )
 
     def limit(self) -> None:
-        """Limits what torch's allocator may hold."""
+        """Limit what torch's allocator may hold."""
         share = min(1.0, self.device.limit_bytes / self._total)
         self._cuda.set_per_process_memory_fraction(share, self.torch_device)
 
@@ -205,7 +204,7 @@ class CudaMeter(Meter):
         self.limit()
 
     def _check_available(self, available: int) -> None:
-        """Raises ProbeError where the limit of an earlier run does not fit any more."""
+        """Raise ProbeError where the limit of an earlier run does not fit any more."""
         if self._continued and self._wanted > available * _SLACK:
             raise ProbeError(
                 f"this run was measured with a limit of {format_size(self._wanted)}, "
@@ -214,7 +213,7 @@ class CudaMeter(Meter):
             )
 
     def _check_limit(self, allocated: int, free: int) -> None:
-        """Raises ProbeError where nothing is left for batches, and says what takes the memory."""
+        """Raise ProbeError where nothing is left for batches, and says what takes the memory."""
         device = self.device
         if device.limit_bytes > allocated:
             return
@@ -227,23 +226,23 @@ class CudaMeter(Meter):
         raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
 
     def reset(self) -> None:
-        """Resets the allocator's own peaks."""
+        """Reset the allocator's own peaks."""
         self._cuda.reset_peak_memory_stats(self.torch_device)
 
     def peak(self) -> int | None:
-        """Most bytes allocated to tensors."""
+        """Return the most bytes allocated to tensors."""
         return self._cuda.max_memory_allocated(self.torch_device)
 
     def reserved(self) -> int | None:
-        """Most bytes held, the cache included."""
+        """Return the most bytes held, the cache included."""
         return self._cuda.max_memory_reserved(self.torch_device)
 
     def in_use(self) -> int:
-        """Bytes of tensors."""
+        """Return the bytes of tensors."""
         return int(self._cuda.memory_allocated(self.torch_device))
 
     def outside(self) -> int | None:
-        """What this process holds on the device - what torch's allocator holds.
+        """Return what this process holds on the device - what torch's allocator holds.
 
         By the driver's own figure for this process where it can be found. Else (in a container, whose process ids
         are others) by how much less is free than before this process came: what other processes have taken or given
@@ -266,30 +265,30 @@ class CudaMeter(Meter):
         return next((one.used_bytes for one in self._gpu.processes() or () if one.pid == os.getpid()), None)
 
     def clocks(self) -> tuple[int | None, list[str] | None]:
-        """The multiprocessors' clock and the reasons why it is held down: as they are when asked."""
+        """Return the multiprocessors' clock and the reasons why it is held down: as they are when asked."""
         if self._gpu is None:
             return None, None
         return self._gpu.sm_clock_mhz(), self._gpu.throttle_reasons()
 
     def retries(self) -> int:
-        """The allocator's own count of flushed caches."""
+        """Return the allocator's own count of flushed caches."""
         return int(self._cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
     def ooms(self) -> int:
-        """The allocator's own count of errors raised, those included that somebody caught."""
+        """Return the allocator's own count of errors raised, those included that somebody caught."""
         return int(self._cuda.memory_stats(self.torch_device).get("num_ooms", 0))
 
     def synchronize(self) -> None:
-        """Waits for the device's queue."""
+        """Wait for the device's queue."""
         self._cuda.synchronize(self.torch_device)
 
     def release(self) -> None:
-        """Empties the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
+        """Empty the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
         with contextlib.suppress(RuntimeError):
             self._cuda.empty_cache()
 
     def healthy(self) -> bool:
-        """Whether the device can still compute: after a sticky error nothing can."""
+        """Return whether the device can still compute: after a sticky error nothing can."""
         import torch
 
         try:
@@ -311,12 +310,12 @@ def _identified(index: int) -> Identified:
 
 
 def _gpu_of(properties: Any) -> Gpu | None:
-    """NVML's view of a device of torch's."""
+    """Return NVML's view of a device of torch's."""
     return find_gpu(_bare_uuid(properties), _pci_bus_id(properties), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _uuid_of(properties: Any) -> str | None:
-    """The UUID by torch alone, written as NVML writes those of GPUs."""
+    """Return the UUID by torch alone, written as NVML writes those of GPUs."""
     uuid = _bare_uuid(properties)
     return uuid if uuid is None or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
@@ -336,12 +335,8 @@ def _pci_bus_id(properties: Any) -> str | None:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def _same_total(nvml_total: int | None, cuda_total: int) -> bool:
-    return nvml_total is not None and abs(nvml_total - cuda_total) <= _SAME_TOTAL * cuda_total
-
-
 def _create_context(device: Any) -> None:
-    """Creates the CUDA context, which takes memory of its own."""
+    """Create the CUDA context, which takes memory of its own."""
     import torch
 
     torch.zeros(1, device=device)
@@ -349,7 +344,7 @@ def _create_context(device: Any) -> None:
 
 
 def _create_handles(device: Any) -> None:
-    """Uses cuBLAS and cuDNN once, forward and backward: their handles, kernels and workspaces take memory.
+    """Use cuBLAS and cuDNN once, forward and backward: their handles, kernels and workspaces take memory.
 
     No random numbers: the workload's are left as they are. What is not supported here (bf16 on an old GPU, a
     deterministic mode that needs more settings) is left out; the workload can't use it either.
@@ -367,7 +362,7 @@ def _create_handles(device: Any) -> None:
 
 
 def _allocator() -> str:
-    """The allocator's backend and the settings it was given."""
+    """Return the allocator's backend and the settings it was given."""
     import torch
 
     settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
@@ -387,7 +382,7 @@ def _switches() -> dict[str, Any]:
 
 
 def _fp32_precisions() -> dict[str, str]:
-    """Whether float32 is computed in TF32 (`tf32`) or in full (`ieee`), for matmul and for cuDNN.
+    """Return whether float32 is computed in TF32 (`tf32`) or in full (`ieee`), for matmul and for cuDNN.
 
     Torch 2.9 has new switches, and warns or raises where the old ones are read after the new ones were set; the new
     ones can be read in either case. `none` there means that nobody has asked for less than full precision.

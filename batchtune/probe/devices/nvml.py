@@ -53,7 +53,7 @@ class Gpu:
         self._whole = handle if parent is None else parent  # clocks and ECC are the whole GPU's
 
     def driver(self) -> str | None:
-        """The driver's version."""
+        """Return the driver's version."""
         return _text(_ask(self._nvml, "nvmlSystemGetDriverVersion"))
 
     def facts(self) -> DoctorGpu:
@@ -85,11 +85,11 @@ class Gpu:
         return _text(_ask(self._nvml, "nvmlDeviceGetUUID", self._handle))
 
     def divided(self) -> bool | None:
-        """Whether this GPU is divided into instances; None for GPUs that can't be."""
+        """Return whether this GPU is divided into instances; None for GPUs that can't be."""
         return _first_flag(_ask(self._nvml, "nvmlDeviceGetMigMode", self._handle))
 
     def instances(self) -> Iterator[Gpu]:
-        """The instances that this GPU is divided into."""
+        """Return the instances that this GPU is divided into."""
         most = _number(_ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", self._handle)) if self.divided() else None
         for index in range(most or 0):
             handle = _ask(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)
@@ -97,12 +97,12 @@ class Gpu:
                 yield Gpu(self._nvml, handle)
 
     def memory(self) -> tuple[int | None, int | None]:
-        """Bytes in total, and those that are free."""
+        """Return the bytes in total, and those that are free."""
         memory = _ask(self._nvml, "nvmlDeviceGetMemoryInfo", self._handle)
         return _bytes(getattr(memory, "total", None)), _bytes(getattr(memory, "free", None))
 
     def processes(self) -> list[DeviceProcess] | None:
-        """Who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
+        """Return who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
         compute, graphics = (self._process_list(name) for name in _PROCESS_LISTS)
         if compute is None:
             return None
@@ -114,7 +114,7 @@ class Gpu:
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
     def _process_list(self, name: str) -> list[Any] | None:
-        """By the newest call that both the package and the driver know."""
+        """Ask by the newest call that both the package and the driver know."""
         for version in ("", "_v3", "_v2"):
             found = _ask(self._nvml, name + version, self._handle)
             if found is not None:
@@ -122,7 +122,7 @@ class Gpu:
         return None
 
     def sm_clock_mhz(self) -> int | None:
-        """The clock of the multiprocessors, now."""
+        """Return the clock of the multiprocessors, now."""
         return _number(_ask(self._nvml, "nvmlDeviceGetClockInfo", self._whole, _CLOCK_SM))
 
     def throttle_reasons(self) -> list[str] | None:
@@ -141,7 +141,7 @@ def named_reasons(bits: int) -> list[str]:
 
 
 def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
-    """The GPU or instance that is meant; None where NVML can't tell.
+    """Return the GPU or instance that is meant; None where NVML can't tell.
 
     Args:
         uuid: With or without `GPU-` or `MIG-` before it.
@@ -166,7 +166,7 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
 
 
 def all_gpus() -> tuple[list[Gpu], str | None]:
-    """Every GPU, those that are divided as their instances; and why there is none, where NVML can't be asked."""
+    """Return every GPU, those that are divided as their instances; and why NVML can't be asked."""
     nvml = _loaded()
     if isinstance(nvml, str):
         return [], nvml
@@ -177,7 +177,7 @@ def all_gpus() -> tuple[list[Gpu], str | None]:
 
 
 def _loaded() -> Any | str:
-    """The module, initialised; or why not, in NVML's words."""
+    """Return the module, initialised; or why not, in NVML's words."""
     try:
         import pynvml
 
@@ -208,7 +208,7 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> int | None:
-    """An integer, also one that ctypes has wrapped."""
+    """Return an integer, also one that ctypes has wrapped; None for anything else."""
     value = getattr(value, "value", value)
     return int(value) if isinstance(value, int) else None
 
