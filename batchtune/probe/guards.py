@@ -37,7 +37,7 @@ class Guard(Protocol):
     output: int
 
     def exit_code(self) -> int | None:
-        """Return the exit code as `subprocess.Popen.returncode` has it: negative for a signal; None while the worker runs."""
+        """Return the exit code: negative for a signal; None while the worker runs."""
 
     def ask_for_stack(self) -> None:
         """Have the worker print its stack."""

@@ -4,8 +4,8 @@ The search has no state of its own. Given the same trials it proposes the same s
 interrupted goes on from its journal, and a made device tests it without torch.
 
 For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that
-failed (or what the data can fill). A model of the peak memory says where to try next,  fitted to all trials,
-set right by what was measured at this very length and its neighbours; where that does not close in, bisection does.
+failed (or what the data can fill). A model of the peak memory, fitted to all trials and set right by what was
+measured at this very length and its neighbours, says where to try next; where that does not close in, bisection does.
 The set spans the data at first; then lengths are added, one by one, where knowing more is worth most.
 """
 

@@ -171,7 +171,7 @@ def assert_within_bound(lengths: Lengths, trials: list[Trial]) -> None:
     tolerance=st.sampled_from([0.0, 0.01, 0.1]),
     tells_peak=st.booleans(),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 def test_on_any_device_it_ends_within_bisections_bound(
     values: list[int], table: list[float], tolerance: float, tells_peak: bool
 ) -> None:
@@ -397,7 +397,7 @@ def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
     limit_bytes=st.integers(1_000_000, 20_000_000_000),
     cut=st.integers(0, 200),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 def test_on_any_smooth_device_it_ends_with_the_truth_however_often_it_is_interrupted(
     values: list[int], constant: float, linear: float, quadratic: float, limit_bytes: int, cut: int
 ) -> None:
