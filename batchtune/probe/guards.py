@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Protocol
 
 import psutil
 
@@ -29,21 +28,6 @@ _CLEARING_SECONDS = 60.0
 # Importing PyTorch from a slow disk takes long; what takes longer is left to the time limit of what is asked next.
 _IMPORTING_SECONDS = 120.0
 _KILLING_SECONDS = 5.0
-
-
-class Guard(Protocol):
-    """Tells when a worker has ended, and sees to it that nothing of it stays."""
-
-    output: int
-
-    def exit_code(self) -> int | None:
-        """Return the exit code: negative for a signal; None while the worker runs."""
-
-    def ask_for_stack(self) -> None:
-        """Have the worker print its stack."""
-
-    def end(self) -> None:
-        """Kill the worker and what it started."""
 
 
 _numbers = itertools.count(1)
@@ -61,16 +45,16 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
-    def start_worker(self, channel: socket.socket) -> Guard:
+    def start_worker(self, channel: socket.socket) -> Kept | Grouped:
         """Start a worker process that serves a socket."""
         reading, writing = os.pipe()
         try:
             if not FORKS:
-                return _Group(channel, self._environment(), (reading, writing))
+                return Grouped(channel, self._environment(), (reading, writing))
             control, theirs = socket.socketpair()
             with theirs:
                 self._ask([theirs.fileno(), channel.fileno(), writing])
-            started = _Keeper(control, reading, self)
+            started = Kept(control, reading, self)
             started.wait_until_there(_IMPORTING_SECONDS)
             return started
         except BaseException:
@@ -115,7 +99,7 @@ class Nursery:
             socket.send_fds(self._requests, [b"worker\n"], descriptors)
 
 
-class _Keeper:
+class Kept:
     """A worker below its keeper process; see `batchtune.probe.keeper`."""
 
     def __init__(self, control: socket.socket, output: int, nursery: Nursery) -> None:
@@ -171,7 +155,7 @@ class _Keeper:
             self._nursery.kill_workers()
 
 
-class _Group:
+class Grouped:
     """The worker as the head of a group of processes, which dies as one: all that can be done outside Linux."""
 
     def __init__(self, channel: socket.socket, environment: dict[str, str], pipe: tuple[int, int]) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def speech_settings(bench: Bench, lengths: Lengths) -> ProbeSettings:
         memory_bytes=bench.memory_bytes,
     )
     few = {"num_lengths": QUICK_LENGTHS, "max_lengths": QUICK_LENGTHS, "memory_fraction": QUICK_FRACTION}
-    return replace(settings, **few) if bench.quick else settings
+    return msgspec.structs.replace(settings, **few) if bench.quick else settings
 
 
 def speech_options(bench: Bench, lengths: Lengths, size: str = "large") -> dict[str, Any]:

@@ -46,6 +46,7 @@ def test_a_worker_that_is_killed_from_outside_has_not_run_out_of_memory(
     assert (second.outcome, second.worker) == ("ok", 2)
 
 
+@pytest.mark.slow
 def test_a_real_segmentation_fault_is_a_crash() -> None:
     with supervise("ReadsFromNowhere") as supervisor:
         trial = supervisor.measure(ONE, 0).trial
@@ -122,6 +123,7 @@ def test_a_supervisor_with_thousands_of_open_files_is_none_the_worse() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_the_end_of_a_flood_of_output_is_kept() -> None:
     with supervise("Floods") as supervisor:
         supervisor.start()
@@ -178,6 +180,7 @@ def test_a_leak_is_told_as_one() -> None:
     assert ".item() or .detach()" in (measured.hint or "")
 
 
+@pytest.mark.slow
 def test_a_leak_is_told_where_memory_runs_out_before_it_is_certain() -> None:
     with supervise("Leaks", mib=150.0) as supervisor:
         trial = supervisor.measure(TWO, 0).trial
@@ -192,6 +195,7 @@ def test_memory_that_does_not_grow_for_ever_is_no_leak(name: str) -> None:
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
 
 
+@pytest.mark.slow
 def test_a_step_whose_time_varies_is_repeated_and_its_spread_is_told() -> None:
     with supervise("Varies") as supervisor:
         trial = supervisor.measure(ONE, 0).trial
@@ -232,6 +236,7 @@ def test_a_single_step_that_fails_is_an_answer(name: str, outcome: str, error: s
     assert error in (stepped.error or "")
 
 
+@pytest.mark.slow
 def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> None:
     with supervise("Good") as supervisor:
         supervisor.start()
@@ -239,6 +244,7 @@ def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> No
     assert workers == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_second_probe_on_the_cpu_goes_on_and_knows_of_the_first() -> None:
     with supervise("Good") as first, supervise("Good") as second:
         assert first.start().processes is None
@@ -292,6 +298,7 @@ def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
     assert notes == [f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."]
 
 
+@pytest.mark.slow
 def test_workers_are_counted_from_where_the_caller_says() -> None:
     with Supervisor(supervise("Good")._settings, first_worker=8) as supervisor:
         assert supervisor.measure(ONE, 0).trial.worker == 8

@@ -33,6 +33,7 @@ def test_a_worker_that_can_not_use_cuda_after_the_fork_starts_by_itself(
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
 
 
+@pytest.mark.slow
 def test_a_killed_nursery_is_started_again() -> None:
     with supervise("Good") as supervisor:
         supervisor.start()

@@ -64,6 +64,7 @@ def test_a_setup_that_needs_more_than_the_limit_says_that_the_limit_is_too_small
         supervisor.start()
 
 
+@pytest.mark.slow
 def test_a_limit_below_what_pytorch_needs_is_told_before_the_setup() -> None:
     with (
         supervise("Good", memory_bytes=50 << 20) as supervisor,
@@ -72,11 +73,13 @@ def test_a_limit_below_what_pytorch_needs_is_told_before_the_setup() -> None:
         supervisor.start()
 
 
+@pytest.mark.slow
 def test_a_workload_that_is_not_there_is_told() -> None:
     with supervise("no_such_file.py:Step") as supervisor, pytest.raises(WorkloadError, match="no_such_file"):
         supervisor.start()
 
 
+@pytest.mark.slow
 def test_a_step_that_would_never_run_is_told() -> None:
     with supervise("Generator") as supervisor, pytest.raises(WorkloadError, match="step is a generator"):
         supervisor.start()

@@ -343,7 +343,7 @@ def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
 
 
 WAYS = {"disk": on_a_full_disk, "limit": with_a_limit_on_files}
-SLOW = {"disk": (), "limit": (pytest.mark.slow,)}
+SLOW = dict.fromkeys(WAYS, (pytest.mark.slow,))
 CASES = [
     pytest.param(way, name, id=f"{way}-{name}", marks=SLOW[way])
     for way in WAYS
