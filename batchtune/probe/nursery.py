@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Sequence
 
 from batchtune.probe import keeper
+from batchtune.probe.devices import backends
 
 _NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads")
 
@@ -78,7 +79,7 @@ def _keep(descriptors: Sequence[int], ends: Sequence[int]) -> None:
     def work() -> None:
         from batchtune.probe.worker import serve
 
-        if _used_a_gpu():
+        if any(backend.is_broken_by_fork() for backend in backends()):
             os.set_inheritable(channel, True)
             os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
         if numpy := sys.modules.get("numpy"):
@@ -86,13 +87,6 @@ def _keep(descriptors: Sequence[int], ends: Sequence[int]) -> None:
         serve(socket.socket(fileno=channel))
 
     keeper.keep(socket.socket(fileno=control), ends, channel, work)
-
-
-def _used_a_gpu() -> bool:
-    """Return whether an import has used CUDA before the fork, so that this process can't (`torch.cuda`, "bad fork")."""
-    torch = sys.modules.get("torch")
-    in_bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
-    return bool(in_bad_fork and in_bad_fork())
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ socket alone: what the workload prints goes to the standard streams and disturbs
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
@@ -23,10 +22,8 @@ from batchtune.probe.keeper import STACK_SIGNAL
 from batchtune.probe.oom import error_verdict
 from batchtune.probe.protocol import Failed, Identified, Identify, Load, Loaded, Measure, Ready, Setup, Stage
 from batchtune.probe.session import Session
+from batchtune.probe.surroundings import describe_settings, gradient_bytes
 from batchtune.workloads.tracebacks import first_line, user_traceback
-
-if TYPE_CHECKING:
-    import torch
 
 
 def main() -> None:
@@ -99,9 +96,10 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
         meter.synchronize()
         stage = "device"
         meter.settle(settings.reserve_bytes, gradient_bytes() if settings.ddp else 0)
+        settings_now = describe_settings(meter.switches())
     except BaseException as error:
         return None, _failed(stage, error)
-    return Session(workload, meter), Ready(device=meter.device)
+    return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
 
 
 def _failed(stage: Stage, error: BaseException) -> Failed:
@@ -115,34 +113,6 @@ def _failed(stage: Stage, error: BaseException) -> Failed:
         traceback=user_traceback(error),
         out_of_memory=error_verdict(error) == "oom",
     )
-
-
-def gradient_bytes() -> int:
-    """Return one copy of the gradients of what the workload trains, in bytes: what DDP's gradient buckets take.
-
-    Counted are the parameters of all live optimizers that require a gradient, each once; where there is no
-    optimizer, all live parameters. (DistributedDataParallel keeps its buckets besides the gradients, of their full
-    size, unless it is given `gradient_as_bucket_view=True`:
-    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
-    """
-    import torch
-
-    gc.collect()  # what is only waiting to be collected is not trained
-    live = gc.get_objects()
-    # By type, not isinstance: that asks an object for its __class__, which a lazy module answers by importing things.
-    optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
-    if optimizers:
-        trained = (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
-    else:
-        trained = (thing for thing in live if issubclass(type(thing), torch.nn.Parameter))
-    return _total_bytes(trained)
-
-
-def _total_bytes(parameters: Iterable[torch.Tensor]) -> int:
-    from torch.nn.parameter import is_lazy
-
-    each_once = {id(parameter): parameter for parameter in parameters}.values()
-    return sum(p.numel() * p.element_size() for p in each_once if p.requires_grad and not is_lazy(p))
 
 
 if __name__ == "__main__":

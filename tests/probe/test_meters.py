@@ -189,7 +189,7 @@ def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
     assert (device.uuid, device.driver, device.ecc, device.mig) == ("GPU-aaaaaaaa", "570.86", True, None)
     assert device.processes == [DeviceProcess(pid=4711, used_bytes=2 * GIB)]
     assert (device.other_processes, device.free_bytes) == (1, 78 * GIB)
-    assert device.settings["matmul_precision"] in ("ieee", "tf32")
+    assert settled().switches()["matmul_precision"] in ("ieee", "tf32")
 
 
 def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ else:
     except RuntimeError as error:
         outcome = "out of memory"
     print(json.dumps([device.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[0], device.reserve_bytes,
-          device.ddp_bytes, meter.outside(), meter.clocks(), device.free_bytes > 0, device.settings["threads"] > 0,
+          device.ddp_bytes, meter.outside(), meter.clocks(), device.free_bytes > 0, meter.switches()["threads"] > 0,
           outcome]))
 """
 

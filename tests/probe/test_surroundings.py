@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from batchtune.probe.devices.base import describe_environment
-from batchtune.probe.worker import gradient_bytes
+from batchtune.probe.surroundings import describe_environment, gradient_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -125,8 +124,8 @@ OTHER_SWITCHES = "torch.backends.cudnn.benchmark = True; torch.use_deterministic
 # own use of one may warn; telling them must not.
 SCRIPT = """
 import json, os, sys, warnings, torch
-from batchtune.probe.devices.base import describe_settings
-from batchtune.probe.devices.cuda import _switches
+from batchtune.probe.devices.cuda import CudaMeter
+from batchtune.probe.surroundings import describe_settings
 for code in json.load(sys.stdin):
     if os.fork():
         assert os.wait()[1] == 0, code
@@ -135,7 +134,7 @@ for code in json.load(sys.stdin):
         warnings.simplefilter("ignore")
         exec(code)
     warnings.simplefilter("error")
-    print(json.dumps([code, describe_settings(_switches())]), flush=True)
+    print(json.dumps([code, describe_settings(CudaMeter.switches(None))]), flush=True)
     os._exit(0)
 """
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from batchtune.probe.devices import backends
 from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorGpu, ProbedWith
 
 if TYPE_CHECKING:
     import torch
-
-# Of PyTorch's allocators on every device. Recorded where they are set.
-_VARIABLES = ("PYTORCH_ALLOC_CONF",)
 
 
 class Meter(ABC):
@@ -93,6 +88,10 @@ class Meter(ABC):
         """Return whether the device still answers, after an error."""
         return True
 
+    def switches(self) -> dict[str, Any]:
+        """Return the settings of this kind of device that decide memory and time, after the workload's setup."""
+        return {}
+
     def worn(self) -> bool:
         """Return whether so much is held at rest that the next trial would not compare with the first."""
         return False
@@ -133,6 +132,10 @@ class DeviceBackend(ABC):
             ProbeError: No such device, or it has less memory free than the limit needs.
         """
 
+    def is_broken_by_fork(self) -> bool:
+        """Return whether an import has used a device before this process was forked, so that this one can't use it."""
+        return False
+
     def seen_by_torch(self) -> list[DoctorGpu]:
         """Describe the devices of this kind that torch sees; none where torch can't be used."""
         return []
@@ -145,35 +148,3 @@ class DeviceBackend(ABC):
 def undescribed_gpu(name: str, **known: Any) -> DoctorGpu:
     """Return a GPU of which nothing but this is known."""
     return DoctorGpu(**{**dict.fromkeys(DoctorGpu.__struct_fields__), "name": name, **known})
-
-
-def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that change a step's memory or time, those that are set."""
-    names = [*_VARIABLES, *(name for backend in backends() for name in backend.VARIABLES)]
-    return {name: environment[name] for name in names if environment.get(name)}
-
-
-def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else decides memory and time, for `Device.settings`, as it is after the workload's setup.
-
-    Environment variables and torch's own switches, those of the device among them. A switch that torch can't tell
-    (its older and its newer form were both used) is None.
-    """
-    import torch
-
-    return {
-        **describe_environment(),
-        "float32_matmul_precision": _float32_matmul_precision(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        **switches,
-    }
-
-
-def _float32_matmul_precision() -> str | None:
-    """`highest`, `high` or `medium`. From torch 2.9 on this raises where the newer switches were used besides."""
-    import torch
-
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None

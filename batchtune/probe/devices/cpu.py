@@ -9,13 +9,13 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from batchtune.errors import ProbeError
 from batchtune.machine import available_memory, total_memory
-from batchtune.probe.devices.base import DeviceBackend, Meter, describe_settings
+from batchtune.probe.devices.base import DeviceBackend, Meter
 from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorCpu, ProbedWith
 from batchtune.units import format_size
@@ -119,15 +119,12 @@ class CpuMeter(Meter):
 
         The limit of a run that is being continued stays as it is: it was lowered then.
         """
-        import torch
-
         limit = self.device.limit_bytes
         self.device = msgspec.structs.replace(
             self.device,
             limit_bytes=limit if self._continued else limit - reserve_bytes - ddp_bytes,
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
-            settings=describe_settings({"threads": torch.get_num_threads()}),
             other_processors=self.other_processors(),
         )
         self._enforce("with the workload built, Python and PyTorch hold")
@@ -172,6 +169,12 @@ class CpuMeter(Meter):
     def other_processors(self) -> float | None:
         """How many processors other programs took since this was last asked, on average; None before Linux told."""
         return self._shares.others()
+
+    def switches(self) -> dict[str, Any]:
+        """Return the number of threads."""
+        import torch
+
+        return {"threads": torch.get_num_threads()}
 
     def worn(self) -> bool:
         """Return whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""

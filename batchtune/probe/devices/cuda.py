@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import Any
 
 import msgspec
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices.base import DeviceBackend, Meter, describe_settings, undescribed_gpu
+from batchtune.probe.devices.base import DeviceBackend, Meter, undescribed_gpu
 from batchtune.probe.devices.nvml import Gpu, all_gpus, find_gpu
 from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorGpu, ProbedWith
@@ -70,6 +71,11 @@ class CudaBackend(DeviceBackend):
         """Create the CUDA context."""
         return CudaMeter(_index(device), settings.memory_bytes, settings.memory_fraction, limit_bytes)
 
+    def is_broken_by_fork(self) -> bool:
+        """Ask torch (`torch.cuda`, "bad fork"), where it is imported."""
+        in_bad_fork = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isInBadFork", None)
+        return bool(in_bad_fork and in_bad_fork())
+
     def seen_by_torch(self) -> list[DoctorGpu]:
         """Describe the GPUs without using them: torch could only tell what is free by taking memory there."""
         import torch
@@ -129,8 +135,7 @@ class CudaMeter(Meter):
         self.torch_device = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(index)
         self._gpu = _gpu_of(properties)
-        # Asked before this process uses the device: in a container NVML tells the host's process ids, among which it
-        # could not find its own.
+        # Before this process uses the device: in a container NVML tells the host's process ids, not this one's.
         facts = self._gpu.facts() if self._gpu else None
         try:
             _create_context(self.torch_device)
@@ -198,7 +203,6 @@ class CudaMeter(Meter):
             outside_bytes=self.outside(),
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
-            settings=describe_settings(_switches()),
         )
         self._check_limit(self._cuda.memory_allocated(self.torch_device), free)
         self.limit()
@@ -251,7 +255,9 @@ class CudaMeter(Meter):
         if self._gpu is None:
             return None
         reserved = self._cuda.memory_reserved(self.torch_device)
-        held = self._held_by_this_process()
+        held = None
+        if self._pid_is_ours:
+            held = next((one.used_bytes for one in self._gpu.processes() or () if one.pid == os.getpid()), None)
         if held is None or held < reserved:
             free = self._gpu.memory()[1]
             if free is None or self._free_before is None:
@@ -259,16 +265,9 @@ class CudaMeter(Meter):
             held = self._free_before - free
         return max(0, held - reserved)
 
-    def _held_by_this_process(self) -> int | None:
-        if self._gpu is None or not self._pid_is_ours:
-            return None
-        return next((one.used_bytes for one in self._gpu.processes() or () if one.pid == os.getpid()), None)
-
     def clocks(self) -> tuple[int | None, list[str] | None]:
         """Return the multiprocessors' clock and the reasons why it is held down: as they are when asked."""
-        if self._gpu is None:
-            return None, None
-        return self._gpu.sm_clock_mhz(), self._gpu.throttle_reasons()
+        return (self._gpu.sm_clock_mhz(), self._gpu.throttle_reasons()) if self._gpu else (None, None)
 
     def retries(self) -> int:
         """Return the allocator's own count of flushed caches."""
@@ -296,6 +295,14 @@ class CudaMeter(Meter):
         except RuntimeError:
             return False
         return True
+
+    def switches(self) -> dict[str, Any]:
+        """Return torch's switches for float32 and cuDNN."""
+        import torch
+
+        cudnn = torch.backends.cudnn
+        benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
+        return {**fp32_precisions(), "cudnn_benchmark": benchmark, "cudnn_deterministic": deterministic}
 
 
 def _identified(index: int) -> Identified:
@@ -370,22 +377,11 @@ def _allocator() -> str:
     return f"{backend} ({settings})" if settings else backend
 
 
-def _switches() -> dict[str, Any]:
-    """Return torch's switches that change a step on a GPU."""
-    import torch
-
-    return {
-        **_fp32_precisions(),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-    }
-
-
-def _fp32_precisions() -> dict[str, str]:
+def fp32_precisions() -> dict[str, str]:
     """Return whether float32 is computed in TF32 (`tf32`) or in full (`ieee`), for matmul and for cuDNN.
 
-    Torch 2.9 has new switches, and warns or raises where the old ones are read after the new ones were set; the new
-    ones can be read in either case. `none` there means that nobody has asked for less than full precision.
+    Torch 2.9 has new switches, and warns or raises where the old ones are read after the new ones were set. `none`
+    in the new ones means that nobody has asked for less than full precision.
     """
     import torch
 
