@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import numpy as np
+from made_trials import ran
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.protocol import Measured, Stepped
-from batchtune.results import Device, Trial
+from batchtune.probe.protocol import Ran
+from batchtune.results import Device
 from batchtune.shapes import BatchShape
 
 GB = 10**9
@@ -163,42 +164,32 @@ class LawDevice:
         noise = self.law.noise
         return [self.bytes(shape) * (1 + noise * (self._rng.random() - 0.5)) for _ in range(steps)]
 
-    def measure(
-        self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False
-    ) -> tuple[Trial, Measured | None]:
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
         self.worker += fresh
         peaks = self._peaks(shape, 4)
-        passed = max(peaks) <= LIMIT_BYTES
-        trial = Trial(
-            index=index,
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            outcome="ok" if passed else "oom",
-            steps=4 if passed else 0,
-            step_seconds=self.seconds(shape) if passed else None,
-            step_seconds_spread=0.0 if passed else None,
-            mean_step_seconds=self.seconds(shape) if passed else None,
-            peak_bytes=int(max(peaks)) if passed else None,
-            steady_peak_bytes=int(max(peaks[1:])) if passed else None,
-            peak_spread_bytes=int(max(peaks[1:]) - min(peaks[1:])) if passed else None,
-            reserved_bytes=None,
-            rest_bytes=BASE_BYTES if passed else None,
-            alloc_retries=0,
-            error=None if passed else "CUDA out of memory",
-            elapsed_seconds=0.0,
-            worker=self.worker,
-            timing=timing,
+        where = {"index": index, "worker": self.worker, "timing": timing, "alloc_retries": 0}
+        if max(peaks) > LIMIT_BYTES:
+            return ran(shape, "oom", error="CUDA out of memory", **where)
+        return ran(
+            shape,
+            steps=4,
+            step_seconds=self.seconds(shape),
+            step_seconds_spread=0.0,
+            mean_step_seconds=self.seconds(shape),
+            peak_bytes=int(max(peaks)),
+            steady_peak_bytes=int(max(peaks[1:])),
+            peak_spread_bytes=int(max(peaks[1:]) - min(peaks[1:])),
+            rest_bytes=BASE_BYTES,
+            **where,
         )
-        return trial, None
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         self.steps += 1
         (peak,) = self._peaks(shape, 1)
         if peak > LIMIT_BYTES:
-            return Stepped(outcome="oom", error="CUDA out of memory", stage="step")
+            return ran(shape, "oom", error="CUDA out of memory")
         seconds = self.seconds(shape) * self.slower_in_turns
-        return Stepped(outcome="ok", step_seconds=seconds, peak_bytes=int(peak), rest_bytes=BASE_BYTES)
+        return ran(shape, step_seconds=seconds, peak_bytes=int(peak), rest_bytes=BASE_BYTES)
 
     # The truth
 

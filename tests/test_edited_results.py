@@ -26,9 +26,9 @@ from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import WorkloadRecord, write_result
-from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.probing import run_probe
+from batchtune.tuning.probing import ProbeHooks, run_probe
 from batchtune.tuning.verify_plan import Subject, VerifyPlan, VerifySettings
 from batchtune.tuning.verifying import verify
 
@@ -58,7 +58,7 @@ def recorded(made_once: MadeOnce) -> Path:
             rows = (f"{length},{target}" for length, target in zip(lengths.values, targets, strict=True))
             (folder / f"{kind}.csv").write_text("duration,tokens\n" + "\n".join(rows) + "\n")
             device = LawDevice(LAWS["quadratic"], lengths)
-            run_probe(lengths, SETTINGS, run, measurer=device)
+            run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=device))
             swept = run_here(
                 "sweep-buckets", *manifest_of(folder, kind), "--run", run, *SWEEP, "--current", "batch_size=4"
             )
@@ -191,7 +191,7 @@ def hold(folder: Path, kind: str, run: Path, file: str) -> None:
     with contextlib.suppress(BatchtuneError):
         verified_again(lengths, run)
     with contextlib.suppress(BatchtuneError):  # goes on from run.json and trials.jsonl
-        run_probe(lengths, SETTINGS, run, measurer=LawDevice(LAWS["quadratic"], lengths))
+        run_probe(lengths, SETTINGS, run, hooks=ProbeHooks(measurer=LawDevice(LAWS["quadratic"], lengths)))
 
 
 def verified_again(lengths: Lengths, run: Path) -> None:
@@ -199,9 +199,8 @@ def verified_again(lengths: Lengths, run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
 
         def run_verify(plan: VerifyPlan, subject: Subject, folder: Path, **_: Any) -> Any:
-            workload = subject.settings
-            json.dumps(msgspec.to_builtins(workload.setup(subject.limit_bytes)))
-            record = WorkloadRecord(spec=workload.workload, options=workload.options)
+            json.dumps([msgspec.to_builtins(subject.settings), subject.limit_bytes])
+            record = WorkloadRecord(spec=subject.settings.workload, options=subject.settings.options)
             return verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
         patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.laws import DATA, MOST_LOSS, Figures, measure, probe_law
 from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 
+from batchtune.probe.settings import ProbeSettings
 from batchtune.tuning.costs import costs_of
-from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.probing import run_probe
+from batchtune.tuning.probing import ProbeHooks, run_probe
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
@@ -70,8 +70,8 @@ def test_where_max_lengths_ends_the_search_what_is_at_stake_is_said_and_measured
         ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=4, max_lengths=most)
         for most in (5, 40)
     )
-    first = run_probe(device.lengths, few, tmp_path, measurer=device)
-    second = run_probe(device.lengths, more, tmp_path, measurer=device)
+    first = run_probe(device.lengths, few, tmp_path, hooks=ProbeHooks(measurer=device))
+    second = run_probe(device.lengths, more, tmp_path, hooks=ProbeHooks(measurer=device))
     assert len(first.frontier) == 5 < len(second.frontier)
     assert any("--max-lengths" in warning for warning in first.warnings)
     assert not any("--max-lengths" in warning for warning in second.warnings)

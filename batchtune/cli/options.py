@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from batchtune.probe.devices import DEVICE_FORMS, device_names
+
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
+    from batchtune.probe.settings import ProbeSettings
     from batchtune.tuning.current import Current
-    from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.sweep_settings import SweepSettings
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 COMMON = "Common"
 BUCKETS = "Bucket tables"
 _VARIABLE = "BATCHTUNE_"
-# Finding the GPUs of this machine would take too long.
-_DEVICES = ("auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3")
 _FORMATS = "batchtune.manifests:FORMATS"
 
 
@@ -102,7 +102,7 @@ MaxBatchLength = Annotated[
 TimeTolerance = Annotated[
     float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
 ]
-DEVICE = option("auto, cpu, cuda or cuda:N.", "DEVICE", values=_DEVICES)
+DEVICE = option(f"{DEVICE_FORMS}.", "DEVICE", values=device_names())
 MEMORY_FRACTION = option("Fraction of that memory to use.", "X")
 
 
@@ -340,8 +340,8 @@ class ProbeOptions(WorkloadOptions):
             UsageError: A value is invalid, or the workload must be named because the unit is unknown.
         """
         from batchtune.errors import UsageError
-        from batchtune.tuning.probe_settings import ProbeSettings
-        from batchtune.workloads import default_workload
+        from batchtune.probe.settings import ProbeSettings
+        from batchtune.workloads import default_workload, with_unit
 
         asked = {"options": {}, "workload": default_workload(lengths.unit), **self.asked()}
         if asked["workload"] is None:
@@ -349,8 +349,7 @@ class ProbeOptions(WorkloadOptions):
                 "no training step to measure: the unit of the lengths is unknown, so no built-in can be chosen",
                 "Name one with --workload, or give the unit of the lengths with --unit.",
             )
-        if asked["workload"] == "builtin:conformer-ctc" and lengths.unit is not None:
-            asked["options"].setdefault("unit", lengths.unit)
+        asked["options"] = with_unit(asked["workload"], asked["options"], lengths.unit)
         return ProbeSettings(
             **asked,
             ddp=self.ddp,

@@ -8,8 +8,8 @@ from batchtune.cli.options import ManifestOptions, MaxBatchSize, ProbeOptions, R
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
+    from batchtune.probe.settings import ProbeSettings
     from batchtune.results import Probe
-    from batchtune.tuning.probe_settings import ProbeSettings
     from batchtune.tuning.sweep_settings import SweepSettings
 
 EXAMPLES = """
@@ -58,7 +58,7 @@ def probe_with_progress(
     """Run the probe with a line for each trial and a bar below."""
     from batchtune.cli import console
     from batchtune.cli.progress import worker_bar
-    from batchtune.tuning.probing import run_probe
+    from batchtune.tuning.probing import ProbeHooks, run_probe
     from batchtune.tuning.run_folder import holds_other_lengths
 
     holds_other_lengths(lengths, run.run, force=run.force)
@@ -72,6 +72,5 @@ def probe_with_progress(
             run.run,
             force=run.force,
             sweep_settings=sweep_settings,
-            on_progress=bar.probing,
-            on_note=lambda text: console.notes([text], quiet=run.quiet),
+            hooks=ProbeHooks(on_progress=bar.probing, on_note=lambda text: console.notes([text], quiet=run.quiet)),
         )

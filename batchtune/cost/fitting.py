@@ -78,16 +78,10 @@ def fit_cost(
     *,
     weights: Sequence[float] | None = None,
 ) -> CostModel | None:
-    """Fits the cost model by least squares of the relative error, with coefficients of at least 0.
+    """Fit the cost model by least squares of the relative error, with coefficients of at least 0.
 
-    Errors count by the square root of the cost: most at the limit of the memory, but not only there.
-
-    Args:
-        batch_sizes: Batch size of each measurement.
-        lengths: Length of each, in the manifest's unit.
-        costs: What each cost, positive.
-        target_lengths: Target length of each; None where there are none.
-        weights: How much each relative error counts besides, positive; None: all alike.
+    Errors count by the square root of the cost: most at the limit of the memory, but not only there; and by
+    `weights`. Costs and weights are positive.
 
     Returns:
         The simplest form that predicts measurements about as well as any, or None where there are fewer than two
@@ -196,7 +190,7 @@ class _Measurements:
 
 
 def _possible_floors(cost: FloatArray) -> tuple[npt.NDArray[np.intp], FloatArray]:
-    """How many of the smallest may lie on the floor, and the floor that they set: their median.
+    """Return how many of the smallest may lie on the floor, and the floor that they set: their median.
 
     At least two, or it would explain a single one away; three must remain for the slopes; and what lies on a floor
     costs about the same.
@@ -242,7 +236,7 @@ def _forms(size: FloatArray, long: FloatArray, target: FloatArray | None) -> dic
 
 
 def _chosen(measured: _Measurements) -> tuple[float, FloatArray]:
-    """The floor and the coefficients, shape (7,), of the form that predicts best what it was not fitted to."""
+    """Return the floor and the coefficients, shape (7,), of the form that predicts best what it was not fitted to."""
     tried, coefficients, misfits = _non_negative(measured)
     # Shape (floors kept, forms): none, and those with which the form fits best.
     kept = np.concatenate((np.zeros((1, misfits.shape[1]), np.intp), np.argsort(misfits[1:], axis=0)[:_FLOORS] + 1))
@@ -262,7 +256,7 @@ def _chosen(measured: _Measurements) -> tuple[float, FloatArray]:
 
 
 def _non_negative(measured: _Measurements) -> tuple[npt.NDArray[np.bool_], FloatArray, FloatArray]:
-    """Each form with a constant, or without one where it would be negative; the first also as a constant alone.
+    """Return each form with a constant, or without one where it would be negative; the first also as a constant alone.
 
     Forms of fewer terms are candidates of their own, so a negative coefficient only rules a form out.
 
@@ -310,24 +304,14 @@ def _solve(measured: _Measurements, tried: Sequence[_Form]) -> tuple[FloatArray,
 
 
 def _errors_left_out(
-    measured: _Measurements,
-    floors: npt.NDArray[np.intp],
-    contained: npt.NDArray[np.bool_],
-    coefficients: FloatArray,
+    measured: _Measurements, floors: npt.NDArray[np.intp], contained: npt.NDArray[np.bool_], coefficients: FloatArray
 ) -> FloatArray:
-    """The root mean square of the relative error of each measurement, predicted from all others.
+    """Return the root mean square of the relative error of each measurement, predicted from all others; shape (fits,).
 
     Leaving out row i of a least squares fit turns its residual r into r / (1 - h), h being the row's leverage
-    (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew.
-
-    Args:
-        measured: The measurements.
-        floors: Shape (fits,): index of each one's floor.
-        contained: Shape (fits, columns): which columns are in it.
-        coefficients: Shape (fits, columns).
-
-    Returns:
-        Shape (fits,); infinite where some coefficient hangs on a single measurement, or on none.
+    (Allen 1974, the PRESS statistic), so that nothing has to be fitted anew. `floors`, of shape (fits,), are indices;
+    `contained` and `coefficients` have shape (fits, columns). Infinite where some coefficient hangs on a single
+    measurement, or on none.
     """
     both = contained[:, :, None] & contained[:, None, :]
     # Columns that are not in it are there as if they had nothing to do with the others.
@@ -351,7 +335,7 @@ def _errors_left_out(
 
 
 def _exactly(measured: _Measurements, floor: int, columns: npt.NDArray[np.intp]) -> FloatArray | None:
-    """The coefficients, shape (columns,), from the rows themselves, as their products lose half of the digits.
+    """Return the coefficients, shape (columns,), from the rows themselves, as their products lose half of the digits.
 
     None where rounding makes one negative.
     """

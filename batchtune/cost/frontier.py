@@ -31,13 +31,10 @@ class Frontier:
 
     @classmethod
     def of(cls, points: Sequence[FrontierPoint]) -> Frontier:
-        """The frontier through measured points, in ascending order of length.
-
-        Args:
-            points: As in `probe.json`.
+        """Return the frontier through points of `probe.json`.
 
         Raises:
-            ValueError: No points, or not in ascending order.
+            ValueError: No points, or not in strictly ascending order of length.
         """
         lengths = np.array([point.length for point in points])
         if lengths.size == 0 or (np.diff(lengths) <= 0).any():
@@ -51,32 +48,19 @@ class Frontier:
         return cls(lengths, np.maximum.accumulate(np.minimum(sizes, dips)[::-1])[::-1])
 
     def __call__(self, length: npt.ArrayLike) -> IntArray:
-        """The largest batch size that fits.
-
-        Args:
-            length: Any shape, in the manifest's unit.
-
-        Returns:
-            Batch sizes of the same shape, at least 1; 1 beyond the longest measured length, where nothing is known.
-        """
+        """Return the largest batch size that fits, at least 1; of the same shape as the lengths."""
         return np.maximum(self.proven(length), 1)
 
     def proven(self, length: npt.ArrayLike) -> IntArray:
-        """The same, but 0 beyond the longest measured length."""
+        """Return the same, but 0 beyond the longest measured length."""
         index = np.searchsorted(self.lengths, np.asarray(length, dtype=np.float64), side="left")
         return np.append(self.batch_sizes, 0)[index]
 
     def continued(self, length: npt.ArrayLike) -> IntArray:
-        """The same, and what should fit a little beyond the longest measured length, where batches are padded further.
+        """Return the same, and what should fit a little beyond the longest measured length, for batches padded further.
 
         An example there needs at most (L / longest)² times the memory of the longest: memory grows with the length or
         its square. That has not been run.
-
-        Args:
-            length: Any shape, in the manifest's unit.
-
-        Returns:
-            Batch sizes of the same shape, at least 1.
         """
         wanted = np.asarray(length, dtype=np.float64)
         stretched = np.maximum(wanted / self.lengths[-1], 1.0)
@@ -100,10 +84,7 @@ class JointFrontier:
 
     @classmethod
     def of(cls, points: Sequence[FrontierPoint]) -> JointFrontier:
-        """Through measured points, in any order.
-
-        Args:
-            points: As in `probe.json`, of both kinds.
+        """Return the frontier through points of `probe.json` of both kinds, in any order.
 
         Raises:
             ValueError: No points, or one without a target.
@@ -115,19 +96,11 @@ class JointFrontier:
         return cls(lengths, targets, (-sizes).astype(np.int64))
 
     def __call__(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
-        """The largest batch size.
-
-        Args:
-            lengths: Any shape; broadcast against the targets.
-            targets: Target lengths.
-
-        Returns:
-            Batch sizes of the broadcast shape, at least 1.
-        """
+        """Return the largest batch size, at least 1, of lengths and targets broadcast against each other."""
         return np.maximum(self.proven(lengths, targets), 1)
 
     def proven(self, lengths: npt.ArrayLike, targets: npt.ArrayLike) -> IntArray:
-        """The same, but 0 where no measured shape is as large."""
+        """Return the same, but 0 where no measured shape is as large."""
         long, target = np.broadcast_arrays(np.asarray(lengths, dtype=np.float64), np.asarray(targets, dtype=np.float64))
         found = np.zeros(long.shape, dtype=np.int64)
         # From the smallest size up, so that the largest is what stays.

@@ -21,21 +21,9 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def predict(
-    model: CostModel,
-    batch_size: npt.ArrayLike,
-    length: npt.ArrayLike,
-    target_length: npt.ArrayLike | None = None,
+    model: CostModel, batch_size: npt.ArrayLike, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None
 ) -> FloatArray:
-    """The model's cost of batch shapes.
-
-    Args:
-        model: Fitted coefficients.
-        batch_size: Any shape; broadcast against the lengths.
-        length: Lengths in the manifest's unit.
-        target_length: Longest target lengths; None where the batches have none.
-
-    Returns:
-        Costs in the model's unit (bytes or seconds), of the broadcast shape.
+    """Return the model's cost of batch shapes, all arguments broadcast against each other, in bytes or seconds.
 
     Raises:
         ValueError: The model needs target lengths, and there are none.
@@ -46,18 +34,9 @@ def predict(
 
 
 def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None) -> FloatArray:
-    """What one more example in the batch costs: the model's slope over the batch size, where no floor holds.
+    """Return what one more example in the batch costs, at least 0: the slope over the batch size, where no floor holds.
 
-    Args:
-        model: Fitted coefficients.
-        length: Lengths in the manifest's unit, of any shape.
-        target_length: Target lengths, broadcast against the lengths; None where the batches have none.
-
-    Returns:
-        Costs in the model's unit, of the broadcast shape, at least 0.
-
-    Raises:
-        ValueError: The model needs target lengths, and there are none.
+    Arguments, units and errors are those of `predict`.
     """
     long = np.asarray(length, dtype=np.float64)
     if target_length is None:
@@ -68,11 +47,11 @@ def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.Arra
 
 
 def scaled(model: CostModel, factor: float) -> CostModel:
-    """The same model with every cost multiplied by a positive factor; its relative errors stay."""
+    """Return the same model with every cost multiplied by a positive factor; its relative errors stay."""
     costs = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
     return msgspec.structs.replace(model, **{name: factor * getattr(model, name) for name in costs})
 
 
 def needs_targets(model: CostModel) -> bool:
-    """Whether the cost depends on the target length."""
+    """Return whether the cost depends on the target length."""
     return bool(model.target_linear or model.target_quadratic or model.cross)

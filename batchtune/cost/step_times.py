@@ -57,7 +57,7 @@ class _Timed:
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
-    """The model of a step's expected time that trials give; None where too few passed.
+    """Return the model of a step's expected time that trials give; None where too few passed.
 
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
     multiplied by how many times its median a step takes on average, where the trials know their means.
@@ -104,12 +104,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
-        """The times of trials, by a model that was fitted to them.
-
-        Args:
-            trials: In any order; those that did not pass, or have no time, are left out.
-            model: Of the same shapes, as `fit_step_seconds` gives it.
-        """
+        """Return the times of trials that passed, by a model that was fitted to them."""
         mean_to_median = _MeanToMedian.of(trials)
         timed = _timed(trials, mean_to_median, with_targets=needs_targets(model))
         sizes, lengths, seconds = (
@@ -130,16 +125,7 @@ class StepTimes:
     def __call__(
         self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, target_lengths: npt.ArrayLike | None = None
     ) -> FloatArray:
-        """Seconds of one step, element by element.
-
-        Args:
-            batch_sizes: Any shape; all arguments are broadcast against each other.
-            lengths: Longest lengths, in the manifest's unit.
-            target_lengths: Longest target lengths; None where the batches have none.
-
-        Raises:
-            ValueError: The model needs target lengths, and there are none.
-        """
+        """Return the seconds of one step of each batch shape; arguments and errors are those of `predict`."""
         seconds = predict(self.model, batch_sizes, lengths, target_lengths)
         if not self.ratios.size:
             return seconds
@@ -172,23 +158,12 @@ class StepTimes:
         target_lengths: npt.ArrayLike | None,
         counts: npt.ArrayLike,
     ) -> tuple[float, FloatArray]:
-        """The time of many steps, and how it changes with the logarithms that `sigmas` are of.
+        """Return the seconds of many steps, and their derivatives by the logarithms that `sigmas` are of.
 
         A step's time is common · model^W₀ · Π (what measurement p says)^W_p with weights that add up to 1, so its
-        derivative by the logarithm of what p says is W_p times itself, and by that of what is common, itself.
-
-        Args:
-            batch_sizes: Any shape; all arguments are broadcast against each other.
-            lengths: Longest lengths, in the manifest's unit.
-            target_lengths: Longest target lengths; None where the batches have none.
-            counts: How many steps there are of each shape; need not be whole.
-
-        Returns:
-            The seconds of all steps, and their derivatives, in seconds, of shape (measured + 2,), the last two by the
-            model and by what is common.
-
-        Raises:
-            ValueError: The model needs target lengths, and there are none.
+        derivative by the logarithm of what p says is W_p times itself, and by that of what is common, itself. There are
+        `counts` steps of each shape, not necessarily whole; the other arguments and errors are those of `predict`. The
+        derivatives have shape (measured + 2,), the last two by the model and by what is common.
         """
         each = self(batch_sizes, lengths, target_lengths)
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
@@ -219,7 +194,7 @@ class StepTimes:
         lengths: npt.ArrayLike,
         target_lengths: npt.ArrayLike | None,
     ) -> Iterator[tuple[slice, FloatArray]]:
-        """The coordinates of batch shapes, broadcast to `shape` and made flat, a few at a time."""
+        """Return the coordinates of batch shapes, broadcast to `shape` and made flat, a few at a time."""
         given = [np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)]
         if needs_targets(self.model):
             given.append(np.asarray(target_lengths, dtype=np.float64))
@@ -230,12 +205,12 @@ class StepTimes:
             yield part, _coordinates(size, long, *target)
 
     def _correction(self, closeness: FloatArray) -> FloatArray:
-        """The logarithm of what the model's time is multiplied by, at shapes so close to the measured ones."""
+        """Return the logarithm of what the model's time is multiplied by, at shapes so close to the measured ones."""
         correction: FloatArray = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
         return correction
 
     def _closeness(self, shapes: FloatArray) -> FloatArray:
-        """Shape (measured, n): the inverse fourth powers of the distances; `shapes` is (coordinates, n)."""
+        """Return shape (measured, n): the inverse fourth powers of the distances; `shapes` is (coordinates, n)."""
         squares: FloatArray = np.full((self.ratios.size, shapes.shape[1]), _SAME)
         for points, values in zip(self.points, shapes, strict=True):
             difference = points[:, None] - values
@@ -246,7 +221,7 @@ class StepTimes:
 
 
 def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
-    """Shape (2, n), or (3, n) with targets."""
+    """Return shape (2, n), or (3, n) with targets."""
     columns = [np.log(lengths), np.log(sizes * lengths)]
     if targets is not None:
         columns.append(np.log1p(targets))
@@ -270,7 +245,7 @@ class _MeanToMedian:
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> _MeanToMedian:
-        """The mean of each trial's mean / median, weighted by its steps, with its error from their scatter.
+        """Return the mean of each trial's mean / median, weighted by its steps, with its error from their scatter.
 
         A trial stops when its steps agree, or goes on where they don't. Weighted by steps, that makes no bias: Σ of
         all steps / Σ of their number has the expectation of one step whatever tells when to stop (Wald 1944). A single
@@ -294,7 +269,7 @@ class _MeanToMedian:
         return cls(mean, math.hypot(scatter, unseen))
 
     def expected_seconds(self, trial: Trial) -> float:
-        """The time that a step of a timed trial's shape takes on average; a single step needs no factor."""
+        """Return the time that a step of a timed trial's shape takes on average; a single step needs no factor."""
         median = trial.step_seconds or 0.0
         return median * self.ratio if _timed_steps(trial) > 1 else median
 
@@ -318,7 +293,7 @@ def _timed(trials: Sequence[Trial], mean_to_median: _MeanToMedian, *, with_targe
 
 
 def _error(trial: Trial) -> float:
-    """The standard error of a trial's step time, as a share of it."""
+    """Return the standard error of a trial's step time, as a share of it."""
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
     return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_timed_steps(trial))

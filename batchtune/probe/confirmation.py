@@ -10,36 +10,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from types import TracebackType
 from typing import Protocol, TypeVar
 
-from batchtune.probe.protocol import Stepped
+from batchtune.probe.protocol import Ran
+from batchtune.results import Device, Trial
 from batchtune.shapes import BatchShape
 
 # How often the shapes take turns in the search's worker, and in the fresh one.
 ROUNDS = (2, 1)
+# So many shapes tell how much longer a step takes in turns than repeated.
+_FEWEST_TIMED = 3
 
 
 class Stepper(Protocol):
-    """Runs single steps; the supervisor is one."""
+    """Runs single training steps: the supervisor."""
 
-    def start(self) -> object:
-        """Builds the workload in a new worker."""
+    def start(self) -> Device:
+        """Build the workload in a new worker."""
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
-        """One step of a new batch, the allocator's cache kept, or emptied before."""
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        """Run one step of a new batch, the allocator's cache kept, or emptied before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The shape that failed among the others, and how."""
-
-    shape: BatchShape
-    stepped: Stepped
+class Measurer(Stepper, Protocol):
+    """What measures: the probe's `Supervisor`, or a made one."""
 
     @property
-    def error(self) -> str:
-        """What happened, in a few words."""
-        return f"in turns with the other shapes: {self.stepped.error or self.stepped.outcome}"
+    def worker(self) -> int:
+        """Number of the current worker process."""
+
+    def __enter__(self) -> Measurer: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
+    ) -> None: ...
+
+    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
+        """Run one trial."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,11 +69,11 @@ class Turns:
     steps: int = 0
     alloc_retries: int = 0
     reserved_growth_bytes: int | None = None
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Ran] = field(default_factory=list)
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
     first_step: tuple[BatchShape, int] | None = None
-    first_failed: Failure | None = None
+    first_failed: Ran | None = None
     _reserved_first: int = 0
 
     @property
@@ -72,56 +81,84 @@ class Turns:
         """Whether all shapes passed."""
         return not self.failures and self.first_failed is None
 
-    def passed(self, shape: BatchShape, stepped: Stepped, *, first: bool) -> None:
-        """Keeps a peak and a time."""
-        if stepped.step_seconds is not None and not first:
-            self.seconds.setdefault(shape, []).append(stepped.step_seconds)
-        if stepped.peak_bytes is None:
-            return
-        if first:
-            self.first_step = shape, stepped.peak_bytes
-        else:
-            self.peaks.setdefault(shape, []).append(stepped.peak_bytes)
+    def time_ratio(self, trials: Sequence[Trial]) -> float | None:
+        """Return what the turns' steps took over what the trials of the same shapes took; None for too few shapes."""
+        alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
+        both = [(fmean(seconds), alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
+        if len(both) < _FEWEST_TIMED:
+            return None
+        return sum(in_turns for in_turns, _ in both) / sum(repeated for _, repeated in both)
 
     def start_anew(self) -> None:
-        """Another worker's cache says nothing of the one before."""
+        """Forget the cache of the worker before: another's says nothing of it."""
         self._reserved_first = 0
 
-    def note(self, turn: int, stepped: Stepped) -> None:
-        """Takes a step that passed in."""
+    def passed(self, turn: int, step: Trial, *, first: bool) -> None:
+        """Take in a step that passed; `first`: it was the first of the fresh worker."""
         self.steps += 1
-        self.alloc_retries += stepped.alloc_retries or 0
-        if stepped.reserved_bytes is None:
-            return
-        if turn == 0:
-            self._reserved_first = max(self._reserved_first, stepped.reserved_bytes)
-        else:
-            growth = stepped.reserved_bytes - self._reserved_first
+        self.alloc_retries += step.alloc_retries or 0
+        if step.step_seconds is not None and not first:
+            self.seconds.setdefault(step.shape, []).append(step.step_seconds)
+        if step.peak_bytes is not None and first:
+            self.first_step = step.shape, step.peak_bytes
+        elif step.peak_bytes is not None:
+            self.peaks.setdefault(step.shape, []).append(step.peak_bytes)
+        if step.reserved_bytes is not None and turn == 0:
+            self._reserved_first = max(self._reserved_first, step.reserved_bytes)
+        elif step.reserved_bytes is not None:
+            growth = step.reserved_bytes - self._reserved_first
             self.reserved_growth_bytes = max(0, growth, self.reserved_growth_bytes or 0)
 
 
 def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
-    """Runs the shapes in turns, and finds all that fail so in the first worker, else in the fresh one.
+    """Run the shapes in turns, and find all that fail so in the first worker, else in the fresh one.
 
     A shape fails where it runs out of memory, or where it crashes or hangs a second time, in a fresh worker. Where it
-    passes because the allocator empties its cache, that is counted: it fits, at the cost of time.
-
-    Args:
-        stepper: Runs the steps.
-        shapes: In the order of their turns.
-        on_step: Told each shape before it is run.
+    passes because the allocator empties its cache, that is counted: it fits, at the cost of time. `on_step` is called
+    before each step.
 
     Raises:
         WorkloadError, ProbeError: A worker was needed and can't be built.
     """
     turns = Turns()
     faults: set[BatchShape] = set()
+
+    def run_worker(rounds: int, *, fresh: bool) -> bool:
+        """Run one worker's turns; False where they have to be run once more, because it died."""
+        turns.start_anew()
+        if fresh:
+            stepper.start()
+        for turn, first, shape in _turns(shapes, rounds):
+            if any(failed.trial.shape == shape for failed in turns.failures):
+                continue
+            on_step(shape)
+            ran = stepper.step(shape, release=first and not fresh)
+            outcome = ran.trial.outcome
+            if outcome in ("crash", "timeout") and shape not in faults:
+                faults.add(shape)
+                return False
+            if outcome == "ok":
+                turns.passed(turn, ran.trial, first=first and fresh)
+            elif first and fresh and outcome == "oom":
+                turns.first_failed = ran
+                break
+            else:
+                turns.failures.append(ran)
+            if outcome == "error":  # the workload's own: nothing more can be learnt
+                break
+        return True
+
     for worker, rounds in enumerate(ROUNDS):
-        while not _run(stepper, shapes, rounds, turns, faults, on_step, fresh=worker > 0):
+        while not run_worker(rounds, fresh=worker > 0):
             pass
         if not turns.hold:
             break
     return turns
+
+
+def error_in_turns(step: Trial) -> str:
+    """Describe a failure among the others in a few words."""
+    return f"in turns with the other shapes: {step.error or step.outcome}"
 
 
 T = TypeVar("T")
@@ -133,51 +170,13 @@ def alternating(shapes: list[T]) -> list[T]:
 
 
 def first_step_excess(stepper: Stepper, shape: BatchShape) -> int | None:
-    """By how many bytes the first step of a fresh worker exceeds the second, with the same batch.
-
-    Returns:
-        None where peaks are not known, or one of the two does not pass.
-    """
+    """Return by how many bytes a fresh worker's first step exceeds the second, with one batch; None if not known."""
     stepper.start()
-    peaks = [stepped.peak_bytes for stepped in (stepper.step(shape), stepper.step(shape)) if stepped.outcome == "ok"]
+    steps = [stepper.step(shape).trial for _ in range(2)]
+    peaks = [step.peak_bytes for step in steps if step.outcome == "ok"]
     if len(peaks) < 2 or peaks[0] is None or peaks[1] is None:
         return None
     return max(0, peaks[0] - peaks[1])
-
-
-def _run(
-    stepper: Stepper,
-    shapes: Sequence[BatchShape],
-    rounds: int,
-    turns: Turns,
-    faults: set[BatchShape],
-    on_step: Callable[[BatchShape], None],
-    *,
-    fresh: bool,
-) -> bool:
-    """One worker's turns; False where it has to be done once more, because the worker died."""
-    turns.start_anew()
-    if fresh:
-        stepper.start()
-    for turn, first, shape in _turns(shapes, rounds):
-        if any(failure.shape == shape for failure in turns.failures):
-            continue
-        on_step(shape)
-        stepped = stepper.step(shape, release=first and not fresh)
-        if stepped.outcome in ("crash", "timeout") and shape not in faults:
-            faults.add(shape)
-            return False
-        if stepped.outcome == "ok":
-            turns.note(turn, stepped)
-            turns.passed(shape, stepped, first=first and fresh)
-        elif first and fresh and stepped.outcome == "oom":
-            turns.first_failed = Failure(shape, stepped)
-            break
-        else:
-            turns.failures.append(Failure(shape, stepped))
-        if stepped.outcome == "error":  # the workload's own: nothing more can be learnt
-            break
-    return True
 
 
 def _turns(shapes: Sequence[BatchShape], rounds: int) -> Iterator[tuple[int, bool, BatchShape]]:

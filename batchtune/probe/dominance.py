@@ -25,11 +25,11 @@ class Anchor(NamedTuple):
     target_length: float | None
 
     def shape(self, batch_size: int) -> BatchShape:
-        """A batch of this size here."""
+        """Return a batch of this size here."""
         return BatchShape(batch_size, self.length, self.target_length)
 
     def is_within(self, other: Anchor) -> bool:
-        """Whether it is no larger than another in any respect."""
+        """Return whether it is no larger than another in any respect."""
         return self.length <= other.length and (self.target_length or 0.0) <= (other.target_length or 0.0)
 
 
@@ -49,7 +49,7 @@ class Shapes:
         return cls(*np.ascontiguousarray(columns))
 
     def exceeds(self, shape: BatchShape) -> bool:
-        """Whether one is at least as large as another in every respect, and not the same."""
+        """Return whether one is at least as large as another in every respect, and not the same."""
         own = (shape.batch_size, shape.length, shape.target_length or 0.0)
         no_less = (self.sizes >= own[0]) & (self.lengths >= own[1]) & (self.targets >= own[2])
         same = (self.sizes == own[0]) & (self.lengths == own[1]) & (self.targets == own[2])
@@ -58,7 +58,7 @@ class Shapes:
     def largest_beyond(
         self, lengths: FloatArray, targets: FloatArray | None, apart_from: Anchor | None = None
     ) -> FloatArray:
-        """Shape (n,): the largest batch size at no shorter length and target; 0 where there is none."""
+        """Return shape (n,): the largest batch size at no shorter length and target; 0 where there is none."""
         found = np.where(self._beyond(lengths, targets) & self._others(apart_from), self.sizes, 0.0)
         largest: FloatArray = found.max(axis=1, initial=0.0)
         return largest
@@ -66,7 +66,7 @@ class Shapes:
     def smallest_within(
         self, lengths: FloatArray, targets: FloatArray | None, apart_from: Anchor | None = None
     ) -> FloatArray:
-        """Shape (n,): the smallest batch size at no longer length and target; infinite where there is none."""
+        """Return shape (n,): the smallest batch size at no longer length and target; infinite where there is none."""
         within = lengths[:, None] >= self.lengths
         if targets is not None:
             within &= targets[:, None] >= self.targets
@@ -97,6 +97,6 @@ class Shapes:
 
 
 def as_arrays(anchor: Anchor) -> tuple[FloatArray, FloatArray | None]:
-    """Its length and its target, each an array of one; None where the data have no targets."""
+    """Return its length and its target, each an array of one; None where the data have no targets."""
     target = anchor.target_length
     return np.array([anchor.length]), None if target is None else np.array([target])

@@ -9,17 +9,16 @@ import contextlib
 import itertools
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Protocol
+
+import psutil
 
 from batchtune.probe import keeper
-from batchtune.probe.meters import CPU_ENVIRONMENT
+from batchtune.probe.devices import backends
 
 MARK = "BATCHTUNE_PROBE_WORKER"
 # Elsewhere, forking a process that has imported PyTorch is not safe (macOS), or can't be done.
@@ -29,28 +28,6 @@ _CLEARING_SECONDS = 60.0
 # Importing PyTorch from a slow disk takes long; what takes longer is left to the time limit of what is asked next.
 _IMPORTING_SECONDS = 120.0
 _KILLING_SECONDS = 5.0
-
-
-class Guard(Protocol):
-    """Tells when a worker has ended, and sees to it that nothing of it stays."""
-
-    output: int
-
-    def exit_code(self) -> int | None:
-        """As `subprocess.Popen.returncode`: negative for a signal; None while the worker runs."""
-
-    def ask_for_stack(self) -> None:
-        """Has the worker print its stack."""
-
-    def end(self) -> None:
-        """Kills the worker and what it started."""
-
-
-def readable(stream: socket.socket, seconds: float) -> bool:
-    """Whether something comes over a socket, or its end, within the time."""
-    waiting = select.poll()  # select() knows no descriptor above 1023
-    waiting.register(stream, select.POLLIN)
-    return bool(waiting.poll(seconds * 1000))
 
 
 _numbers = itertools.count(1)
@@ -68,16 +45,16 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
-    def start_worker(self, channel: socket.socket) -> Guard:
-        """Starts a worker process that serves a socket."""
+    def start_worker(self, channel: socket.socket) -> Kept | Grouped:
+        """Start a worker process that serves a socket."""
         reading, writing = os.pipe()
         try:
             if not FORKS:
-                return _Group(channel, self._environment(), (reading, writing))
+                return Grouped(channel, self._environment(), (reading, writing))
             control, theirs = socket.socketpair()
             with theirs:
                 self._ask([theirs.fileno(), channel.fileno(), writing])
-            started = _Keeper(control, reading, self)
+            started = Kept(control, reading, self)
             started.wait_until_there(_IMPORTING_SECONDS)
             return started
         except BaseException:
@@ -87,11 +64,11 @@ class Nursery:
             os.close(writing)
 
     def kill_workers(self) -> None:
-        """Kills every process that carries the mark, but the nursery's own."""
-        _kill_marked(f"{MARK}={self.mark}".encode(), self._process.pid if self._process else 0)
+        """Kill every process that carries the mark, but the nursery's own."""
+        _kill_marked(self.mark, self._process.pid if self._process else 0)
 
     def close(self) -> None:
-        """Ends the process that workers are forked from."""
+        """End the process that workers are forked from."""
         if self._requests is not None:
             self._requests.close()
         if self._process is not None:
@@ -100,7 +77,8 @@ class Nursery:
         self._process = self._requests = None
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, **CPU_ENVIRONMENT, "PYTHONUNBUFFERED": "1", MARK: self.mark}
+        needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
+        return {**os.environ, **needed, "PYTHONUNBUFFERED": "1", MARK: self.mark}
 
     def _ask(self, descriptors: list[int]) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -121,7 +99,7 @@ class Nursery:
             socket.send_fds(self._requests, [b"worker\n"], descriptors)
 
 
-class _Keeper:
+class Kept:
     """A worker below its keeper process; see `batchtune.probe.keeper`."""
 
     def __init__(self, control: socket.socket, output: int, nursery: Nursery) -> None:
@@ -133,15 +111,15 @@ class _Keeper:
         self._exit_code: int | None = None
 
     def wait_until_there(self, seconds: float) -> None:
-        """Waits until the process that has PyTorch is ready, and has forked."""
+        """Wait until the process that has PyTorch is ready, and has forked."""
         deadline = time.monotonic() + seconds
         while self._pid is None and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
-            if readable(self._control, left):
+            if keeper.ready([self._control], left):
                 self._hear()
 
     def exit_code(self) -> int | None:
         """Known when all is cleared up."""
-        if self._exit_code is None and readable(self._control, 0):
+        if self._exit_code is None and keeper.ready([self._control], 0):
             self._hear()
         return self._exit_code
 
@@ -151,19 +129,19 @@ class _Keeper:
             os.kill(self._pid, keeper.STACK_SIGNAL)
 
     def end(self) -> None:
-        """Has the keeper kill all that it keeps, and waits for it."""
+        """Have the keeper kill all that it keeps, and waits for it."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + _CLEARING_SECONDS
         while self._exit_code is None and (left := deadline - time.monotonic()) > 0:
-            if readable(self._control, left):
+            if keeper.ready([self._control], left):
                 self._hear()
         if self._exit_code is None:  # it does not even answer
             self._nursery.kill_workers()
         self._control.close()
 
     def _hear(self) -> None:
-        """The keeper's only words are who it is, and the worker's exit code, when all is cleared up."""
+        """Take in the keeper's only words: its process id; the worker's exit code, when all is cleared up."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._control.recv(64)
@@ -177,7 +155,7 @@ class _Keeper:
             self._nursery.kill_workers()
 
 
-class _Group:
+class Grouped:
     """The worker as the head of a group of processes, which dies as one: all that can be done outside Linux."""
 
     def __init__(self, channel: socket.socket, environment: dict[str, str], pipe: tuple[int, int]) -> None:
@@ -193,40 +171,29 @@ class _Group:
         )
 
     def exit_code(self) -> int | None:
-        """The process's own."""
+        """Return the process's own exit code."""
         return self._process.poll()
 
     def ask_for_stack(self) -> None:
-        """By a signal."""
+        """Send the signal that asks for it."""
         self._process.send_signal(keeper.STACK_SIGNAL)
 
     def end(self) -> None:
-        """Kills the group."""
+        """Kill the group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
-def _kill_marked(mark: bytes, spared: int) -> None:
-    """Kills every process that carries this in its environment, until none but the spared one is left."""
+def _kill_marked(mark: str, spared: int) -> None:
+    """Kill every process that carries the mark in its environment, until none but the spared one is left."""
     deadline = time.monotonic() + _KILLING_SECONDS
     while time.monotonic() < deadline:
-        marked = [pid for pid in _processes() if pid != spared and mark in _environment(pid)]
-        if not marked:
+        marked = [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(MARK) == mark]
+        if all(process.pid == spared for process in marked):
             return
-        for pid in marked:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        for process in marked:
+            if process.pid != spared:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
         time.sleep(0.01)
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _environment(pid: int) -> list[bytes]:
-    """A process's environment as it was when its program started; none for one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []

@@ -1,7 +1,7 @@
 """What a machine offers, told by a process of its own: a broken torch or driver may take that down and nothing else.
 
 `python -m batchtune.probe.inventory` writes one JSON document a line, each as soon as it is known: what the driver
-says of the GPUs, then what torch says.
+says of the devices, then what torch says.
 """
 
 from __future__ import annotations
@@ -11,40 +11,23 @@ import warnings
 
 import msgspec
 
-from batchtune.probe.nvml import all_gpus
-from batchtune.results import DeviceProcess, DoctorTorch
-
-
-class SeenGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU, or an instance of one, as the driver or torch describes it; None for what it does not tell."""
-
-    name: str | None
-    uuid: str | None
-    total_bytes: int | None
-    device: str | None = None
-    capability: str | None = None
-    free_bytes: int | None = None
-    processes: list[DeviceProcess] | None = None
-    mig: bool | None = None
-    ecc: bool | None = None
-    sm_clock_mhz: int | None = None
-    max_sm_clock_mhz: int | None = None
-    throttle_reasons: list[str] | None = None
+from batchtune.probe.devices import backends
+from batchtune.results import DoctorGpu, DoctorTorch
 
 
 class DriverFacts(msgspec.Struct, frozen=True, kw_only=True, tag="driver"):
-    """What NVML says; `problem` tells why it can't be asked."""
+    """The driver's own description; `problem` tells why it can't be asked."""
 
     driver: str | None
-    gpus: list[SeenGpu]
+    gpus: list[DoctorGpu]
     problem: str | None
 
 
 class TorchFacts(msgspec.Struct, frozen=True, kw_only=True, tag="torch"):
-    """What torch says."""
+    """Torch, and the devices that it sees."""
 
     torch: DoctorTorch
-    gpus: list[SeenGpu]
+    gpus: list[DoctorGpu]
 
 
 _lines: msgspec.json.Decoder[DriverFacts | TorchFacts] = msgspec.json.Decoder(DriverFacts | TorchFacts)
@@ -52,7 +35,7 @@ decode_line = _lines.decode
 
 
 def main() -> None:
-    """Tells all of it on stdout; what libraries print goes to stderr."""
+    """Write all of it to stdout; what libraries print goes to stderr."""
     told = os.dup(1)
     os.dup2(2, 1)
     os.write(told, msgspec.json.encode(_driver_facts()) + b"\n")
@@ -61,60 +44,31 @@ def main() -> None:
 
 
 def _driver_facts() -> DriverFacts:
-    gpus, problem = all_gpus()
-    facts = [gpu.facts() for gpu in gpus]
-    seen = [
-        SeenGpu(
-            name=one.name,
-            uuid=one.uuid,
-            total_bytes=one.total_bytes,
-            free_bytes=one.free_bytes,
-            processes=one.processes,
-            mig=one.mig,
-            ecc=one.ecc,
-            sm_clock_mhz=one.sm_clock_mhz,
-            max_sm_clock_mhz=one.max_sm_clock_mhz,
-            throttle_reasons=one.throttle_reasons,
-        )
-        for one in facts
-    ]
-    return DriverFacts(driver=next((one.driver for one in facts if one.driver), None), gpus=seen, problem=problem)
+    asked = [backend.seen_by_driver() for backend in backends()]
+    return DriverFacts(
+        driver=next((version for _, version, _ in asked if version), None),
+        gpus=[gpu for gpus, _, _ in asked for gpu in gpus],
+        problem=next((problem for _, _, problem in asked if problem), None),
+    )
 
 
 def _torch_facts() -> TorchFacts:
-    """Raises whatever the import of torch raises: the traceback on stderr is told."""
+    """Raise whatever the import of torch raises: the traceback on stderr is shown."""
     import torch
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = torch.cuda.is_available()
-    cudnn = torch.backends.cudnn.version() if found else None  # type: ignore[no-untyped-call]  # torch's
+        gpus = [gpu for backend in backends() for gpu in backend.seen_by_torch()]
+    cudnn = torch.backends.cudnn.version() if gpus else None  # type: ignore[no-untyped-call]  # torch's
     return TorchFacts(
         torch=DoctorTorch(
             version=str(torch.__version__),
             cuda=torch.version.cuda,
             hip=torch.version.hip,
             cudnn=None if cudnn is None else str(cudnn),
-            problem=str(caught[0].message).splitlines()[0] if caught and not found else None,
+            problem=str(caught[0].message).splitlines()[0] if caught and not gpus else None,
         ),
-        gpus=[_torch_gpu(index) for index in range(torch.cuda.device_count() if found else 0)],
-    )
-
-
-def _torch_gpu(index: int) -> SeenGpu:
-    """Without using the device: what is free on it, torch could only tell by taking memory there."""
-    import torch
-
-    from batchtune.probe.cuda_meter import cuda_identity
-
-    properties = torch.cuda.get_device_properties(index)
-    identity, name = cuda_identity(index)
-    return SeenGpu(
-        name=name,
-        uuid=identity,
-        total_bytes=int(properties.total_memory),
-        device=f"cuda:{index}",
-        capability=f"{properties.major}.{properties.minor}",
+        gpus=gpus,
     )
 
 

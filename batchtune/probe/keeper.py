@@ -18,6 +18,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+import psutil
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -29,7 +31,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def keep(control: socket.socket, ends: Sequence[int], channel: int, work: Callable[[], object]) -> None:
-    """Starts a worker, waits until it is over, and clears up.
+    """Start a worker, waits until it is over, and clears up.
 
     Args:
         control: Tells the supervisor this process's id, and at the end the worker's exit code, a line each. When the
@@ -62,7 +64,7 @@ def _no_more_than_a_wake_up(number: int, frame: object) -> None:
 
 
 def _start(libc: ctypes.CDLL, work: Callable[[], object], own: Sequence[int]) -> int:
-    """The worker, in a session of its own, killed by the kernel if this process should be."""
+    """Fork the worker, into a session of its own; the kernel kills it if this process is killed."""
     keeper = os.getpid()
     worker = os.fork()
     if worker:
@@ -86,7 +88,7 @@ def _start(libc: ctypes.CDLL, work: Callable[[], object], own: Sequence[int]) ->
 
 
 def _wait(worker: int, watched: Sequence[int], wakeup: int, exit_codes: dict[int, int]) -> None:
-    """Returns when the worker has ended, or is wanted no more."""
+    """Wait until the worker has ended, or is wanted no more."""
     while _reap(exit_codes) and worker not in exit_codes:
         woken = ready([*watched, wakeup])
         if woken == [wakeup]:
@@ -99,16 +101,16 @@ def _wait(worker: int, watched: Sequence[int], wakeup: int, exit_codes: dict[int
             return
 
 
-def ready(watched: list[int], milliseconds: int | None = None) -> list[int]:
-    """Which of these descriptors have something to read, or have ended; `select.select` knows none above 1023."""
+def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) -> list[int]:
+    """Return which descriptors have something to read, or have ended; `select.select` knows none above 1023."""
     waiting = select.poll()
-    for number in watched:
-        waiting.register(number, select.POLLIN)
-    return [number for number, _ in waiting.poll(milliseconds)]
+    for stream in watched:
+        waiting.register(stream, select.POLLIN)
+    return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
 def _reap(exit_codes: dict[int, int]) -> bool:
-    """Notes every child that has ended; False where none is left at all."""
+    """Note every child that has ended; False where none is left at all."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -120,34 +122,11 @@ def _reap(exit_codes: dict[int, int]) -> bool:
 
 
 def _clear_up(wakeup: int, exit_codes: dict[int, int]) -> None:
-    """Kills all descendants, again and again until there are none: each pass may find what was just forked."""
+    """Kill all descendants, again and again until there are none: each pass may find what was just forked."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while _reap(exit_codes) and time.monotonic() < deadline:
-        for pid in _descendants(os.getpid()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except OSError:  # gone, or another user's
-                pass
-        if ready([wakeup], milliseconds=10):
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # gone, or another user's
+                process.kill()
+        if ready([wakeup], seconds=0.01):
             os.read(wakeup, 4096)
-
-
-def _descendants(ancestor: int) -> list[int]:
-    """Every process below this one, by /proc."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):  # it has ended
-            continue
-        children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
-    waiting = [ancestor]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found

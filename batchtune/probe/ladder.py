@@ -49,7 +49,7 @@ class Ladder:
         self._before = [0, *accumulate(flight.count for flight in self._flights)]
 
     def up_to(self, size: int) -> int:
-        """How many rungs are at most `size`."""
+        """Return how many rungs are at most `size`."""
         number = bisect_right(self._firsts, size) - 1
         if number < 0:
             return 0
@@ -57,29 +57,24 @@ class Ladder:
         return self._before[number] + min(flight.count, (size - flight.first) // flight.step + 1)
 
     def rung(self, index: int) -> int:
-        """The rung with that index, from 0."""
+        """Return the rung with that index, from 0."""
         number = bisect_right(self._before, index) - 1
         flight = self._flights[number]
         return flight.first + (index - self._before[number]) * flight.step
 
     def has(self, size: int) -> bool:
-        """Whether a batch size, at least 1, is a rung."""
+        """Return whether a batch size, at least 1, is a rung."""
         return self.rung(self.up_to(size) - 1) == size
 
     def between(self, low: int, high: int) -> range:
-        """The indices of the rungs strictly between two batch sizes."""
+        """Return the indices of the rungs strictly between two batch sizes."""
         return range(self.up_to(low), max(self.up_to(low), self.up_to(high - 1)))
 
     def within(self, guess: int, low: int, high: int, trials: int) -> int:
-        """The batch size next to `guess` that keeps the promise of `trials`, this one included.
+        """Return the batch size next to `guess` that keeps the promise of `trials`, this one included.
 
         Whatever its outcome, the rest can be bisected in `trials - 1`. Where nothing can keep it, the middle rung.
-
-        Args:
-            guess: Where one would like to try, strictly between the two.
-            low: Largest batch size that passed, or 0.
-            high: Smallest that failed, or that is out of the question.
-            trials: How many are left.
+        `low` passed (or is 0), `high` failed or is out of the question; the guess lies between.
         """
         rungs = self.between(low, high)
         if not rungs:
@@ -93,5 +88,5 @@ class Ladder:
 
 
 def step_at(size: int, tolerance: float) -> int:
-    """The smallest difference in batch size that matters, at least 1."""
+    """Return the smallest difference in batch size that matters, at least 1."""
     return max(1, int(size * tolerance))

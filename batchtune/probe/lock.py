@@ -65,7 +65,7 @@ class DeviceLock:
             os.write(self._handle, b"%d\n" % os.getpid())
 
     def release(self) -> None:
-        """Lets go of the device."""
+        """Let go of the device."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -80,12 +80,12 @@ class DeviceLock:
 
 
 def lock_path(device_id: str) -> Path:
-    """Where the lock of a device lies."""
+    """Return where the lock of a device lies."""
     return Path(tempfile.gettempdir()) / FOLDER / (re.sub(r"[^A-Za-z0-9._-]", "_", device_id) + ".lock")
 
 
 def _open_folder(folder: Path) -> int:
-    """The folder of the locks, made for everybody where it is missing (as /tmp is: the sticky bit)."""
+    """Open the folder of the locks, made for everybody where it is missing (as /tmp is: the sticky bit)."""
     made = True
     try:
         folder.mkdir()
@@ -98,7 +98,7 @@ def _open_folder(folder: Path) -> int:
 
 
 def _open_in(folder: int, name: str) -> int:
-    """The lock's file, not inherited by any process that this one starts; closes the folder."""
+    """Open the lock's file, not inherited by any process that this one starts; closes the folder."""
     try:
         handle = _open_or_make(folder, name)
     finally:
@@ -112,7 +112,7 @@ def _open_in(folder: int, name: str) -> int:
 
 
 def _open_or_make(folder: int, name: str) -> int:
-    """Opens or makes the file, never both in one call: where /tmp is guarded (fs.protected_regular), that fails."""
+    """Open or makes the file, never both in one call: where /tmp is guarded (fs.protected_regular), that fails."""
     # O_NONBLOCK, because opening a pipe that someone has put there would wait.
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
@@ -138,7 +138,7 @@ def _take(handle: int) -> bool:
 
 
 def _holder(handle: int) -> int | None:
-    """The process that wrote itself into the file; None where the file does not tell."""
+    """Return the process that wrote itself into the file; None where the file does not tell."""
     with contextlib.suppress(OSError):
         written = os.pread(handle, 32, 0).strip()
         if written.isdigit():

@@ -18,12 +18,13 @@ import warnings
 from collections.abc import Sequence
 
 from batchtune.probe import keeper
+from batchtune.probe.devices import backends
 
 _NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads")
 
 
 def main() -> None:
-    """Serves requests until the supervisor closes the socket, or ends."""
+    """Serve requests until the supervisor closes the socket, or ends."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.set_inheritable(False)
     ends = ends_of(int(sys.argv[2]))
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def ends_of(supervisor: int) -> list[int]:
-    """A descriptor that becomes readable when the supervisor has ended; none on a kernel that has no such thing.
+    """Return a descriptor that becomes readable when the supervisor has ended; none on a kernel that has no such thing.
 
     Besides the socket's end, which a process forked from the supervisor may hold open, too.
     """
@@ -57,7 +58,7 @@ def ends_of(supervisor: int) -> list[int]:
 
 
 def _import_ahead() -> None:
-    """Imports what workers need. What fails here fails in the worker again, and is told there."""
+    """Import what workers need. What fails here fails in the worker again, and is shown there."""
     with contextlib.suppress(BaseException):
         for module in _NEEDED:
             importlib.import_module(module)
@@ -78,7 +79,7 @@ def _keep(descriptors: Sequence[int], ends: Sequence[int]) -> None:
     def work() -> None:
         from batchtune.probe.worker import serve
 
-        if _used_a_gpu():
+        if any(backend.is_broken_by_fork() for backend in backends()):
             os.set_inheritable(channel, True)
             os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
         if numpy := sys.modules.get("numpy"):
@@ -86,13 +87,6 @@ def _keep(descriptors: Sequence[int], ends: Sequence[int]) -> None:
         serve(socket.socket(fileno=channel))
 
     keeper.keep(socket.socket(fileno=control), ends, channel, work)
-
-
-def _used_a_gpu() -> bool:
-    """Whether an import has used CUDA before the fork, so that this process can't (`torch.cuda`, "bad fork")."""
-    torch = sys.modules.get("torch")
-    in_bad_fork = getattr(getattr(torch, "_C", None), "_cuda_isInBadFork", None)
-    return bool(in_bad_fork and in_bad_fork())
 
 
 if __name__ == "__main__":

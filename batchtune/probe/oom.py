@@ -1,4 +1,4 @@
-"""Was it a lack of memory? Told from the exception's type, then from the messages along its causes.
+"""Was it a lack of memory? Judged by the exception's type, then from the messages along its causes.
 
 The messages are those of the libraries themselves: PyTorch's allocators (CUDA, HIP, XPU, MPS, CPU), the CUDA
 driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton and NCCL.
@@ -8,41 +8,36 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterator
-from typing import Literal
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
 
+from batchtune.probe.devices import backends
 from batchtune.units import parse_size
+from batchtune.workloads.tracebacks import first_line
 
-OOM_MESSAGES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\b(CUDA|HIP|XPU) out of memory(?!\.\w)",  # not the name of a file
-        r"would exceed allowed memory",
-        r"\b(CUDA|HIP) error: out of memory",
-        r"CUDA driver error: out of memory",
-        r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED",
-        r"CUSOLVER_STATUS_ALLOC_FAILED",
-        r"CUFFT_ALLOC_FAILED",
-        r"CUDNN_STATUS_ALLOC_FAILED",
-        r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
-        r"Triton Error \[(CUDA|HIP)\]: out of memory",
-        r"Cuda failure (2 )?'out of memory'",
-        r"MPS backend out of memory",
-        r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",
-        r"std::bad_alloc",
+# Those of one kind of device are in its backend. Compiled ahead: when an error comes, no memory may be left for it.
+_OOM = re.compile(
+    "|".join(
+        [
+            r"\bXPU out of memory(?!\.\w)",  # not the name of a file
+            r"MPS backend out of memory",
+            r"would exceed allowed memory",
+            r"std::bad_alloc",
+            *(pattern for backend in backends() for pattern in backend.OOM_MESSAGES),
+        ]
     )
 )
-
-DISGUISED_MESSAGES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
-        r"CUDNN_STATUS_NOT_SUPPORTED",
-        r"unable to find an engine",
-        r"CUFFT_INTERNAL_ERROR",
-        r"NVML_SUCCESS.*INTERNAL ASSERT FAILED",
-        r"could not create a (primitive|memory object)",
-        r"can't start new thread",  # its stack needs memory, too; but it may be the number of threads
+_DISGUISED = re.compile(
+    "|".join(
+        [
+            r"could not create a (primitive|memory object)",
+            r"can't start new thread",  # its stack needs memory, too; but it may be the number of threads
+            *(pattern for backend in backends() for pattern in backend.DISGUISED_MESSAGES),
+        ]
     )
 )
 
@@ -56,16 +51,14 @@ Verdict = Literal["oom", "disguised"]
 
 
 def message_verdict(message: str) -> Verdict | None:
-    """What an error message says: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
-    if any(pattern.search(message) for pattern in OOM_MESSAGES):
+    """Return what an error message says: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
+    if _OOM.search(message):
         return "oom"
-    if any(pattern.search(message) for pattern in DISGUISED_MESSAGES):
-        return "disguised"
-    return None
+    return "disguised" if _DISGUISED.search(message) else None
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
-    """What an exception says, its own type and message first, then those of what it was raised from.
+    """Return what an exception says, its own type and message first, then those of what it was raised from.
 
     `raise ... from cause` says that the cause is why, so the cause's verdict is taken. An exception that came up
     while another was being handled (its `__context__`) may be that one in other words, or a fault in the handling;
@@ -80,8 +73,31 @@ def error_verdict(error: BaseException) -> Verdict | None:
     return None
 
 
+@contextmanager
+def noting_ooms(found: list[str]) -> Iterator[None]:
+    """Note the first lack of memory that is raised within, and where, whether or not the workload catches it.
+
+    Python calls back for every exception that passes a frame of this thread (`sys.settrace`), and for every call: a
+    step takes a little longer, so none that is timed should run in here.
+    """
+
+    def on_event(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "call":
+            frame.f_trace_lines = False
+        elif event == "exception" and not found and error_verdict(argument[1]) == "oom":
+            found.append(f"{first_line(argument[1])} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})")
+        return on_event
+
+    before = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def requested_bytes(message: str) -> int | None:
-    """How much memory was asked for where an error says that it was not there; None where it does not say."""
+    """Return how much memory was asked for where an error says that it was not there; None where it does not say."""
     if match := _REQUESTED_BYTES.search(message):
         return int(match[1])
     match = _REQUESTED_SIZE.search(message)
@@ -100,7 +116,7 @@ def _own_verdict(error: BaseException) -> Verdict | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it was raised from, each once."""
+    """Return the exception and what it was raised from, each once."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -110,7 +126,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _contexts(error: BaseException) -> Iterator[BaseException]:
-    """What was being handled when the exception, or one of those behind it, came up; each once."""
+    """Return what was being handled when the exception, or one of those behind it, came up; each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

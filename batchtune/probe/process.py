@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from collections import deque
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 from batchtune.probe import protocol
-from batchtune.probe.guards import Nursery, readable
-from batchtune.probe.killings import oom_kills
-from batchtune.probe.protocol import Reply, Request
+from batchtune.probe.guards import Nursery
+from batchtune.probe.keeper import ready
+from batchtune.probe.protocol import Message, Request
 from batchtune.workloads.tracebacks import user_stack
 
+Answer = TypeVar("Answer", bound=Message)
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
@@ -73,19 +78,14 @@ class WorkerProcess:
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
 
-    def ask(self, request: Request, kinds: tuple[type[Reply], ...], timeout_seconds: float) -> Reply:
-        """Sends a request and waits for its reply.
-
-        Args:
-            request: What to do.
-            kinds: What may be answered to it.
-            timeout_seconds: Longest to wait.
+    def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
+        """Send a request, and wait for a reply of these kinds.
 
         Raises:
             WorkerDied: The process ended before it answered, or something else came over its channel.
             WorkerHung: The time ran out.
         """
-        if not self._buffer and readable(self._channel, 0):
+        if not self._buffer and ready([self._channel], 0):
             self._receive()
         if self._buffer:  # nothing was asked
             self._disturbed(self._buffer)
@@ -101,21 +101,21 @@ class WorkerProcess:
         return reply
 
     def output(self) -> str:
-        """The end of what the workload printed."""
+        """Return the end of what the workload printed."""
         return b"".join(self._output).decode(errors="replace")
 
     def close(self) -> None:
-        """Ends the process and whatever it started."""
+        """End the process and whatever it started."""
         self._channel.close()
         self._guard.end()
         self._reader.join(timeout=1)
 
     def _line(self, deadline: float) -> bytes:
-        """The next line from the channel, without its end."""
+        """Return the next line from the channel, without its end."""
         while b"\n" not in self._buffer:
             # What the worker said last is still read when it has ended: so first look whether it has, then read.
             ended = self._guard.exit_code() is not None
-            if readable(self._channel, 0 if ended else _POLL_SECONDS):
+            if ready([self._channel], 0 if ended else _POLL_SECONDS):
                 if not self._receive():
                     self._died()
             elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
@@ -128,7 +128,7 @@ class WorkerProcess:
         return line
 
     def _stack(self) -> str:
-        """Where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
+        """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
         before = self.output().count(_OUTERMOST_FRAME)
         self._guard.ask_for_stack()
         deadline = time.monotonic() + _STACK_SECONDS
@@ -137,7 +137,7 @@ class WorkerProcess:
         return user_stack(self.output())
 
     def _receive(self) -> bool:
-        """Takes what has come over the channel; False where it is closed."""
+        """Take what has come over the channel; False where it is closed."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             data = self._channel.recv(65536)
@@ -156,13 +156,11 @@ class WorkerProcess:
         # Python's own last word, where there was no memory left even to report the lack of it.
         aborted = aborted or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
         raise WorkerDied(
-            _death(code),
-            output,
-            out_of_memory=aborted or (code == -signal.SIGKILL and self._oom_killed()),
+            _death(code), output, out_of_memory=aborted or (code == -signal.SIGKILL and self._oom_killed())
         )
 
     def _oom_killed(self) -> bool:
-        """Whether the kernel has killed for want of memory since the worker started.
+        """Return whether the kernel has killed for want of memory since the worker started.
 
         Where the kernel does not count (before Linux 4.13), nothing else than that is likely.
         """
@@ -194,3 +192,39 @@ def _death(returncode: int) -> str:
         return f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"was killed by signal {-returncode}"
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Return how many processes the kernel's OOM killer has ended, where this process and its children live.
+
+    The control group counts every such killing in it (Linux, cgroup-v2.rst, `memory.events`; in version 1
+    `memory.oom_control`). The root group has no counter; the machine's is taken then. Only growth means anything;
+    None where the kernel does not count. `root` is where `proc` and `sys` are.
+    """
+    for path in (*_group_files(root), root / "proc/vmstat"):
+        try:
+            match = _COUNT.search(path.read_text())
+        except (OSError, UnicodeDecodeError):
+            continue
+        if match:
+            return int(match[1])
+    return None
+
+
+def _group_files(root: Path) -> list[Path]:
+    """Return where this process's control group may keep its counter; in a container its path may lead nowhere."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    files = []
+    for line in lines:
+        number, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
+        elif number == "0" and not controllers:
+            mount, name = root / "sys/fs/cgroup", "memory.events"
+        else:
+            continue
+        files += [mount / group.lstrip("/") / name, mount / name]
+    return files

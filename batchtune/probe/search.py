@@ -4,8 +4,8 @@ The search has no state of its own. Given the same trials it proposes the same s
 interrupted goes on from its journal, and a made device tests it without torch.
 
 For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that
-failed (or what the data can fill). Where to try next is told by a model of the peak memory fitted to all trials,
-set right by what was measured at this very length and its neighbours; where that does not close in, bisection does.
+failed (or what the data can fill). A model of the peak memory, fitted to all trials and set right by what was
+measured at this very length and its neighbours, says where to try next; where that does not close in, bisection does.
 The set spans the data at first; then lengths are added, one by one, where knowing more is worth most.
 """
 
@@ -19,30 +19,20 @@ import numpy as np
 
 from batchtune.lengths import Lengths
 from batchtune.probe.dominance import Anchor
-from batchtune.probe.evidence import Evidence, PeakFit, SearchSettings
+from batchtune.probe.findings import Findings
 from batchtune.probe.guess import next_batch_size
 from batchtune.probe.ladder import Ladder
-from batchtune.results import CostModel, FrontierPoint, Margin, Trial
+from batchtune.probe.outcomes import PeakFit, Task
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
-__all__ = [
-    "Anchor",
-    "Evidence",
-    "FrontierSearch",
-    "NothingFits",
-    "Proposal",
-    "SearchSettings",
-    "SingleFails",
-    "TooLong",
-]
-
-
-Refine = Callable[[Evidence], "Anchor | None"]
+Refine = Callable[[Findings], "Anchor | None"]
 """What is known → where to measure next, or None where more is not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class NextTrial:
     """What to try next.
 
     Attributes:
@@ -54,30 +44,29 @@ class Proposal:
     fresh: bool = False
 
 
-class NothingFits(Exception):
-    """Even one example of the shortest length does not fit; carries the trial that showed it."""
+class SearchEnds(Exception):
+    """The search can't go on; carries the trial that showed it."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__(trial.error or trial.outcome)
         self.trial = trial
 
 
-class TooLong(Exception):
+class NothingFits(SearchEnds):
+    """Even one example of the shortest length does not fit."""
+
+
+class SingleFails(SearchEnds):
+    """One example alone made the worker crash or hang, twice."""
+
+
+class TooLong(SearchEnds):
     """The longest examples do not fit; carries the longest length that does, and how many are longer."""
 
     def __init__(self, fitting_length: float, too_long: int, trial: Trial) -> None:
-        super().__init__(trial.error or trial.outcome)
+        super().__init__(trial)
         self.fitting_length = fitting_length
         self.too_long = too_long
-        self.trial = trial
-
-
-class SingleFails(Exception):
-    """One example alone made the worker crash or hang, twice; carries the last trial that showed it."""
-
-    def __init__(self, trial: Trial) -> None:
-        super().__init__(trial.error or trial.outcome)
-        self.trial = trial
 
 
 class FrontierSearch:
@@ -86,80 +75,75 @@ class FrontierSearch:
     Args:
         lengths: The data set.
         settings: How to search.
+        limit_bytes: Memory limit that is enforced on the device.
         fit: Fits the model of peak memory.
         refine: Says where to measure besides the lengths that span the data; None: nowhere.
-
-    Attributes:
-        spread_bytes: By how much peaks of equal batches were seen to differ outside of the trials.
-        first_step_bytes: By how much the first step of a process was seen to exceed later ones.
     """
 
-    def __init__(self, lengths: Lengths, settings: SearchSettings, fit: PeakFit, refine: Refine | None = None) -> None:
+    def __init__(
+        self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, fit: PeakFit, refine: Refine | None = None
+    ) -> None:
+        self.task = Task(lengths=lengths, settings=settings, limit_bytes=limit_bytes, fit=fit)
         self._lengths = lengths
         self._histogram = lengths.histogram
         self._settings = settings
-        self._fit = fit
         self._refine = refine
-        self.spread_bytes = 0
-        self.first_step_bytes = 0
 
-    def propose(self, trials: Sequence[Trial]) -> Proposal | None:
-        """What to try next, or None where all is known.
+    def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
+        """Return what to try next, or None where all is known.
 
         Raises:
             NothingFits: Not one example of the shortest length fits.
             TooLong: Not one example of the longest length fits.
             SingleFails: One example alone fails with something that is no lack of memory.
         """
-        evidence = self.evidence(trials)
-        longest = evidence.anchor(self._lengths.longest)
-        if (alone := evidence.failure(longest.shape(1))) is not None:
-            return self._longest_that_fits(evidence, alone)
-        order = self._order(evidence)
+        findings = self.findings(trials)
+        longest = findings.anchor(self._lengths.longest)
+        if (alone := findings.failure(longest.shape(1))) is not None:
+            return self._longest_that_fits(findings, alone)
+        order = self._order(findings)
         for anchor in order:
-            if (proposal := self._at(evidence, anchor)) is not None:
-                return proposal
+            if (wanted := self._at(findings, anchor)) is not None:
+                return wanted
         if self._refine is None or order == [longest]:
             return None
-        added = self._refine(evidence)
-        return None if added is None else self._at(evidence, added)
+        added = self._refine(findings)
+        return None if added is None else self._at(findings, added)
 
-    def _at(self, evidence: Evidence, anchor: Anchor) -> Proposal | None:
-        """What to try there; None where it is closed."""
-        if (retry := evidence.to_retry(anchor)) is not None:
-            return Proposal(anchor.shape(retry), fresh=True)
-        batch_size = next_batch_size(evidence, self._ladder, anchor)
+    def _at(self, findings: Findings, anchor: Anchor) -> NextTrial | None:
+        """Return what to try there; None where it is closed."""
+        if (retry := findings.to_retry(anchor)) is not None:
+            return NextTrial(anchor.shape(retry), fresh=True)
+        batch_size = next_batch_size(findings, self._ladder, anchor)
         # What was tried tells nothing new, whatever memory did since: the search ends rather than going round.
-        if batch_size is None or evidence.tried(anchor.shape(batch_size)):
+        if batch_size is None or findings.tried(anchor.shape(batch_size)):
             return None
-        return Proposal(anchor.shape(batch_size))
+        return NextTrial(anchor.shape(batch_size))
 
     def frontier(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> list[FrontierPoint]:
-        """The lengths that are closed, in ascending order, each with the longest target at or below it.
+        """Return the lengths that are closed, in ascending order, each with the longest target at or below it.
 
-        Args:
-            trials: All so far.
-            confirmed: The shapes that count as proven; None: all that ran and leave the margin.
+        `confirmed` are the shapes that count as proven; None: all that ran and leave the margin.
         """
-        evidence = self.evidence(trials, confirmed)
-        return self._points(evidence, [one for one in self._order(evidence) if one == evidence.anchor(one.length)])
+        findings = self.findings(trials, confirmed)
+        return self._points(findings, [one for one in self._order(findings) if one == findings.anchor(one.length)])
 
     def joint_frontier(
         self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
     ) -> list[FrontierPoint]:
-        """The pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
-        evidence = self.evidence(trials, confirmed)
-        return self._points(evidence, [one for one in self._order(evidence) if one != evidence.anchor(one.length)])
+        """Return the pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
+        findings = self.findings(trials, confirmed)
+        return self._points(findings, [one for one in self._order(findings) if one != findings.anchor(one.length)])
 
-    def _points(self, evidence: Evidence, anchors: Sequence[Anchor]) -> list[FrontierPoint]:
+    def _points(self, findings: Findings, anchors: Sequence[Anchor]) -> list[FrontierPoint]:
         points = []
         for anchor in sorted(anchors):
-            bracket = evidence.bracket(anchor)
-            closed_by = evidence.closed_by(bracket)
-            if closed_by is None and evidence.confirmed is not None:
+            bracket = findings.bracket(anchor)
+            closed_by = findings.closed_by(bracket)
+            if closed_by is None and findings.confirmed is not None:
                 closed_by = bracket.failed_by or "memory"
             targets = None if anchor.target_length is None else np.array([anchor.target_length])
-            size = min(int(evidence.proven_sizes(np.array([anchor.length]), targets)[0]), bracket.cap)
+            size = min(int(findings.proven_sizes(np.array([anchor.length]), targets)[0]), bracket.cap)
             if closed_by is None or size == 0:
                 continue
             points.append(
@@ -169,94 +153,77 @@ class FrontierSearch:
                     batch_size=size,
                     closed_by=closed_by,
                     oom_batch_size=bracket.failed if bracket.failed_by == "oom" else None,
-                    step_seconds=evidence.median_seconds(anchor.shape(size)),
-                    peak_bytes=evidence.highest_peak(anchor.shape(size)),
-                    trial=evidence.proof(anchor, size),
+                    step_seconds=findings.median_seconds(anchor.shape(size)),
+                    peak_bytes=findings.highest_peak(anchor.shape(size)),
+                    trial=findings.proof(anchor, size),
                 )
             )
         return points
 
-    def peak_model(self, trials: Sequence[Trial]) -> CostModel | None:
-        """The model of peak memory that the trials give; None where there are too few."""
-        return self.evidence(trials).model
-
-    def margin(self, trials: Sequence[Trial]) -> Margin | None:
-        """What a proven batch leaves free; None where peaks are not known."""
-        evidence = self.evidence(trials)
-        return evidence.margin if evidence.knows_peaks else None
-
     def not_monotone(self, trials: Sequence[Trial]) -> list[tuple[BatchShape, BatchShape]]:
         """Pairs of a shape that ran out of memory twice, at last in a fresh worker, and a larger one that passed."""
-        evidence = self.evidence(trials)
-        passed = [shape_of(trial) for trial in trials if trial.outcome == "ok"]
-        failed = {shape_of(trial) for trial in trials if trial.outcome == "oom" and not trial.confirmation}
+        findings = self.findings(trials)
+        passed = [trial.shape for trial in trials if trial.outcome == "ok"]
+        failed = {trial.shape for trial in trials if trial.outcome == "oom" and not trial.confirmation}
         return [
             (shape, next(other for other in passed if other.contains(shape)))
             for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length))
-            if evidence.failure(shape) is not None and evidence.is_dominated(shape)
+            if findings.failure(shape) is not None and findings.is_dominated(shape)
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
-        """The trial that shows that not even one of the longest examples fits; None where none does.
+        """Return the trial that shows that not even one of the longest examples fits; None where none does.
 
         What is then searched is the longest that does.
         """
-        evidence = self.evidence(trials)
-        return evidence.failure(evidence.anchor(self._lengths.longest).shape(1))
+        findings = self.findings(trials)
+        return findings.failure(findings.anchor(self._lengths.longest).shape(1))
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
-        """How many lengths are closed, and how many there are in all, as far as is known.
+        """Return how many lengths are closed, and how many there are in all, as far as is known.
 
         Where the longest does not fit: how many have been tried for the longest that does, and how many may have to be.
         """
-        evidence = self.evidence(trials)
+        findings = self.findings(trials)
         if self.longest_failure(trials) is not None:
-            tried = sum(evidence.tried(anchor.shape(1)) > 0 for anchor in evidence.anchors)
+            tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
             return tried, max(tried, 2 + (self._histogram.lengths.size - 2).bit_length())
-        order = self._order(evidence)
-        closed = sum(evidence.closed_by(evidence.bracket(anchor)) is not None for anchor in order)
+        order = self._order(findings)
+        closed = sum(findings.closed_by(findings.bracket(anchor)) is not None for anchor in order)
         return closed, max(len(order), min(self._settings.num_lengths, self._histogram.lengths.size))
 
-    def evidence(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Evidence:
-        """What follows from the trials."""
-        return Evidence(
-            self._lengths,
-            self._settings,
-            trials,
-            self._fit,
-            spread_bytes=self.spread_bytes,
-            first_step_bytes=self.first_step_bytes,
-            confirmed=confirmed,
-        )
+    def findings(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Findings:
+        """Return what follows from the trials."""
+        return Findings(self.task, trials, confirmed)
 
     @cached_property
     def _ladder(self) -> Ladder:
         top = min(self._lengths.count, self._settings.max_batch_size or self._lengths.count)
         return Ladder(self._settings.tolerance, top)
 
-    def _longest_that_fits(self, evidence: Evidence, alone: Trial) -> Proposal:
-        """Bisects over the distinct lengths, one example at a time, for the longest that fits."""
+    def _longest_that_fits(self, findings: Findings, alone: Trial) -> NextTrial:
+        """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
         if alone.outcome != "oom":
             raise SingleFails(alone)
         distinct = self._histogram.lengths
         passed, failed = -1, distinct.size - 1
         while failed - passed > 1:
             # The shortest first: where even that fails, no other needs a try.
-            shortest = evidence.anchor(float(distinct[0])).shape(1)
-            middle = 0 if passed < 0 and evidence.tried(shortest) == 0 else (passed + failed) // 2
-            anchor = evidence.anchor(float(distinct[middle]))
-            if (retry := evidence.to_retry(anchor)) is not None:
-                return Proposal(anchor.shape(retry), fresh=True)
-            if (trial := evidence.failure(anchor.shape(1))) is not None:
+            shortest = findings.anchor(float(distinct[0])).shape(1)
+            middle = 0 if passed < 0 and findings.tried(shortest) == 0 else (passed + failed) // 2
+            anchor = findings.anchor(float(distinct[middle]))
+            if (retry := findings.to_retry(anchor)) is not None:
+                return NextTrial(anchor.shape(retry), fresh=True)
+            if (trial := findings.failure(anchor.shape(1))) is not None:
                 if trial.outcome != "oom":
                     raise SingleFails(trial)
                 if middle == 0:
                     raise NothingFits(trial)
                 failed, alone = middle, trial
-            elif evidence.passes(anchor.shape(1)):
+            elif findings.passes(anchor.shape(1)):
                 passed = middle
             else:
-                return Proposal(anchor.shape(1))
+                return NextTrial(anchor.shape(1))
         if passed < 0:
             raise NothingFits(alone)
         fitting = float(distinct[passed])
@@ -264,32 +231,29 @@ class FrontierSearch:
 
     # Which lengths
 
-    def _order(self, evidence: Evidence) -> list[Anchor]:
+    def _order(self, findings: Findings) -> list[Anchor]:
         """What is probed, in its order: the longest, the shortest, then from the longer down, then what was added.
 
         The longest comes first, for what it tells: how much fits at all. The others are chosen after it, so until
         its limit is known there is only it.
         """
         longest, shortest = self._lengths.longest, self._lengths.shortest
-        first = evidence.anchor(longest)
+        first = findings.anchor(longest)
         if longest == shortest:
             return [first]
-        cap = evidence.cap(first)
-        chosen_from = _first_failure(evidence.trials, longest) or (cap if evidence.passes(first.shape(cap)) else None)
+        cap = findings.cap(first)
+        chosen_from = _first_failure(findings.trials, longest) or (cap if findings.passes(first.shape(cap)) else None)
         if chosen_from is None:
             return [first]
         between = sorted(set(self._lengths_between(chosen_from)) - {longest, shortest}, reverse=True)
-        spanning = [first, *(evidence.anchor(length) for length in (shortest, *between))]
-        return [*spanning, *sorted(set(evidence.anchors) - set(spanning), reverse=True)]
+        spanning = [first, *(findings.anchor(length) for length in (shortest, *between))]
+        return [*spanning, *sorted(set(findings.anchors) - set(spanning), reverse=True)]
 
     def _lengths_between(self, longest_batch_size: int) -> list[float]:
         """Lengths to probe between the shortest and the longest, all of them lengths of the data.
 
         They are spread half by the logarithm of the length, half by where the data's total length lies. The lowest is
         where the data can just fill what memory allows: below, no batch can reach the limit.
-
-        Args:
-            longest_batch_size: About how many of the longest examples fit.
         """
         histogram = self._histogram
         lengths = histogram.lengths
@@ -314,13 +278,8 @@ class FrontierSearch:
         return [float(lengths[index]) for index in chosen]
 
 
-def shape_of(trial: Trial) -> BatchShape:
-    """What was measured."""
-    return BatchShape(trial.batch_size, trial.length, trial.target_length)
-
-
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:
-    """The batch size at the longest length that the other lengths are chosen from.
+    """Return the batch size at the longest length that the other lengths are chosen from.
 
     It must never change once they are, so it is the first that failed there, whatever is learnt later.
     """

@@ -26,6 +26,7 @@ from batchtune.results.shared import (
     wrong_limit,
     wrong_settings,
 )
+from batchtune.shapes import BatchShape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,6 +95,11 @@ class Trial(Record, frozen=True, kw_only=True):
     failed_peak_bytes: Bytes | None = None
     caught: bool = False
     other_processors: Amount | None = None
+
+    @property
+    def shape(self) -> BatchShape:
+        """What was measured."""
+        return BatchShape(self.batch_size, self.length, self.target_length)
 
     def problems(self, index: int) -> Iterator[str]:
         """Yield what is wrong with it as the trial at this place in `trials.jsonl` or `probe.json`."""
@@ -210,7 +216,7 @@ class Models(Record, frozen=True, kw_only=True):
 class ProbedWith(Record, frozen=True, kw_only=True):
     """The settings of a probe, where something later reads them; those of older files are as they were then."""
 
-    device: Annotated[str, msgspec.Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,4})?)$")] = "auto"
+    device: Annotated[str, msgspec.Meta(pattern=r"^[a-z]{1,16}(:[0-9]{1,4})?$")] = "auto"
     memory_bytes: Size | None = None
     memory_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     max_batch_size: Size | None = None

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec.structs import replace
 
-from batchtune.machine import available_memory, total_memory
-from batchtune.probe.cpu_meter import cpu_name, data_limit_problem, load_average, processors
-from batchtune.probe.inventory import DriverFacts, SeenGpu, TorchFacts, decode_line
+from batchtune.probe.devices.cpu import CPU_ID, describe_cpu
+from batchtune.probe.inventory import DriverFacts, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
 from batchtune.probe.surroundings import describe_environment
 from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, meta_of
@@ -38,8 +38,7 @@ _PACKAGES = {
     "nvidia-dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110"),
 }
 
-_CPU = "cpu"
-# Every machine does a little besides; above this fraction of its processors it is busy.
+# So much of the processors in use is more than what every machine does beside.
 _BUSY_SHARE = 0.5
 
 
@@ -50,15 +49,7 @@ def examine(timeout_seconds: float) -> Doctor:
     """
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
-    cpu = DoctorCpu(
-        name=cpu_name(),
-        processors=processors(),
-        total_bytes=total_memory(),
-        available_bytes=available_memory(),
-        limit_problem=data_limit_problem(),
-        probe_process=lock_holder(_CPU),
-        load_average=load_average(),
-    )
+    cpu = describe_cpu(lock_holder(CPU_ID))
     gpus = merge_gpus(driver.gpus, torch.gpus)
     return Doctor(
         meta=meta_of(Doctor),
@@ -75,32 +66,20 @@ def examine(timeout_seconds: float) -> Doctor:
     )
 
 
-def merge_gpus(by_driver: Sequence[SeenGpu], by_torch: Sequence[SeenGpu]) -> list[DoctorGpu]:
-    """Return one entry per GPU: those that torch sees, in its order, then those that only the driver knows."""
+def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) -> list[DoctorGpu]:
+    """One entry a GPU: those that torch sees, in its order, then those that the driver alone knows."""
     known = {one.uuid: one for one in by_driver if one.uuid}
     seen = {one.uuid for one in by_torch}
-    pairs = [(one, known.get(one.uuid or "")) for one in by_torch]
-    pairs += [(one, one) for one in by_driver if one.uuid is None or one.uuid not in seen]
-    return [_gpu(one, facts) for one, facts in pairs]
+    gpus = [_completed(one, known.get(one.uuid or "")) for one in by_torch]
+    gpus += [one for one in by_driver if one.uuid is None or one.uuid not in seen]
+    return [replace(gpu, probe_process=lock_holder(gpu.uuid) if gpu.uuid else None) for gpu in gpus]
 
 
-def _gpu(one: SeenGpu, facts: SeenGpu | None) -> DoctorGpu:
-    """Return a GPU as torch sees it, with the facts that only the driver knows."""
-    return DoctorGpu(
-        name=one.name or "GPU without a name",
-        device=one.device,
-        uuid=one.uuid,
-        capability=one.capability,
-        total_bytes=one.total_bytes,
-        free_bytes=facts.free_bytes if facts else None,
-        processes=facts.processes if facts else None,
-        mig=facts.mig if facts else None,
-        ecc=facts.ecc if facts else None,
-        sm_clock_mhz=facts.sm_clock_mhz if facts else None,
-        max_sm_clock_mhz=facts.max_sm_clock_mhz if facts else None,
-        throttle_reasons=facts.throttle_reasons if facts else None,
-        probe_process=lock_holder(one.uuid) if one.uuid else None,
-    )
+def _completed(gpu: DoctorGpu, by_driver: DoctorGpu | None) -> DoctorGpu:
+    """A GPU as torch sees it, with what the driver knows of it besides."""
+    if by_driver is None:
+        return gpu
+    return replace(by_driver, name=gpu.name, device=gpu.device, capability=gpu.capability, total_bytes=gpu.total_bytes)
 
 
 def lock_holder(device_id: str) -> int | None:

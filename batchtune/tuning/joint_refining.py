@@ -15,7 +15,8 @@ from batchtune.batching.table import BucketTable
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.search import Anchor, Evidence
+from batchtune.probe.dominance import Anchor
+from batchtune.probe.findings import Findings
 
 # Examples that stand for all, evenly taken in order of length, and boundaries in each dimension to choose from.
 _EXAMPLES = 4096
@@ -61,13 +62,13 @@ class JointRefinement:
             spanning.append(Anchor(float(lengths[end - 1]), float(np.quantile(near, 0.5, method="nearest"))))
         return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
 
-    def worst_pair(self, evidence: Evidence, num_buckets: Sequence[int]) -> Anchor | None:
-        """The pair whose size decides most, in the table that loses most; None where none loses much."""
-        tried = set(evidence.anchors)
+    def worst_pair(self, findings: Findings, num_buckets: Sequence[int]) -> Anchor | None:
+        """Return the pair whose size decides most, in the table that loses most; None where none loses much."""
+        tried = set(findings.anchors)
         for anchor in self.spanning:
-            if anchor not in tried and anchor != evidence.anchor(anchor.length) and self._is_open(evidence, anchor):
+            if anchor not in tried and anchor != findings.anchor(anchor.length) and self._is_open(findings, anchor):
                 return anchor
-        model = fit_step_seconds(evidence.trials)
+        model = fit_step_seconds(findings.trials)
 
         def example_costs(sizes_of: Sizes) -> Sizes:
             def costs(lengths: FloatArray, targets: FloatArray) -> FloatArray:
@@ -77,25 +78,25 @@ class JointRefinement:
 
             return costs
 
-        now = example_costs(_flat(lambda long, target: np.maximum(evidence.proven_sizes(long, target), 1.0)))
-        best = example_costs(_flat(lambda long, target: np.maximum(evidence.possible_sizes(long, target), 1.0)))
+        now = example_costs(_flat(lambda long, target: np.maximum(findings.proven_sizes(long, target), 1.0)))
+        best = example_costs(_flat(lambda long, target: np.maximum(findings.possible_sizes(long, target), 1.0)))
         most = max(num_buckets)
-        (ours,), (theirs,) = (self._tables(costs, most, evidence) for costs in (now, best))
+        (ours,), (theirs,) = (self._tables(costs, most, findings) for costs in (now, best))
         if self._cost(ours, now) <= (1 + _AT_STAKE) * self._cost(theirs, best):
             return None
         ends, tops = theirs.pairs
         gain = self._counts(theirs) * (now(ends, tops) - best(ends, tops))
         for bucket in np.argsort(-gain, kind="stable"):
             anchor = Anchor(float(ends[bucket]), float(tops[bucket]))
-            if gain[bucket] > 0 and self._is_open(evidence, anchor):
+            if gain[bucket] > 0 and self._is_open(findings, anchor):
                 return anchor
         return None
 
-    def _is_open(self, evidence: Evidence, anchor: Anchor) -> bool:
-        return evidence.closed_by(evidence.bracket(anchor)) is None
+    def _is_open(self, findings: Findings, anchor: Anchor) -> bool:
+        return findings.closed_by(findings.bracket(anchor)) is None
 
-    def _tables(self, costs: Sizes, most: int, evidence: Evidence) -> list[BucketTable]:
-        measured = np.array([anchor.length for anchor in evidence.anchors])
+    def _tables(self, costs: Sizes, most: int, findings: Findings) -> list[BucketTable]:
+        measured = np.array([anchor.length for anchor in findings.anchors])
         return optimal_table_2d(
             self.lengths,
             self.targets,
@@ -113,7 +114,7 @@ class JointRefinement:
 
 
 def _flat(sizes_of: Sizes) -> Sizes:
-    """The same for arrays of any shape."""
+    """Return the same for arrays of any shape."""
 
     def sizes(lengths: FloatArray, targets: FloatArray) -> FloatArray:
         long, target = np.broadcast_arrays(lengths, targets)

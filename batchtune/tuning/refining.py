@@ -17,7 +17,8 @@ import numpy.typing as npt
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.probe.search import Anchor, Evidence
+from batchtune.probe.dominance import Anchor
+from batchtune.probe.findings import Findings
 from batchtune.results import CostModel
 from batchtune.tuning.joint_refining import JointRefinement
 
@@ -47,30 +48,29 @@ class Refinement:
     lengths: Lengths
     num_buckets: Sequence[int]
 
-    def __call__(self, evidence: Evidence) -> Anchor | None:
-        """The length that is worth most, or the pair of length and target; None where none is worth it."""
-        single = _single(evidence)
-        if len(single) < evidence.settings.max_lengths:
-            known = _Known.of(self, evidence, single)
+    def __call__(self, findings: Findings) -> Anchor | None:
+        """Return the length that is worth most, or the pair of length and target; None where none is worth it."""
+        single = _single(findings)
+        if len(single) < findings.settings.most_lengths:
+            known = _Known.of(self, findings, single)
             length = known.worst_end(self.num_buckets)
-            if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * evidence.settings.num_lengths:
+            if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * findings.settings.num_lengths:
                 length = known.end_for_max_batch_length()
             if length is not None:
-                return evidence.anchor(length)
-        if self._joint is None or len(evidence.anchors) - len(single) >= _PAIRS * evidence.settings.num_lengths:
+                return findings.anchor(length)
+        if self._joint is None or len(findings.anchors) - len(single) >= _PAIRS * findings.settings.num_lengths:
             return None
-        return self._joint.worst_pair(evidence, self.num_buckets)
+        return self._joint.worst_pair(findings, self.num_buckets)
 
-    def left_at_stake(self, evidence: Evidence) -> float | None:
-        """How much a table may cost above one with all sizes known, as a share, where no more may be measured.
+    def left_at_stake(self, findings: Findings) -> float | None:
+        """Return how much a table may cost above one with all sizes known, as a share.
 
-        Returns:
-            None where the measured lengths are enough, or more may be measured.
+        None where that is too little to matter, or more lengths may be measured.
         """
-        single = _single(evidence)
-        if len(single) < evidence.settings.max_lengths:
+        single = _single(findings)
+        if len(single) < findings.settings.most_lengths:
             return None
-        lost, _ = _Known.of(self, evidence, single).most_lost(self.num_buckets)
+        lost, _ = _Known.of(self, findings, single).most_lost(self.num_buckets)
         return lost if lost > _AT_STAKE else None
 
     @cached_property
@@ -114,7 +114,7 @@ class _Known:
     seconds: Callable[[FloatArray, FloatArray], FloatArray]
 
     @classmethod
-    def of(cls, refinement: Refinement, evidence: Evidence, single: Sequence[Anchor]) -> _Known:
+    def of(cls, refinement: Refinement, findings: Findings, single: Sequence[Anchor]) -> _Known:
         lengths = refinement.lengths
         distinct, cumulative = lengths.histogram.lengths, lengths.histogram.cumulative
         measured = np.array([anchor.length for anchor in single])
@@ -124,20 +124,20 @@ class _Known:
         targets = None
         if lengths.targets is not None:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])
-        proven = np.maximum(1, evidence.proven_sizes(ends, targets))
+        proven = np.maximum(1, findings.proven_sizes(ends, targets))
         return cls(
             histogram=Histogram(ends, np.diff(up_to, prepend=0)),
             shortest=distinct[firsts],
             proven=proven,
-            possible=np.maximum(proven, evidence.possible_sizes(ends, targets)),
+            possible=np.maximum(proven, findings.possible_sizes(ends, targets)),
             fillable=up_to.astype(np.float64),
             measured=np.unique(measured),
-            tolerance=evidence.settings.tolerance,
-            seconds=_seconds(fit_step_seconds(evidence.trials), targets, ends),
+            tolerance=findings.settings.tolerance,
+            seconds=_seconds(fit_step_seconds(findings.trials), targets, ends),
         )
 
     def worst_end(self, num_buckets: Sequence[int]) -> float | None:
-        """The end whose size decides most, in the table that loses most; None where none loses much."""
+        """Return the end whose size decides most, in the table that loses most; None where none loses much."""
         lost, theirs = self.most_lost(num_buckets)
         if lost <= _AT_STAKE:
             return None
@@ -204,7 +204,7 @@ class _Known:
         return wide
 
     def _example_costs(self, sizes: FloatArray) -> FloatArray:
-        """What an example costs in a bucket that ends there."""
+        """Return what an example costs in a bucket that ends there."""
         return self.seconds(sizes, self.histogram.lengths) / sizes
 
     def _cost(self, boundaries: FloatArray, example_costs: FloatArray) -> float:
@@ -216,9 +216,9 @@ class _Known:
         return ends, np.diff(self.histogram.cumulative[ends], prepend=0)
 
 
-def _single(evidence: Evidence) -> list[Anchor]:
-    """What was measured with the longest target at or below its length."""
-    return [anchor for anchor in evidence.anchors if anchor == evidence.anchor(anchor.length)]
+def _single(findings: Findings) -> list[Anchor]:
+    """Return what was measured with the longest target at or below its length."""
+    return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
 
 
 def _seconds(

@@ -10,10 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from batchtune.errors import ResultError
-from batchtune.files import unwritable
+from batchtune.files import read_regular, unwritable, write_whole
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
+    LARGEST_BYTES,
     PROBE_FILE,
     RUN_FILE,
     SAMPLER_FILE,
@@ -31,18 +35,19 @@ from batchtune.results import (
     meta_of,
     read_result,
 )
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.units import format_length
+
+_START_OVER = "Start over with --force, or give another folder with --run."
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
-    """Of the file that holds the workload; None where it is no file."""
+    """Return the hash of the file that holds the workload; None if it is in no file."""
     path = Path(settings.workload.rpartition(":")[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else None
 
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
-    """The data that the folder's results are of; None where it holds none.
+    """Return the data that the folder's results are of; None where it holds none.
 
     Raises:
         ResultError: It is no folder, or its results can't be read.
@@ -72,7 +77,7 @@ class OtherLengths:
 
 
 def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> OtherLengths:
-    """Describes how lengths differ from those of a run: which, and which options they were read with."""
+    """Describe how lengths differ from those of a run: which, and which options they were read with."""
     what = (
         f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
         f"up to {format_length(lengths.longest, lengths.unit)})"
@@ -92,7 +97,7 @@ def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> OtherLengths:
 
 
 def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tuple[str, str]]:
-    """The options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
+    """Return the options that differ: (its name, `--max-length is 40 here, 30 in the run`)."""
     flags, their_flags = reading.flags, theirs.flags
 
     def said(value: str | None) -> str:
@@ -106,7 +111,7 @@ def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tupl
 
 
 def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | None:
-    """The run that the folder holds, if it is this one and can be continued.
+    """Return the run that the folder holds, if it is this one and can be continued.
 
     Raises:
         ResultError: It is another's: other lengths, workload or settings.
@@ -128,6 +133,54 @@ def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | N
     return run
 
 
+def read_trials(path: Path) -> list[Trial]:
+    """Return the trials of a journal; none where there is no file.
+
+    A last line that was cut short (the process was killed, the disk was full) is taken off: its trial is run again.
+
+    Raises:
+        ResultError: A line other than the last is no trial, or the file can't be read.
+    """
+    if path.is_symlink():  # trials would be added to what it leads to
+        raise ResultError(f"{path} is a link, and batchtune adds to no file outside the run folder", _START_OVER)
+    if not path.exists():
+        return []
+    data = read_regular(path, LARGEST_BYTES, _START_OVER)
+    lines = data.split(b"\n")
+    cut = lines.pop()  # empty after a whole last line
+    trials = []
+    for number, line in enumerate(lines, 1):
+        try:
+            trial = msgspec.json.decode(line, type=Trial)
+            for problem in trial.problems(number - 1):
+                raise msgspec.ValidationError(problem)
+            trials.append(trial)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ResultError(
+                f"{path}, line {number}: no trial: {error}", "Start over with --force, or take the line out."
+            ) from error
+    if cut:
+        write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
+    return trials
+
+
+def append_trial(path: Path, trial: Trial) -> None:
+    """Add a trial, on disk before this returns.
+
+    Raises:
+        ResultError: The file can't be written, on a full disk for example; its earlier lines stay.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o666), "ab") as journal:
+            journal.write(msgspec.json.encode(trial) + b"\n")
+            journal.flush()
+            os.fsync(journal.fileno())
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
 def check_trials(trials: Sequence[Trial], lengths: Lengths, folder: Path) -> None:
     """Raise ResultError where a trial of the journal can't be of these lengths: the file was edited."""
     for trial in trials:
@@ -139,9 +192,17 @@ def check_trials(trials: Sequence[Trial], lengths: Lengths, folder: Path) -> Non
             )
 
 
+def about_earlier(previous: Run, settings: ProbeSettings, trials: Sequence[Trial], folder: Path) -> str:
+    """Say what there is already, and whether the workload's file has changed since."""
+    text = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
+    if previous.workload_sha256 != workload_sha256(settings):
+        text = f"Warning: {settings.workload.rpartition(':')[0]} has changed since its trials were measured. {text}"
+    return text
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Holds the run folder for this process; the system lets go of it when the process ends, however it does.
+    """Hold the run folder for this process; the system lets go of it when the process ends, however it does.
 
     Raises:
         ResultError: Another process holds it, or it can't be made.
@@ -167,7 +228,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def clear_run(folder: Path) -> None:
-    """Removes batchtune's own files from a run folder, and nothing else.
+    """Remove batchtune's own files from a run folder, and nothing else.
 
     Raises:
         ResultError: They can't be removed.
@@ -202,7 +263,7 @@ def _described(workload: WorkloadRecord) -> str:
 
 
 def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run:
-    """The content of `run.json` for a run that begins."""
+    """Return the content of `run.json` for a run that begins."""
     return Run(
         meta=meta_of(Run),
         lengths=lengths.summary(),

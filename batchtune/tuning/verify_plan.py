@@ -18,12 +18,12 @@ from batchtune.batching.layout import Dealing, lay_out
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import IntArray, Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.run_folder import other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
-from batchtune.workloads import is_builtin
+from batchtune.workloads import is_builtin, with_unit
 
 DEFAULT_STEPS = 200
 _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
@@ -72,11 +72,9 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     """
     before = None if probe is None else _probed(probe)
     workload = _workload(before, asked, folder)
-    options = workload.options
-    if workload.spec == "builtin:conformer-ctc" and lengths.unit is not None:
-        options = {"unit": lengths.unit, **options}
+    options = with_unit(workload.spec, workload.options, lengths.unit)
     named = {**asked, "workload": workload.spec, "options": options}
-    settings = ProbeSettings(**named) if before is None else replace(before, **named)
+    settings = ProbeSettings(**named) if before is None else msgspec.structs.replace(before, **named)
     if probe is None or before is None:
         return Subject(settings=settings, limit_bytes=None, notes=())
     same_limit = all(getattr(settings, name) == getattr(before, name) for name in _OF_THE_LIMIT)
@@ -85,14 +83,9 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
 
 
 def _probed(probe: Probe) -> ProbeSettings:
-    """Return the settings that the probe was run with, as far as a verification needs them."""
-    recorded = msgspec.convert(probe.settings, ProbedWith)
-    names = ("device", "memory_bytes", "memory_fraction", "seed", "reserve_bytes", "ddp")
-    return ProbeSettings(
-        workload=probe.workload.spec,
-        options=probe.workload.options,
-        **{name: getattr(recorded, name) for name in names},
-    )
+    """Return the settings that the probe was run with."""
+    recorded = msgspec.structs.asdict(msgspec.convert(probe.settings, ProbedWith))
+    return ProbeSettings(workload=probe.workload.spec, options=probe.workload.options, **recorded)
 
 
 def _workload(before: ProbeSettings | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:

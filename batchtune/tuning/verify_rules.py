@@ -11,8 +11,7 @@ import numpy as np
 from batchtune.batching.layout import Dealing, batches_per_rank
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.protocol import Stepped
-from batchtune.results import Device, Proposal, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
+from batchtune.results import Device, Proposal, Trial, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
 from batchtune.tuning.costs import Costs, ProvenBy
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.memory_growth import FEWEST_STEPS, Growth, growth_of, interquartile_range
@@ -31,7 +30,7 @@ class DoneStep:
     phase: VerifyPhase
     number: int
     planned: PlannedBatch
-    stepped: Stepped
+    stepped: Trial
 
     def failure(self) -> VerifyFailure:
         """Return the step as the record of a failure."""
@@ -75,7 +74,7 @@ class DoneSteps:
         known = [count for count in retries if count is not None]
         return sum(known) if known else None
 
-    def most(self, figure: Callable[[Stepped], int | None]) -> int | None:
+    def most(self, figure: Callable[[Trial], int | None]) -> int | None:
         """Return the largest of a figure over all steps; None if it is unknown."""
         figures = [figure(done.stepped) for done in (*self.worst, *self.shuffled)]
         return max((one for one in figures if one is not None), default=None)
@@ -85,7 +84,7 @@ class DoneSteps:
         return growth_of([stepped.rest_bytes for stepped in _until_failure(self.shuffled or self.worst)])
 
 
-def _until_failure(steps: Sequence[DoneStep]) -> list[Stepped]:
+def _until_failure(steps: Sequence[DoneStep]) -> list[Trial]:
     """Return the steps before the first that failed: a failure changes what is in use."""
     failed = next((index for index, done in enumerate(steps) if done.stepped.outcome != "ok"), len(steps))
     return [done.stepped for done in steps[:failed]]

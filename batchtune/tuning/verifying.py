@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import structs
 
 from batchtune.batching.epochs import EpochShapes
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, WorkloadError
-from batchtune.probe.confirmation import alternating
+from batchtune.probe.confirmation import Stepper, alternating
 from batchtune.probe.oom import message_verdict
-from batchtune.probe.protocol import Stepped
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
     VERIFY_FILE,
     Device,
     Probe,
+    Trial,
     Verification,
     VerifyPhase,
     WorkloadRecord,
@@ -49,16 +49,6 @@ _SINGLE_FAILS = (
     "A single example fails too, so no smaller batch size helps: leave out the longest with --max-length, or allow "
     "more memory, and probe again"
 )
-
-
-class Stepper(Protocol):
-    """Runs training steps: the probe's `Supervisor`."""
-
-    def start(self) -> Device:
-        """Build the workload in a new worker."""
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
-        """Run one step; the allocator's cache is kept unless `release`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,24 +148,25 @@ class _Runner:
         self.failed |= self.release
         done.append(DoneStep(phase, len(done), planned, stepped))
 
-    def _take_step(self, shape: BatchShape) -> Stepped:
+    def _take_step(self, shape: BatchShape) -> Trial:
         """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes.
 
         Raises:
             WorkloadError: The workload failed with something else.
         """
-        stepped = self.stepper.step(shape, release=self.release)
+        ran = self.stepper.step(shape, release=self.release)
+        stepped = ran.trial
         if stepped.outcome == "oom" and message_verdict(stepped.error or "") == "disguised":
             smaller = replace(shape, batch_size=max(1, shape.batch_size // 2))
-            if smaller != shape and self.stepper.step(smaller, release=True).outcome == "ok":
+            if smaller != shape and self.stepper.step(smaller, release=True).trial.outcome == "ok":
                 return stepped
         elif stepped.outcome != "error":
             return stepped
         raise WorkloadError(
-            f"{self.workload} failed in its {stepped.stage or 'step'}, with a batch of {shape}: {stepped.error}",
+            f"{self.workload} failed in its {ran.stage or 'step'}, with a batch of {shape}: {stepped.error}",
             f"It did not run out of memory: the verification stops, and no {VERIFY_FILE} is written. "
             "Fix it and run the same command again.",
-            stepped.traceback,
+            ran.traceback,
         )
 
 
@@ -202,10 +193,8 @@ def run_verify(
     with (
         alone_in(folder),
         Supervisor(
-            workload.setup(subject.limit_bytes),
-            trial_timeout_seconds=plan.settings.step_timeout_seconds,
-            setup_timeout_seconds=workload.setup_timeout_seconds,
-            wait_seconds=workload.wait_seconds,
+            structs.replace(workload, trial_timeout_seconds=plan.settings.step_timeout_seconds),
+            subject.limit_bytes,
             on_note=on_note,
         ) as supervisor,
     ):

@@ -7,8 +7,7 @@ which is the worker process.
 from __future__ import annotations
 
 from batchtune.workloads.loading import load_workload
-from batchtune.workloads.options import parse_options
 from batchtune.workloads.protocol import Workload
-from batchtune.workloads.registry import BUILTINS, default_workload, is_builtin
+from batchtune.workloads.registry import BUILTINS, default_workload, is_builtin, parse_options, with_unit
 
-__all__ = ["BUILTINS", "Workload", "default_workload", "is_builtin", "load_workload", "parse_options"]
+__all__ = ["BUILTINS", "Workload", "default_workload", "is_builtin", "load_workload", "parse_options", "with_unit"]

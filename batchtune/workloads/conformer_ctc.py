@@ -65,7 +65,7 @@ class ConformerCTCConfig(TrainingConfig):
             raise ValueError(f"kernel must be odd, got {self.kernel}")
 
     def seconds(self, length: float) -> float:
-        """A length of the manifest in seconds."""
+        """Return a length of the manifest in seconds."""
         per_second = {"s": 1, "ms": 1000, "samples": self.sample_rate, "frames": FRAMES_PER_SECOND}
         return length / per_second[self.unit]
 
@@ -94,7 +94,7 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         super().__init__(ConformerCTCConfig(**options))
 
     def build_model(self) -> nn.Module:
-        """The recogniser."""
+        """Return the recogniser."""
         return Conformer(self.config)
 
     def make_batch(self, shape: BatchShape) -> SpeechBatch:
@@ -109,7 +109,7 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         return SpeechBatch(features, self._make_targets(shape.batch_size, min(whole(tokens), subsampled(frames))))
 
     def _make_targets(self, batch_size: int, tokens: int) -> Tensor:
-        """Each token is the one before plus something that is not 0 modulo the number of tokens."""
+        """Return targets: each token is the one before plus something that is not 0 modulo the number of tokens."""
         classes = self.config.hyper.vocab - 1
         steps = torch.randint(1, classes, (batch_size, tokens), device=self.device)
         return steps.cumsum(dim=1) % classes + 1
@@ -178,7 +178,7 @@ class ConformerBlock(nn.Module):
         self.norm = nn.LayerNorm(hyper.dim)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Maps (batch, frames, dim) to the same shape."""
+        """Map (batch, frames, dim) to the same shape."""
         x = x + 0.5 * self.first(x)
         x = x + self.dropout(self.attention(self.attention_norm(x), angles))
         x = x + self.convolution(x)
@@ -199,7 +199,7 @@ class ConvolutionModule(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (batch, frames, dim) to the same shape."""
+        """Map (batch, frames, dim) to the same shape."""
         x = F.glu(self.gated(self.norm(x)), dim=-1)
         x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
         output: Tensor = self.dropout(self.output(F.silu(self.depthwise_norm(x))))

@@ -21,15 +21,7 @@ def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turns pairs of channels by the angles.
-
-    Args:
-        x: Shape (batch, heads, positions, head_dim); channel i is paired with channel i + head_dim / 2.
-        angles: Shape (positions, head_dim / 2).
-
-    Returns:
-        The shape and dtype of `x`.
-    """
+    """Turn each pair of features by its position's angle (Su et al., RoFormer, 2021)."""
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
@@ -50,7 +42,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Maps (batch, positions, dim) to the same shape."""
+        """Map (batch, positions, dim) to the same shape."""
         batch_size, positions, dim = x.shape
         projected = self.queries_keys_values(x).view(batch_size, positions, 3, self.heads, dim // self.heads)
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)

@@ -23,24 +23,16 @@ _METHODS = ("setup", "make_batch", "step")
 
 
 def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
-    """Imports what `spec` names and calls it with the options.
+    """Import what `spec` names and call it with the options; return the workload, not yet set up.
 
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file,
     or the current folder for a package, is put first on `sys.path` and stays there, so that imports inside
     the workload's methods work as well.
 
-    Args:
-        spec: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`, NAME being a class or function
-            that returns a workload.
-        options: Keyword arguments for it.
-
-    Returns:
-        The workload, not yet set up.
-
     Raises:
         WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be
-            built, takes no such options, or what it returns is no workload. Where the user's code raised,
-            `traceback` holds the last lines of its own frames.
+            built, takes no such options, or returns no workload. Where the user's code raised, `traceback` holds
+            the last lines of its own frames.
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
@@ -58,12 +50,12 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
 def _builtin(name: str) -> Any:
     if name not in BUILTINS:
         raise WorkloadError(f"there is no built-in workload {name!r}", _suggestion(name, sorted(BUILTINS), "Built in"))
-    module, _, attribute = BUILTINS[name].partition(":")
+    module, _, attribute = BUILTINS[name].target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def _import(location: str, name: str) -> ModuleType:
-    """Imports a file or a package's module."""
+    """Import a file or a package's module."""
     try:
         return _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
     except BatchtuneError:
@@ -78,7 +70,7 @@ def _import(location: str, name: str) -> ModuleType:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is no file", _FORMS)
+        raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is not a file", _FORMS)
     path = path.resolve()
     _put_first(str(path.parent))
     # A name of its own, so that a workload in `random.py` or `torch.py` takes no other module's place.
@@ -109,8 +101,7 @@ def _import_module(location: str, name: str) -> ModuleType:
         if missing != location and not location.startswith(f"{missing}."):
             raise  # the module is there; something that it imports is not
         raise WorkloadError(
-            f"there is no module {missing!r} for {location}:{name}",
-            "Run from the folder that holds it, or install it.",
+            f"there is no module {missing!r} for {location}:{name}", "Run from the folder that holds it, or install it."
         ) from None
 
 
@@ -138,7 +129,7 @@ def _suggestion(name: str, names: list[str], lead: str) -> str:
 
 
 def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
-    """Holds the options against the signature, so that a wrong one is told with those that there are."""
+    """Check the options against the signature, so that the error for a wrong one lists the right ones."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -165,7 +156,7 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
 
 
 def _word(value: Any) -> str:
-    """A default as one would write it after `--set key=`."""
+    """Return a default as one would write it after `--set key=`."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
@@ -188,7 +179,7 @@ def _checked(spec: str, workload: object) -> Workload:
     missing = [method for method in _METHODS if not callable(getattr(workload, method, None))]
     if missing:
         raise WorkloadError(
-            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is no workload",
+            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         )
     for method in _METHODS:

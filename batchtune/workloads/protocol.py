@@ -21,14 +21,14 @@ class Workload(Protocol):
     """
 
     def setup(self, device: torch.device) -> None:
-        """Builds the model and its optimizer on the device, once.
+        """Build the model and its optimizer on the device, once.
 
         Args:
             device: Where the training runs. Its memory limit is already in force.
         """
 
     def make_batch(self, shape: BatchShape) -> Any:
-        """Makes a padded batch of exactly this shape, on the device.
+        """Make a padded batch of exactly this shape, on the device.
 
         The values don't matter, the sizes and types do: every example as long as the longest, which is the
         worst that a batch of this shape can be.
@@ -43,7 +43,7 @@ class Workload(Protocol):
         """
 
     def step(self, batch: Any) -> None:
-        """Runs one full training step: forward, loss, backward, optimizer step.
+        """Run one full training step: forward, loss, backward, optimizer step.
 
         Args:
             batch: What `make_batch` returned. The same batch may be passed more than once.

@@ -1,33 +1,88 @@
-"""The built-in workloads by name, and which of them stands in where the user names none."""
+"""The built-in workloads by name, and workload options as they are written on the command line."""
 
 from __future__ import annotations
 
-# One line for each: the name after `builtin:`, and the module and class that is imported when it is asked
-# for.
-BUILTINS: dict[str, str] = {
-    "conformer-ctc": "batchtune.workloads.conformer_ctc:ConformerCTC",
-    "transformer-lm": "batchtune.workloads.transformer_lm:TransformerLM",
-}
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-_DEFAULTS: dict[str, str] = {
-    **dict.fromkeys(("s", "ms", "samples", "frames"), "builtin:conformer-ctc"),
-    **dict.fromkeys(("tokens", "words", "characters", "bytes"), "builtin:transformer-lm"),
+from batchtune.errors import UsageError
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+
+
+class Builtin(NamedTuple):
+    """A built-in workload.
+
+    Attributes:
+        target: Module and class, imported when it is asked for.
+        units: Of the lengths that it stands in for where the user names no workload.
+        takes_unit: Whether it has an option `unit`.
+    """
+
+    target: str
+    units: tuple[str, ...]
+    takes_unit: bool = False
+
+
+BUILTINS: dict[str, Builtin] = {
+    "conformer-ctc": Builtin(
+        "batchtune.workloads.conformer_ctc:ConformerCTC", ("s", "ms", "samples", "frames"), takes_unit=True
+    ),
+    "transformer-lm": Builtin(
+        "batchtune.workloads.transformer_lm:TransformerLM", ("tokens", "words", "characters", "bytes")
+    ),
 }
 
 
 def is_builtin(spec: str) -> bool:
-    """Whether a `--workload` value names a built-in, and so no code but batchtune's own."""
-    return spec.startswith("builtin:") and spec.removeprefix("builtin:") in BUILTINS
+    """Return whether a `--workload` value names a built-in, and so no code but batchtune's own."""
+    return _builtin(spec) is not None
 
 
 def default_workload(unit: str | None) -> str | None:
-    """The built-in workload that fits lengths of this unit, as a `--workload` value.
+    """Return the `--workload` value of the built-in that fits lengths of this unit; None where the unit is unknown."""
+    return next((f"builtin:{name}" for name, builtin in BUILTINS.items() if unit in builtin.units), None)
 
-    Args:
-        unit: A manifest's unit, or None where it is unknown.
 
-    Returns:
-        `builtin:conformer-ctc` for lengths of sound, `builtin:transformer-lm` for lengths of text, None where
-        the unit does not tell.
+def with_unit(spec: str, options: Mapping[str, Any], unit: str | None) -> dict[str, Any]:
+    """Return a workload's options, with the unit of the lengths where it is a built-in that takes one."""
+    builtin = _builtin(spec)
+    if builtin is None or not builtin.takes_unit or unit is None:
+        return dict(options)
+    return {**options, "unit": options.get("unit", unit)}
+
+
+def _builtin(spec: str) -> Builtin | None:
+    return BUILTINS.get(spec.removeprefix("builtin:")) if spec.startswith("builtin:") else None
+
+
+def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read the `--set key=value` options of a workload, such as `["layers=12", "dtype=bf16", "checkpoint=true"]`.
+
+    A value is an int or a float where it reads as one, True, False or None for `true`, `false` and `none` in any
+    case, and else the text itself. The first `=` ends the key.
+
+    Raises:
+        UsageError: A pair without `=` or without a key, or a key twice.
     """
-    return None if unit is None else _DEFAULTS.get(unit)
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise UsageError(f"{pair!r} is not a workload option", "Write key=value, such as layers=12.")
+        if key in options:
+            raise UsageError(f"the workload option {key!r} is set twice", f"Keep one --set {key}=...")
+        options[key] = _typed(text.strip())
+    return options
+
+
+def _typed(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else text

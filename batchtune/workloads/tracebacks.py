@@ -22,14 +22,11 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def user_traceback(error: BaseException) -> str:
-    """The last lines of an exception's traceback, with the user's own frames only.
+    """Return the last lines of an exception's traceback, with the user's own frames only, and its message.
 
     Frames of batchtune, of the import system, of the standard library and of installed packages say nothing
     about where the user's code is wrong, and a deep stack inside torch would push out what does. They stay
     only where no frame of the user's is left (an installed package that is itself the workload).
-
-    Returns:
-        At most `LAST_LINES` lines, the exception's own message last.
     """
     report = traceback.TracebackException.from_exception(error)
     _keep_own_frames(report, set())
@@ -37,14 +34,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 def user_stack(output: str) -> str:
-    """The user's own frames of the last stack that faulthandler printed, as a traceback shows them.
-
-    Args:
-        output: What a process printed, the stack somewhere in it.
-
-    Returns:
-        At most `LAST_LINES` lines, the innermost frame last; empty where there is no stack.
-    """
+    """Return the user's own frames of the last stack that faulthandler printed, the innermost last; empty: none."""
     _, head, stack = output.rpartition(_STACK_HEAD)
     if not head:
         return ""
@@ -60,7 +50,7 @@ def last_frame(stack: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's type and the first line of its message."""
+    """Return an exception's type and the first line of its message."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # its own __str__ fails
@@ -69,7 +59,7 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(line: str) -> str:
-    """A line that can be encoded and read: lone surrogates escaped, cut to `LONGEST_LINE` characters."""
+    """Return a line that can be encoded and read: lone surrogates escaped, cut to `LONGEST_LINE` characters."""
     text = line.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
 

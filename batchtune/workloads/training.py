@@ -117,18 +117,18 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The model, on the current default device."""
+        """Return the model, on the current default device."""
 
     @abstractmethod
     def make_batch(self, shape: BatchShape) -> Batch:
-        """A random batch of this shape on the device."""
+        """Return a random batch of this shape on the device."""
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a batch, a scalar in fp32."""
+        """Return the mean loss of a batch, a scalar in fp32."""
 
     def setup(self, device: torch.device) -> None:
-        """Builds the model and its optimizer on the device."""
+        """Build the model and its optimizer on the device."""
         self.device = device
         torch.manual_seed(self.config.seed)
         with device:
@@ -139,7 +139,7 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         )
 
     def step(self, batch: Batch) -> None:
-        """Runs one training step; afterwards only parameters, gradients and optimizer state are left."""
+        """Run one training step; afterwards only parameters, gradients and optimizer state are left."""
         self.optimizer.zero_grad(set_to_none=True)
         dtype = AUTOCAST_DTYPES[self.config.dtype]
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
@@ -150,7 +150,7 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of that name; torch chooses between its implementations."""
+    """Return the optimizer of that name; torch chooses between its implementations."""
     if name == "sgd":
         return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     if name == "adafactor":
@@ -159,30 +159,30 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def run_block(block: nn.Module, *inputs: Tensor, checkpointed: bool) -> Tensor:
-    """A block's output, its activations kept for the backward pass or computed again there."""
+    """Return a block's output, its activations kept for the backward pass or computed again there."""
     output: Tensor = checkpoint(block, *inputs, use_reentrant=False) if checkpointed else block(*inputs)
     return output
 
 
 def whole(value: float) -> int:
-    """A length as a count: rounded up, but not for the rounding error of a division before it."""
+    """Return a length as a count: rounded up, but not for the rounding error of a division before it."""
     return math.ceil(value - 1e-6)
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises ValueError unless the value is one of the choices."""
+    """Raise ValueError unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    """Raises ValueError unless the value is an integer of at least `least`."""
+    """Raise ValueError unless the value is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def check_number(name: str, value: Any, least: float, *, below: float = math.inf) -> None:
-    """Raises ValueError unless the value is a number of at least `least` and less than `below`."""
+    """Raise ValueError unless the value is a number of at least `least` and less than `below`."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < below:
         rule = f"at least {least:g}" + (f" and below {below:g}" if math.isfinite(below) else "")
         raise ValueError(f"{name} must be a number of {rule}, got {value!r}")

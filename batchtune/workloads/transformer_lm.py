@@ -48,7 +48,7 @@ class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
         super().__init__(TransformerLMConfig(**options))
 
     def build_model(self) -> nn.Module:
-        """The language model."""
+        """Return the language model."""
         return LanguageModel(self.config)
 
     def make_batch(self, shape: BatchShape) -> Tensor:
@@ -96,7 +96,7 @@ class Block(nn.Module):
         self.feed_forward = feed_forward(hyper.dim, nn.GELU(), dropout)
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        """Maps (batch, positions, dim) to the same shape."""
+        """Map (batch, positions, dim) to the same shape."""
         x = x + self.dropout(self.attention(self.norm(x), angles))
         output: Tensor = x + self.feed_forward(x)
         return output

@@ -34,11 +34,11 @@ from batchtune import BucketBatchSampler
 from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import Probe, Sweep
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import costs_of
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
@@ -66,7 +66,7 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(lengths.count)  # as in a data set, not sorted
     values = lengths.values[order]
     epochs = {name: make(values, lengths, probe, swept) for name, make in SAMPLERS.items()}
-    measured = train(settings.setup(probe.device.limit_bytes), values, epochs)
+    measured = train(settings, probe.device.limit_bytes, values, epochs)
     report(values, epochs, measured, costs_of(probe).step_seconds)
 
 
@@ -112,16 +112,18 @@ SAMPLERS: dict[str, Callable[[FloatArray, Lengths, Probe, Sweep], Batches]] = {
 }
 
 
-def train(setup: object, values: FloatArray, epochs: dict[str, Batches]) -> dict[str, float]:
+def train(
+    settings: ProbeSettings, limit_bytes: int, values: FloatArray, epochs: dict[str, Batches]
+) -> dict[str, float]:
     """Seconds of each epoch's steps; what fails for lack of memory is told and counts as nothing."""
     seconds = dict.fromkeys(epochs, 0.0)
-    with Supervisor(setup, trial_timeout_seconds=300) as supervisor:  # type: ignore[arg-type]
+    with Supervisor(settings, limit_bytes) as supervisor:
         supervisor.start()
         shapes = {name: shapes_of(values, batches) for name, batches in epochs.items()}
         for of_sampler in shapes.values():  # the warm-up: the largest batch of each
             supervisor.step(max(of_sampler, key=lambda shape: shape.padded_length))
         for name, shape in interleaved(shapes):
-            stepped = supervisor.step(shape)
+            stepped = supervisor.step(shape).trial
             if stepped.outcome != "ok":
                 print(f"{name}: {shape} ended with {stepped.outcome}", file=sys.stderr)
             seconds[name] += stepped.step_seconds or 0.0

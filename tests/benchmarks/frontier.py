@@ -34,11 +34,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe.peer_searches import each_length_anew, from_the_last_answer
 
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import FrontierPoint, Probe, Trial
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.probing import ProbeProgress, run_probe
+from batchtune.tuning.probing import ProbeHooks, ProbeProgress, run_probe
 from batchtune.units import format_size, parse_size
 
 KNOWN = f"{Path(__file__).parents[1] / 'probe' / 'known_workload.py'}:Known"
@@ -93,7 +93,7 @@ class Asked:
     def __call__(self, batch_size: int, length: float) -> bool:
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise OutOfTime
-        trial, _ = self.supervisor.measure(BatchShape(batch_size, length), len(self.trials))
+        trial = self.supervisor.measure(BatchShape(batch_size, length), len(self.trials)).trial
         if trial.outcome == "error":
             raise SystemExit(f"{batch_size} x {length:g}: {trial.outcome}: {trial.error}")
         self.trials.append(trial)
@@ -121,7 +121,7 @@ def probe(
             raise OutOfTime
 
     started = time.monotonic()
-    result = run_probe(lengths, settings, folder, on_progress=on_progress)
+    result = run_probe(lengths, settings, folder, hooks=ProbeHooks(on_progress=on_progress))
     whole = time.monotonic() - started
     trials = [trial for trial in result.trials if not getattr(trial, "confirmation", False)]
     searching = begun[0] - started + sum(trial.elapsed_seconds for trial in trials)
@@ -175,7 +175,7 @@ def _largest(fits: Asked, answer: int, length: float, cap: int) -> int:
 
 def supervise(settings: ProbeSettings, limit_bytes: int | None = None) -> Supervisor:
     """Measures under the limit that was worked out before, or works it out."""
-    return Supervisor(settings.setup(limit_bytes), trial_timeout_seconds=settings.trial_timeout_seconds)
+    return Supervisor(settings, limit_bytes)
 
 
 def compare(name: str, case: Case, num_lengths: int, memory: str | None) -> bool:

@@ -24,11 +24,11 @@ from memory_laws import LAWS, TARGET_LAWS, Law, LawDevice, made_lengths
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.cost import Frontier
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Probe, Row, Sweep
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.probing import run_probe
+from batchtune.tuning.probing import ProbeHooks, run_probe
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import ALL_STRATEGIES, SweepSettings
 
@@ -65,7 +65,9 @@ def probe_law(device: LawDevice, num_buckets: tuple[int, ...] = tuple(range(10, 
     with tempfile.TemporaryDirectory() as folder:
         settings = ProbeSettings(workload="made.py:Made", options={}, device="cuda", memory_fraction=1.0)
         swept = SweepSettings(num_buckets=num_buckets)
-        return run_probe(device.lengths, settings, Path(folder), sweep_settings=swept, measurer=device)
+        return run_probe(
+            device.lengths, settings, Path(folder), sweep_settings=swept, hooks=ProbeHooks(measurer=device)
+        )
 
 
 def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATEGIES) -> Figures:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from cli.conftest import Run
 
-from batchtune.probe.inventory import SeenGpu
 from batchtune.probe.lock import DeviceLock
-from batchtune.results import DeviceProcess, Doctor
+from batchtune.results import DeviceProcess, Doctor, DoctorGpu
 from batchtune.tuning.doctor import lock_holder, merge_gpus
 
 TESTS = Path(__file__).parents[1]
@@ -130,12 +129,16 @@ def test_the_holder_of_a_lock_is_known_while_it_holds_it() -> None:
     assert lock_holder("GPU-never-probed") is None
 
 
+def gpu(**known: Any) -> DoctorGpu:
+    return DoctorGpu(**{**dict.fromkeys(DoctorGpu.__struct_fields__), **known})
+
+
 def test_facts_of_torch_and_the_driver_on_one_gpu_are_merged() -> None:
-    by_torch = [SeenGpu(name="A", uuid="GPU-1", total_bytes=79, device="cuda:0", capability="9.0")]
+    by_torch = [gpu(name="A", uuid="GPU-1", total_bytes=79, device="cuda:0", capability="9.0")]
     who = [DeviceProcess(pid=1, used_bytes=2)]
     by_driver = [
-        SeenGpu(name="A by the driver", uuid="GPU-1", total_bytes=80, free_bytes=70, processes=who, ecc=True),
-        SeenGpu(name="B", uuid="GPU-2", total_bytes=40, free_bytes=30),
+        gpu(name="A by the driver", uuid="GPU-1", total_bytes=80, free_bytes=70, processes=who, ecc=True),
+        gpu(name="B", uuid="GPU-2", total_bytes=40, free_bytes=30),
     ]
     first, second = merge_gpus(by_driver, by_torch)
     assert (first.name, first.device, first.total_bytes, first.free_bytes) == ("A", "cuda:0", 79, 70)

@@ -31,7 +31,7 @@ def point(
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 400)), min_size=1, max_size=8, unique_by=lambda row: row[0])
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 def test_between_measured_lengths_the_size_is_that_of_the_next_longer_one(rows: list[tuple[int, int]]) -> None:
     lengths = sorted(length for length, _ in rows)
     sizes = sorted((size for _, size in rows), reverse=True)
@@ -51,7 +51,7 @@ def test_beyond_the_longest_measured_length_nothing_is_proven() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 400)), min_size=2, max_size=8, unique_by=lambda row: row[0])
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(rows: list[tuple[int, int]]) -> None:
     rows = sorted(rows)
     frontier = Frontier.of([point(length, size) for length, size in rows])

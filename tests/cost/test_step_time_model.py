@@ -29,7 +29,7 @@ def off_by(rows: list[tuple[int, float, float]]) -> list[Trial]:
 
 
 @given(TRIALS)
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=25)
 def test_at_a_measured_shape_it_is_what_was_measured(rows: list[tuple[int, float, float]]) -> None:
     trials = off_by(rows)
     times = StepTimes.of(trials, LINEAR)
@@ -38,7 +38,7 @@ def test_at_a_measured_shape_it_is_what_was_measured(rows: list[tuple[int, float
 
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 def test_elsewhere_it_is_the_model_corrected_by_no_more_than_was_measured(
     rows: list[tuple[int, float, float]], size: int, length: float
 ) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler
 
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     SAMPLER_FILE,
@@ -38,7 +39,6 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import costs_of
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import format_size
@@ -113,7 +113,7 @@ def speech_settings(bench: Bench, lengths: Lengths) -> ProbeSettings:
         memory_bytes=bench.memory_bytes,
     )
     few = {"num_lengths": QUICK_LENGTHS, "max_lengths": QUICK_LENGTHS, "memory_fraction": QUICK_FRACTION}
-    return replace(settings, **few) if bench.quick else settings
+    return msgspec.structs.replace(settings, **few) if bench.quick else settings
 
 
 def speech_options(bench: Bench, lengths: Lengths, size: str = "large") -> dict[str, Any]:
@@ -255,7 +255,7 @@ def epoch(bench: Bench) -> None:
             if not unknown:
                 break
             for name, one in unknown.items():
-                stepped = supervisor.step(one.shapes[len(one.measured)])
+                stepped = supervisor.step(one.shapes[len(one.measured)]).trial
                 if stepped.outcome != "ok" or stepped.step_seconds is None:
                     raise Missing(
                         f"{name}: {one.shapes[len(one.measured)]} ended with {stepped.outcome}: {stepped.error}"
@@ -457,7 +457,7 @@ def _two_dimensional(bench: Bench, what: str, found: Probe, swept: Sweep, end: f
         for shape in [*shapes, *reversed(shapes)]:
             if time.monotonic() > end:
                 break
-            outcomes.append(supervisor.step(shape).outcome)
+            outcomes.append(supervisor.step(shape).trial.outcome)
     passed = outcomes.count("ok")
     if len(outcomes) < 2 * len(shapes):
         bench.record.miss(f"{what}: {len(outcomes)} of {2 * len(shapes)} batches of the table over both lengths ran")

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from batchtune.probe.protocol import Setup
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.tuning.probe_settings import ProbeSettings
 
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"
 MIB = 1 << 20
@@ -37,12 +36,9 @@ def supervise(workload: str = "Known", options: dict[str, Any] | None = None, **
         "device": "cuda",
         "memory_bytes": 2 * GIB,
         "memory_fraction": 1.0,
-        "limit_bytes": None,
-        "seed": 0,
         **changes,
     }
-    setup = Setup(workload=named(workload), options=options or {}, **values)
-    return Supervisor(setup, trial_timeout_seconds=300)
+    return Supervisor(ProbeSettings(workload=named(workload), options=options or {}, **values))
 
 
 def settings(workload: str = "Known", options: dict[str, Any] | None = None, **changes: Any) -> ProbeSettings:

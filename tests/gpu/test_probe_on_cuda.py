@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.protocol import Setup
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
 from batchtune.tuning.probing import run_probe
 
 WORKLOADS = Path(__file__).parent / "cuda_workload.py"
@@ -19,16 +19,7 @@ LENGTHS = Lengths.of([10.0, 20.0, 40.0] * 30)
 
 
 def supervise(name: str, options: dict[str, Any] | None = None, memory_bytes: int = 2 * GIB) -> Supervisor:
-    setup = Setup(
-        workload=name if ":" in name else f"{WORKLOADS}:{name}",
-        options=options or {},
-        device="cuda",
-        memory_bytes=memory_bytes,
-        memory_fraction=1.0,
-        limit_bytes=None,
-        seed=0,
-    )
-    return Supervisor(setup, trial_timeout_seconds=120)
+    return Supervisor(replace(settings(name, memory_bytes, **(options or {})), trial_timeout_seconds=120))
 
 
 def settings(name: str, memory_bytes: int = 2 * GIB, **options: Any) -> ProbeSettings:
@@ -56,7 +47,7 @@ def test_the_device_is_described() -> None:
 def test_the_limit_is_real_and_the_worker_lives_on() -> None:
     with supervise("Known") as supervisor:
         supervisor.start()
-        trials = [supervisor.measure(BatchShape(size, 100.0), 0)[0] for size in (10, 30, 10)]
+        trials = [supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (10, 30, 10)]
     assert [trial.outcome for trial in trials] == ["ok", "oom", "ok"]
     assert trials[0].peak_bytes is not None
     assert 1000 << 20 <= trials[0].peak_bytes <= 1100 << 20
@@ -74,7 +65,7 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: in
             fits = [
                 size
                 for size in range(1, cap + 1)
-                if supervisor.measure(BatchShape(size, point.length), size)[0].outcome == "ok"
+                if supervisor.measure(BatchShape(size, point.length), size).trial.outcome == "ok"
             ]
             assert max(fits) - 1 <= point.batch_size <= max(fits)
 
@@ -82,8 +73,8 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: in
 def test_a_lack_of_memory_that_the_workload_catches_is_one_all_the_same(tmp_path: Path) -> None:
     with supervise("CatchesItself") as supervisor:
         supervisor.start()
-        fits, too_large = (supervisor.measure(BatchShape(size, 100.0), 0)[0] for size in (10, 30))
-        stepped = supervisor.step(BatchShape(30, 100.0))
+        fits, too_large = (supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (10, 30))
+        stepped = supervisor.step(BatchShape(30, 100.0)).trial
     assert (fits.outcome, fits.caught) == ("ok", False)
     assert (too_large.outcome, too_large.caught) == ("oom", True)
     assert (stepped.outcome, stepped.caught) == ("oom", True)
@@ -99,9 +90,9 @@ def test_an_error_that_came_though_memory_was_free_is_told_as_that(tmp_path: Pat
 def test_a_sticky_error_is_the_workloads_own_and_the_next_worker_is_sound(tmp_path: Path) -> None:
     with supervise("Sticky") as supervisor:
         supervisor.start()
-        trial, measured = supervisor.measure(BatchShape(1, 1.0), 0)
+        measured = supervisor.measure(BatchShape(1, 1.0), 0)
+        trial = measured.trial
         assert trial.outcome == "error"
-        assert measured is not None
         assert measured.renew
     with pytest.raises(WorkloadError):
         run_probe(LENGTHS, settings("Sticky"), tmp_path)
@@ -120,7 +111,7 @@ def test_the_built_in_workloads_train(name: str, checkpoint: bool, dtype: str) -
     with supervise(f"builtin:{name}", options, 8 * GIB) as supervisor:
         supervisor.start()
         for shape in (BatchShape(2, 4.0), BatchShape(4, 2.0)):
-            assert supervisor.measure(shape, 0)[0].outcome == "ok"
+            assert supervisor.measure(shape, 0).trial.outcome == "ok"
 
 
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.on_cuda import GIB, MIB, held_by_another_process, settings, supervise
+from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.nvml import all_gpus
+from batchtune.probe.devices.nvml import all_gpus
 from batchtune.probe.supervisor import Supervisor
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
@@ -43,7 +44,7 @@ def test_the_drivers_facts_are_there_and_sane() -> None:
 def test_clock_and_throttle_reasons_are_told_of_a_trial() -> None:
     with supervise("builtin:transformer-lm", {"size": "tiny"}, memory_bytes=4 * GIB) as supervisor:
         supervisor.start()
-        trial, _ = supervisor.measure(BatchShape(8, 256.0), 0)
+        trial = supervisor.measure(BatchShape(8, 256.0), 0).trial
     assert trial.outcome == "ok"
     assert trial.sm_clock_mhz is None or 100 <= trial.sm_clock_mhz <= 4000
     assert trial.throttle_reasons is None or all(isinstance(reason, str) for reason in trial.throttle_reasons)
@@ -53,7 +54,7 @@ def test_clock_and_throttle_reasons_are_told_of_a_trial() -> None:
 def test_memory_outside_the_allocator_is_plausible_and_does_not_shrink() -> None:
     with supervise("builtin:conformer-ctc", {"size": "tiny"}, memory_bytes=8 * GIB) as supervisor:
         device = supervisor.start()
-        trial, _ = supervisor.measure(BatchShape(4, 8.0), 0)
+        trial = supervisor.measure(BatchShape(4, 8.0), 0).trial
     assert device.outside_bytes is not None
     assert 50 * MIB <= device.outside_bytes <= 4 * GIB  # a context alone takes more than the one
     assert trial.outside_bytes is not None
@@ -73,8 +74,8 @@ def test_what_is_to_be_kept_free_lowers_the_limit_by_just_that(reserve: int, ddp
     with supervise(reserve_bytes=reserve, ddp=ddp) as supervisor:
         device = supervisor.start()
         largest = device.limit_bytes // MIB - 64
-        fits, _ = supervisor.measure(BatchShape(largest, 1.0), 0)
-        too_large, _ = supervisor.measure(BatchShape(device.limit_bytes // MIB + 1, 1.0), 1)
+        fits = supervisor.measure(BatchShape(largest, 1.0), 0).trial
+        too_large = supervisor.measure(BatchShape(device.limit_bytes // MIB + 1, 1.0), 1).trial
     assert device.ddp_bytes == (GRADIENT_BYTES if ddp else 0)
     assert device.limit_bytes == 2 * GIB - reserve - device.ddp_bytes
     assert (fits.outcome, too_large.outcome) == ("ok", "oom")
@@ -115,12 +116,12 @@ def test_another_process_that_holds_memory_is_told_with_it() -> None:
 
 IDENTIFY = """
 import json, os
-from batchtune.probe.meters import identify
-from batchtune.probe.nvml import find_gpu
-first = identify("auto")
+from batchtune.probe.devices import backend_for
+from batchtune.probe.devices.nvml import find_gpu
+first = backend_for("auto").identify("auto")
 gpu = find_gpu(first.id, None)
 before = gpu.memory()[1] if gpu else None
-again = identify("cuda:0")
+again = backend_for("cuda:0").identify("cuda:0")
 after = gpu.memory()[1] if gpu else None
 users = [one.pid for one in gpu.processes() or ()] if gpu else []
 print(json.dumps([first.id, again.id, before, after, os.getpid() in users]))
@@ -161,7 +162,7 @@ def test_a_device_in_use_can_be_waited_for() -> None:
         notes.append(text)
         first.__exit__(None, None, None)
 
-    with Supervisor(first._setup, trial_timeout_seconds=300, wait_seconds=math.inf, on_note=on_note) as second:
+    with Supervisor(replace(first._settings, wait_seconds=math.inf), on_note=on_note) as second:
         assert second.start().kind == "cuda"
     assert len(notes) == 1
 

@@ -28,7 +28,7 @@ def largest_by_brute_force(workload: str, options: dict[str, Any], memory_bytes:
     with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
         supervisor.start()
         for batch_size in range(1, most + 1):
-            trial, _ = supervisor.measure(BatchShape(batch_size, length), batch_size)
+            trial = supervisor.measure(BatchShape(batch_size, length), batch_size).trial
             assert trial.outcome in ("ok", "oom"), trial.error
             if trial.outcome == "ok":
                 largest, failed = batch_size, 0
@@ -42,7 +42,7 @@ def run_in_turns(probe: Probe, rounds: int, workload: str, options: dict[str, An
     with supervise(workload, options, memory_bytes=memory_bytes) as supervisor:
         supervisor.start()
         shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
-        return [supervisor.step(shape).outcome for _ in range(rounds) for shape in shapes]
+        return [supervisor.step(shape).trial.outcome for _ in range(rounds) for shape in shapes]
 
 
 @pytest.mark.timeout(1200)
@@ -107,4 +107,4 @@ def test_a_probe_beside_another_process_finds_what_is_left(tmp_path: Path) -> No
         shapes = [BatchShape(point.batch_size, point.length) for point in probe.frontier]
         with supervise(memory_bytes=None, reserve_bytes=GIB) as supervisor:
             supervisor.start()
-            assert {supervisor.measure(shape, 0)[0].outcome for shape in shapes} == {"ok"}
+            assert {supervisor.measure(shape, 0).trial.outcome for shape in shapes} == {"ok"}

@@ -181,7 +181,11 @@ class Forges(Scribbles):
 class Repeats(Scribbles):
     """Writes what could be a reply, and more of it than was asked for."""
 
-    words = b'{"type":"stepped","outcome":"ok"}\n{"type":"stepped","outcome":"ok"}\n'
+    trial = (
+        '{"index":0,"batch_size":1,"length":3,"target_length":null,"outcome":"ok","steps":1,"step_seconds":1,'
+        '"peak_bytes":1,"reserved_bytes":1,"alloc_retries":0,"error":null,"elapsed_seconds":1}'
+    )
+    words = 2 * f'{{"type":"ran","trial":{trial}}}\n'.encode()
 
 
 class ClosesDescriptors(Good):

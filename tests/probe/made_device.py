@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from made_trials import made_trial
+
 from batchtune.results import Outcome, Trial
 from batchtune.shapes import BatchShape
 
@@ -30,20 +32,17 @@ class MadeDevice:
         if planned := self.faults.get((shape.batch_size, shape.length)):
             outcome = planned.pop(0)
         passed = outcome == "ok"
-        return Trial(
+        knows = passed and self.tells_peak
+        return made_trial(
+            shape,
+            outcome,
             index=index,
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            outcome=outcome,
             steps=3 if passed else 0,
             step_seconds=1e-3 + 1e-4 * shape.padded_length if passed else None,
-            peak_bytes=int(peak) if passed and self.tells_peak else None,
-            reserved_bytes=None,
-            rest_bytes=int(self.peak(BatchShape(1, 1e-6))) if passed and self.tells_peak else None,
+            peak_bytes=int(peak) if knows else None,
+            rest_bytes=int(self.peak(BatchShape(1, 1e-6))) if knows else None,
             alloc_retries=0,
             error=None if passed else f"made {outcome}",
-            elapsed_seconds=0.0,
         )
 
     def largest(self, length: float, cap: int, target_length: float | None = None) -> int:

@@ -12,7 +12,8 @@ from probe.made_device import MadeDevice, quadratic_peak
 
 from batchtune.cost import fit_cost
 from batchtune.lengths import Lengths
-from batchtune.probe.search import FrontierSearch, NothingFits, SearchSettings, SingleFails, TooLong
+from batchtune.probe.search import FrontierSearch, NothingFits, SingleFails, TooLong
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
@@ -63,13 +64,14 @@ def search_of(
     tolerance: float = 0.01,
     max_batch_size: int | None = None,
 ) -> FrontierSearch:
-    settings = SearchSettings(
+    settings = ProbeSettings(
+        workload="made",
+        options={},
         num_lengths=num_lengths,
         tolerance=tolerance,
         max_batch_size=max_batch_size,
-        limit_bytes=device.limit_bytes,
     )
-    return FrontierSearch(lengths, settings, fit_cost)
+    return FrontierSearch(lengths, settings, device.limit_bytes, fit=fit_cost)
 
 
 def without_proofs(points: list[FrontierPoint]) -> list[FrontierPoint]:
@@ -169,7 +171,7 @@ def assert_within_bound(lengths: Lengths, trials: list[Trial]) -> None:
     tolerance=st.sampled_from([0.0, 0.01, 0.1]),
     tells_peak=st.booleans(),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=30)
 def test_on_any_device_it_ends_within_bisections_bound(
     values: list[int], table: list[float], tolerance: float, tells_peak: bool
 ) -> None:
@@ -395,7 +397,7 @@ def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
     limit_bytes=st.integers(1_000_000, 20_000_000_000),
     cut=st.integers(0, 200),
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 def test_on_any_smooth_device_it_ends_with_the_truth_however_often_it_is_interrupted(
     values: list[int], constant: float, linear: float, quadratic: float, limit_bytes: int, cut: int
 ) -> None:

@@ -17,9 +17,11 @@ import torch
 from probe.made_nvml import GIB, MadeGpu, MadeNvml, divided_gpu
 
 from batchtune.errors import ProbeError
-from batchtune.probe import cuda_meter
-from batchtune.probe.meters import CudaMeter, identify, open_meter, torch_device
-from batchtune.results import DeviceProcess
+from batchtune.probe.devices import backend_for
+from batchtune.probe.devices import cuda as cuda_module
+from batchtune.probe.devices.base import Meter
+from batchtune.probe.protocol import Identified
+from batchtune.results import DeviceProcess, ProbedWith
 
 MIB = 1 << 20
 
@@ -74,8 +76,8 @@ class MadeCuda:
         }
         for name, function in made.items():
             patch.setattr(torch.cuda, name, function)
-        patch.setattr(cuda_meter, "_create_context", lambda device: self.take(self.context))
-        patch.setattr(cuda_meter, "_create_handles", lambda device: self.take(self.handles))
+        patch.setattr(cuda_module, "_create_context", lambda device: self.take(self.context))
+        patch.setattr(cuda_module, "_create_handles", lambda device: self.take(self.handles))
         self.show()
 
     def limit(self) -> int:
@@ -89,11 +91,19 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> MadeCuda:
     return made
 
 
+def open_meter(device: str, memory: int | None, fraction: float, limit: int | None) -> Meter:
+    wanted = ProbedWith(memory_bytes=memory, memory_fraction=fraction)
+    return backend_for(device).open(device, wanted, limit)
+
+
+def identify(device: str) -> Identified:
+    return backend_for(device).identify(device)
+
+
 def settled(
     memory: int | None = None, fraction: float = 1.0, limit: int | None = None, reserve: int = 0, ddp: int = 0
-) -> CudaMeter:
+) -> Meter:
     meter = open_meter("cuda", memory, fraction, limit)
-    assert isinstance(meter, CudaMeter)
     meter.limit()
     meter.settle(reserve, ddp)
     return meter
@@ -167,7 +177,7 @@ def test_a_device_that_can_not_be_used_is_told(cuda: MadeCuda, monkeypatch: pyte
     def refuse(device: object) -> None:
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported asynchronously")
 
-    monkeypatch.setattr(cuda_meter, "_create_context", refuse)
+    monkeypatch.setattr(cuda_module, "_create_context", refuse)
     with pytest.raises(ProbeError, match=r"^Made GPU can't be used: CUDA error: out of memory$"):
         open_meter("cuda", None, 1.0, None)
 
@@ -179,7 +189,7 @@ def test_the_device_is_described_by_the_driver(cuda: MadeCuda) -> None:
     assert (device.uuid, device.driver, device.ecc, device.mig) == ("GPU-aaaaaaaa", "570.86", True, None)
     assert device.processes == [DeviceProcess(pid=4711, used_bytes=2 * GIB)]
     assert (device.other_processes, device.free_bytes) == (1, 78 * GIB)
-    assert device.settings["matmul_precision"] in ("ieee", "tf32")
+    assert settled().switches()["matmul_precision"] in ("ieee", "tf32")
 
 
 def test_without_nvml_the_limit_is_the_same_and_the_rest_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +259,10 @@ def test_a_gpu_without_a_uuid_is_identified_by_its_place(monkeypatch: pytest.Mon
 
 
 def test_the_cpu_is_identified_without_torch() -> None:
-    code = "import sys; from batchtune.probe.meters import identify; print(identify('cpu').id, 'torch' in sys.modules)"
+    code = (
+        "import sys; from batchtune.probe.devices import backend_for; "
+        "print(backend_for('cpu').identify('cpu').id, 'torch' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["cpu", "False"]
 
@@ -268,16 +281,17 @@ def test_cuda_without_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_torch_device_of_a_meter(cuda: MadeCuda) -> None:
-    assert torch_device(settled()) == torch.device("cuda", 0)
+    assert settled().torch_device == torch.device("cuda", 0)
 
 
 # The CPU's limit is one of the process: a process of its own takes it.
 CPU = """
 import json, resource, sys, torch
 from batchtune.errors import ProbeError
-from batchtune.probe.meters import open_meter
+from batchtune.probe.devices import backend_for
+from batchtune.results import ProbedWith
 memory, limit, reserve, ddp = json.loads(sys.argv[1])
-meter = open_meter("cpu", memory, 1.0, limit)
+meter = backend_for("cpu").open("cpu", ProbedWith(memory_bytes=memory, memory_fraction=1.0), limit)
 meter.limit()
 try:
     meter.settle(reserve, ddp)
@@ -295,7 +309,7 @@ else:
     except RuntimeError as error:
         outcome = "out of memory"
     print(json.dumps([device.limit_bytes, resource.getrlimit(resource.RLIMIT_DATA)[0], device.reserve_bytes,
-          device.ddp_bytes, meter.outside(), meter.clocks(), device.free_bytes > 0, device.settings["threads"] > 0,
+          device.ddp_bytes, meter.outside(), meter.clocks(), device.free_bytes > 0, meter.switches()["threads"] > 0,
           outcome]))
 """
 

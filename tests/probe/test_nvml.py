@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 from probe.made_nvml import GIB, NOT_AVAILABLE, MadeGpu, MadeNvml, NVMLError, divided_gpu
 
-from batchtune.probe import nvml
-from batchtune.probe.nvml import GpuFacts, all_gpus, find_gpu, named_reasons
-from batchtune.results import DeviceProcess
+from batchtune.probe.devices import nvml
+from batchtune.probe.devices.nvml import all_gpus, find_gpu, named_reasons
+from batchtune.results import DeviceProcess, DoctorGpu
 
 
 def facts_of(
     monkeypatch: pytest.MonkeyPatch, gpu: MadeGpu, *, driver: object = "570.86", missing: tuple[str, ...] = ()
-) -> GpuFacts:
+) -> DoctorGpu:
     monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([gpu], driver=driver, missing=missing))
     found = find_gpu(gpu.uuid if isinstance(gpu.uuid, str) else None, gpu.pci)
     assert found is not None
@@ -26,10 +26,12 @@ def facts_of(
 
 def test_a_gpu_that_answers_is_described_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = MadeGpu(compute=[(30, 5 * GIB)], graphics=[(7, 9 << 20)], mig=False, reasons=0x4)
-    assert facts_of(monkeypatch, gpu) == GpuFacts(
+    assert facts_of(monkeypatch, gpu) == DoctorGpu(
         name="Made GPU",
         uuid="GPU-aaaaaaaa",
-        driver="570.86",
+        device=None,
+        capability=None,
+        probe_process=None,
         total_bytes=80 * GIB,
         free_bytes=79 * GIB,
         processes=[DeviceProcess(pid=7, used_bytes=9 << 20), DeviceProcess(pid=30, used_bytes=5 * GIB)],
@@ -60,12 +62,12 @@ def test_a_call_that_gives_nothing_costs_its_own_fact_alone(
     whole = asdict(facts_of(monkeypatch, MadeGpu(mig=False)))
     gpu = MadeGpu(mig=False, fails={call} if how == "fails" else set())
     found = asdict(facts_of(monkeypatch, gpu, missing=(call,) if how == "is missing" else ()))
-    assert found == {**whole, FACT_OF_CALL[call]: None}
+    assert found == {**whole, FACT_OF_CALL[call]: "GPU without a name" if call == "nvmlDeviceGetName" else None}
 
 
 def test_text_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     found = facts_of(monkeypatch, MadeGpu(name=b"Old GPU", uuid=b"GPU-b"), driver=b"470.1")
-    assert (found.name, found.uuid, found.driver) == ("Old GPU", "GPU-b", "470.1")
+    assert (found.name, found.uuid) == ("Old GPU", "GPU-b")
 
 
 @pytest.mark.parametrize("unknown", [None, NOT_AVAILABLE])

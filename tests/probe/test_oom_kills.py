@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.probe.killings import oom_kills
-from batchtune.probe.process import WorkerProcess
+from batchtune.probe.process import WorkerProcess, oom_kills
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n"
 VMSTAT = "nr_free_pages 1\noom_kill 9\nfoo_oom_kill 8\n"

@@ -9,7 +9,8 @@ from probe.peer_searches import each_length_anew, from_the_last_answer
 
 from batchtune.cost import fit_cost
 from batchtune.lengths import Lengths
-from batchtune.probe.search import FrontierSearch, SearchSettings
+from batchtune.probe.search import FrontierSearch
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
@@ -32,22 +33,19 @@ def peak(request: pytest.FixtureRequest) -> Peak:
 
 
 def search(device: MadeDevice) -> tuple[list[FrontierPoint], list[Trial]]:
-    settings = SearchSettings(
-        num_lengths=NUM_LENGTHS, tolerance=TOLERANCE, max_batch_size=None, limit_bytes=device.limit_bytes
+    settings = ProbeSettings(
+        workload="made",
+        options={},
+        num_lengths=NUM_LENGTHS,
+        tolerance=TOLERANCE,
+        max_batch_size=None,
     )
-    found = FrontierSearch(SPEECH, settings, fit_cost)
+    found = FrontierSearch(SPEECH, settings, device.limit_bytes, fit=fit_cost)
     trials: list[Trial] = []
     while (proposal := found.propose(trials)) is not None:
-        trials.append(device.measure(proposed_shape(proposal), len(trials)))
+        trials.append(device.measure(proposal.shape, len(trials)))
         assert len(trials) < 400, "the search does not end"
     return found.frontier(trials), trials
-
-
-def proposed_shape(proposal: object) -> BatchShape:
-    """The shape, whether it is proposed by itself or with how to run it."""
-    shape = getattr(proposal, "shape", proposal)
-    assert isinstance(shape, BatchShape)
-    return shape
 
 
 class Counted:

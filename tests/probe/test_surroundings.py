@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from batchtune.probe.surroundings import describe_environment, describe_settings, gradient_bytes
+from batchtune.probe.surroundings import describe_environment, gradient_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -101,13 +101,6 @@ def test_variables_are_recorded_where_they_are_set() -> None:
     assert found == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def test_the_cpus_settings_name_its_threads() -> None:
-    found = describe_settings("cpu")
-    assert found["threads"] == torch.get_num_threads()
-    assert found["deterministic_algorithms"] is False
-    assert not any(name.startswith("cudnn") for name in found)
-
-
 NEW_SWITCHES = hasattr(torch.backends.cudnn, "conv")  # torch 2.9 and later
 # What a workload does -> what is then told of matmul and of cuDNN's convolutions.
 TF32_SWITCHES = {
@@ -131,6 +124,7 @@ OTHER_SWITCHES = "torch.backends.cudnn.benchmark = True; torch.use_deterministic
 # own use of one may warn; telling them must not.
 SCRIPT = """
 import json, os, sys, warnings, torch
+from batchtune.probe.devices.cuda import CudaMeter
 from batchtune.probe.surroundings import describe_settings
 for code in json.load(sys.stdin):
     if os.fork():
@@ -140,7 +134,7 @@ for code in json.load(sys.stdin):
         warnings.simplefilter("ignore")
         exec(code)
     warnings.simplefilter("error")
-    print(json.dumps([code, describe_settings("cuda")]), flush=True)
+    print(json.dumps([code, describe_settings(CudaMeter.switches(None))]), flush=True)
     os._exit(0)
 """
 

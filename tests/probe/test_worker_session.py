@@ -5,18 +5,20 @@ from collections.abc import Callable
 
 import pytest
 
-from batchtune.probe import worker
+from batchtune.probe import session as session_module
+from batchtune.probe.devices.base import Meter
 from batchtune.probe.protocol import Measure, Step
-from batchtune.probe.worker import Session
+from batchtune.probe.session import Session
 from batchtune.results import Device
 from batchtune.shapes import BatchShape
 
 MIB = 1 << 20
-TRIAL = Measure(batch_size=4, length=3.0, target_length=None)
-STEP = Step(batch_size=4, length=3.0, target_length=None)
+SHAPE = BatchShape(4, 3.0)
+TRIAL = Measure(shape=SHAPE)
+STEP = Step(shape=SHAPE)
 
 
-class MadeMeter:
+class MadeMeter(Meter):
     """A device of 1000 MiB; it does what its workload says."""
 
     def __init__(self) -> None:
@@ -110,8 +112,8 @@ def test_an_error_of_the_allocators_that_somebody_caught_is_a_lack_of_memory() -
         meter.raised += 1
 
     measured = session(act).measure(TRIAL)
-    assert (measured.outcome, measured.caught) == ("oom", True)
-    assert "the allocator ran out of memory" in (measured.error or "")
+    assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
+    assert "the allocator ran out of memory" in (measured.trial.error or "")
 
 
 @pytest.mark.parametrize(("caught_by", "outcome"), [("a library", "ok"), ("the workload", "oom")])
@@ -122,17 +124,17 @@ def test_a_single_step_may_hold_an_error_that_a_library_caught(caught_by: str, o
             with contextlib.suppress(RuntimeError):
                 out_of_memory()
 
-    assert session(act).step(STEP).outcome == outcome
+    assert session(act).step(STEP).trial.outcome == outcome
 
 
 def test_what_the_meter_tells_is_in_the_reply() -> None:
     measured = session(lambda meter, batch, number: None).measure(TRIAL)
-    assert measured.outcome == "ok"
-    assert measured.peak_bytes == 150 * MIB
-    assert measured.reserved_bytes == 170 * MIB
-    assert measured.rest_bytes == 100 * MIB
-    assert measured.outside_bytes == 300 * MIB
-    assert (measured.sm_clock_mhz, measured.throttle_reasons) == (1410, ["power cap"])
+    assert measured.trial.outcome == "ok"
+    assert measured.trial.peak_bytes == 150 * MIB
+    assert measured.trial.reserved_bytes == 170 * MIB
+    assert measured.trial.rest_bytes == 100 * MIB
+    assert measured.trial.outside_bytes == 300 * MIB
+    assert (measured.trial.sm_clock_mhz, measured.trial.throttle_reasons) == (1410, ["power cap"])
     assert not measured.renew
 
 
@@ -144,9 +146,9 @@ def test_the_mean_and_the_median_of_the_steps_leave_the_warm_up_out(monkeypatch:
         nonlocal now
         now += next(seconds)
 
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(session_module.time, "perf_counter", lambda: now)
     measured = session(act).measure(TRIAL)
-    assert (measured.steps, measured.step_seconds, measured.mean_step_seconds) == (4, 1.0, 2.0)
+    assert (measured.trial.steps, measured.trial.step_seconds, measured.trial.mean_step_seconds) == (4, 1.0, 2.0)
 
 
 def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
@@ -158,12 +160,12 @@ def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
             out_of_memory()
 
     measured = session(act).measure(TRIAL)
-    assert (measured.outcome, measured.renew) == ("oom", True)
+    assert (measured.trial.outcome, measured.renew) == ("oom", True)
 
 
 def test_a_plain_lack_of_memory_costs_no_worker() -> None:
     measured = session(lambda meter, batch, number: out_of_memory() if number == 3 else None).measure(TRIAL)
-    assert (measured.outcome, measured.renew) == ("oom", False)
+    assert (measured.trial.outcome, measured.renew) == ("oom", False)
 
 
 def test_a_trial_that_passes_only_by_flushing_the_cache_is_run_again_from_an_empty_one() -> None:
@@ -171,7 +173,7 @@ def test_a_trial_that_passes_only_by_flushing_the_cache_is_run_again_from_an_emp
         meter.flushed += number == 1
 
     measured = session(act).measure(TRIAL)
-    assert (measured.outcome, measured.alloc_retries) == ("ok", 0)
+    assert (measured.trial.outcome, measured.trial.alloc_retries) == ("ok", 0)
 
 
 def test_a_trial_that_always_flushes_the_cache_is_out_of_memory() -> None:
@@ -179,8 +181,8 @@ def test_a_trial_that_always_flushes_the_cache_is_out_of_memory() -> None:
         meter.flushed += 1
 
     measured = session(act).measure(TRIAL)
-    assert measured.outcome == "oom"
-    assert "emptied its cache" in (measured.error or "")
+    assert measured.trial.outcome == "oom"
+    assert "emptied its cache" in (measured.trial.error or "")
 
 
 def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
@@ -189,14 +191,14 @@ def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
 
     made = session(act)
     stepped = made.step(STEP)
-    assert (stepped.outcome, stepped.alloc_retries) == ("ok", 2)
+    assert (stepped.trial.outcome, stepped.trial.alloc_retries) == ("ok", 2)
     assert made._workload.steps == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("release", "times"), [(False, 0), (True, 1)])
 def test_a_single_step_keeps_the_cache_unless_told_otherwise(release: bool, times: int) -> None:
     made = session(lambda meter, batch, number: None)
-    made.step(Step(batch_size=4, length=3.0, target_length=None, release=release))
+    made.step(Step(shape=SHAPE, release=release))
     assert made._meter.released == times  # type: ignore[attr-defined]
 
 
@@ -206,8 +208,8 @@ def test_a_leak_is_told_after_ten_more_steps() -> None:
         meter.used += MIB
 
     measured = session(act).measure(TRIAL)
-    assert (measured.outcome, measured.stage, measured.renew) == ("error", "step", True)
-    assert measured.error == "the workload leaks: each step leaves about 1 MiB more in use (10 steps in a row)"
+    assert (measured.trial.outcome, measured.stage, measured.renew) == ("error", "step", True)
+    assert measured.trial.error == "the workload leaks: each step leaves about 1 MiB more in use (10 steps in a row)"
 
 
 @pytest.mark.parametrize("last", [1, 2, 5, 10])
@@ -215,7 +217,7 @@ def test_what_grows_in_the_first_steps_only_is_no_leak(last: int) -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.used += MIB * (number <= last)
 
-    assert session(act).measure(TRIAL).outcome == "ok"
+    assert session(act).measure(TRIAL).trial.outcome == "ok"
 
 
 @pytest.mark.slow
@@ -229,9 +231,9 @@ def test_a_leak_that_uses_up_the_memory_is_told_as_one(steps: int) -> None:
         meter.used += 880 * MIB // steps
 
     measured = session(act).measure(TRIAL)
-    assert measured.outcome == "error"
-    assert (measured.error or "").startswith("the workload leaks: ")
-    assert (measured.error or "").endswith("then memory ran out)")
+    assert measured.trial.outcome == "error"
+    assert (measured.trial.error or "").startswith("the workload leaks: ")
+    assert (measured.trial.error or "").endswith("then memory ran out)")
 
 
 def test_a_lack_of_memory_after_a_step_that_left_more_is_no_leak_where_one_example_leaves_nothing() -> None:
@@ -243,7 +245,7 @@ def test_a_lack_of_memory_after_a_step_that_left_more_is_no_leak_where_one_examp
             out_of_memory()
 
     measured = session(act).measure(TRIAL)
-    assert (measured.outcome, measured.error) == (
+    assert (measured.trial.outcome, measured.trial.error) == (
         "oom",
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     )
@@ -255,5 +257,5 @@ def test_a_single_example_that_is_too_much_is_no_leak() -> None:
         if number % 3 == 0:
             out_of_memory()
 
-    measured = session(act).measure(Measure(batch_size=1, length=3.0, target_length=None))
-    assert measured.outcome == "oom"
+    measured = session(act).measure(Measure(shape=BatchShape(1, 3.0)))
+    assert measured.trial.outcome == "oom"

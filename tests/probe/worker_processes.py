@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from batchtune.probe.guards import MARK
-from batchtune.probe.protocol import Setup
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 
 FAULTY = Path(__file__).parent / "faulty_workload.py"
@@ -21,16 +21,16 @@ def supervise(
     **options: float,
 ) -> Supervisor:
     """A supervisor of one of the faulty workloads, or of any other by its whole name."""
-    setup = Setup(
+    settings = ProbeSettings(
         workload=name if ":" in name else f"{FAULTY}:{name}",
         options=options,
         device=device,
         memory_bytes=memory_bytes,
         memory_fraction=1.0,
-        limit_bytes=None,
-        seed=0,
+        trial_timeout_seconds=timeout_seconds,
+        setup_timeout_seconds=setup_timeout_seconds,
     )
-    return Supervisor(setup, trial_timeout_seconds=timeout_seconds, setup_timeout_seconds=setup_timeout_seconds)
+    return Supervisor(settings)
 
 
 def processes_of(supervisor: int) -> set[int]:

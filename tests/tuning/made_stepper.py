@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from made_trials import made_trial, ran
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import Lengths
-from batchtune.probe.protocol import Stepped
+from batchtune.probe.protocol import Ran
 from batchtune.results import CostModel, Device, FrontierPoint, Meta, Models, Probe, Trial, WorkloadRecord
 from batchtune.shapes import BatchShape
 from batchtune.tuning.verify_plan import Candidate
@@ -69,7 +70,7 @@ class MadeStepper:
     cached_bytes: Callable[[int], int] = lambda steps: 0
     cache_bytes: int = 0
     retries: int = 0
-    fails: Callable[[BatchShape, int], Stepped | None] = lambda shape, step: None
+    fails: Callable[[BatchShape, int], Ran | None] = lambda shape, step: None
     workers: int = 0
     steps: int = 0
     shapes: list[BatchShape] = field(default_factory=list)
@@ -80,7 +81,7 @@ class MadeStepper:
         self.steps = 0
         return self.device
 
-    def step(self, shape: BatchShape, *, release: bool = False) -> Stepped:
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
         self.shapes.append(shape)
         self.released.append(release)
         self.steps += 1
@@ -90,9 +91,9 @@ class MadeStepper:
         kept = self.leak_bytes * self.steps + self.cached_bytes(self.steps)
         peak = need(shape) + kept
         if peak > self.limit_bytes:
-            return Stepped(outcome="oom", error="CUDA out of memory", stage="step")
-        return Stepped(
-            outcome="ok",
+            return ran(shape, "oom", error="CUDA out of memory")
+        return ran(
+            shape,
             step_seconds=seconds(shape) * self.slower,
             peak_bytes=peak,
             reserved_bytes=LIMIT_BYTES // 2 + kept + self.cache_bytes * self.steps,
@@ -142,17 +143,4 @@ _TRIED = [BatchShape(size, length) for length in (1.0, 5.0, 10.0) for size in (1
 
 
 def _trial(index: int, shape: BatchShape) -> Trial:
-    return Trial(
-        index=index,
-        batch_size=shape.batch_size,
-        length=shape.length,
-        target_length=None,
-        outcome="ok",
-        steps=3,
-        step_seconds=seconds(shape),
-        peak_bytes=need(shape),
-        reserved_bytes=need(shape),
-        alloc_retries=0,
-        error=None,
-        elapsed_seconds=1.0,
-    )
+    return made_trial(shape, index=index, steps=3, step_seconds=seconds(shape), peak_bytes=need(shape))

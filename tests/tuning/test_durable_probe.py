@@ -18,8 +18,8 @@ import pytest
 from cli.conftest import command
 from made_once import MadeOnce
 
-from batchtune.probe.journal import read_trials
 from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, Probe, Trial, read_result
+from batchtune.tuning.run_folder import read_trials
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -343,7 +343,7 @@ def _stage(probing: Probing, name: str, arguments: list[str]) -> Stage:
 
 
 WAYS = {"disk": on_a_full_disk, "limit": with_a_limit_on_files}
-SLOW = {"disk": (), "limit": (pytest.mark.slow,)}
+SLOW = dict.fromkeys(WAYS, (pytest.mark.slow,))
 CASES = [
     pytest.param(way, name, id=f"{way}-{name}", marks=SLOW[way])
     for way in WAYS

@@ -2,19 +2,20 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
+from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import PROBE_FILE, RUN_FILE, TRIALS_FILE, FrontierPoint, Probe, read_result
 from batchtune.shapes import BatchShape
-from batchtune.tuning.probe_settings import ProbeSettings
-from batchtune.tuning.probing import run_probe
+from batchtune.tuning.probing import ProbeHooks, run_probe
 
 PROBE_TESTS = Path(__file__).parents[1] / "probe"
 KNOWN = f"{PROBE_TESTS / 'known_workload.py'}:Known"
@@ -67,14 +68,14 @@ def truth_around(points: list[FrontierPoint], memory_bytes: int) -> dict[float, 
     Below the answer nothing can be the largest where the answer fits, and memory that is a·B·L + b·B·L² does not
     shrink again above. Where the answer itself does not fit, all below it are tried.
     """
-    with Supervisor(settings(memory_bytes).setup(None), trial_timeout_seconds=60) as supervisor:
+    with Supervisor(settings(memory_bytes)) as supervisor:
         supervisor.start()
         return {point.length: _largest(supervisor, point.length, point.batch_size) for point in points}
 
 
 def _largest(supervisor: Supervisor, length: float, answer: int) -> int:
     def fits(size: int) -> bool:
-        return supervisor.measure(BatchShape(size, length), 0)[0].outcome == "ok"
+        return supervisor.measure(BatchShape(size, length), 0).trial.outcome == "ok"
 
     cap = LENGTHS.histogram.count_up_to(length)
     above = range(answer, min(answer + 3, cap) + 1)
@@ -151,8 +152,10 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) 
             LENGTHS,
             settings(500 * MIB, options={"a": 15.0 * MIB, "b": 0.0}),
             tmp_path,
-            on_note=notes.append,
-            on_progress=lambda progress: left.append(progress.seconds_left) if progress.shortening else None,
+            hooks=ProbeHooks(
+                on_note=notes.append,
+                on_progress=lambda progress: left.append(progress.seconds_left) if progress.shortening else None,
+            ),
         )
     assert "--max-length 10.0" in (caught.value.hint or "")
     assert [note.split(",")[0] for note in notes] == ["Warning: the longest example (20) does not fit within 500 MiB"]

@@ -8,7 +8,8 @@ from probe.made_device import MadeDevice, Peak, quadratic_peak
 
 from batchtune.cost import fit_cost
 from batchtune.lengths import Lengths
-from batchtune.probe.search import FrontierSearch, SearchSettings
+from batchtune.probe.search import FrontierSearch
+from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.tuning.refining import Refinement
 
@@ -17,14 +18,15 @@ FEW = [1.0, 2.0, 5.0, 9.0]
 
 def searched(lengths: Lengths, peak: Peak, num_lengths: int, max_lengths: int) -> list[FrontierPoint]:
     device = MadeDevice(peak, limit_bytes=16 << 30)
-    settings = SearchSettings(
+    settings = ProbeSettings(
+        workload="made",
+        options={},
         num_lengths=num_lengths,
         max_lengths=max_lengths,
         tolerance=0.01,
         max_batch_size=None,
-        limit_bytes=device.limit_bytes,
     )
-    search = FrontierSearch(lengths, settings, fit_cost, Refinement(lengths, (10,)))
+    search = FrontierSearch(lengths, settings, device.limit_bytes, fit=fit_cost, refine=Refinement(lengths, (10,)))
     trials: list[Trial] = []
     while (proposal := search.propose(trials)) is not None:
         trials.append(device.measure(proposal.shape, len(trials)))

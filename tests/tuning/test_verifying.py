@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
+from made_trials import ran
 from tuning.made_stepper import (
     CONSTANT_SECONDS,
     LIMIT_BYTES,
@@ -24,7 +25,7 @@ from batchtune.batching.table import BucketTable
 from batchtune.cost import predict
 from batchtune.errors import ProbeError, ResultError, UsageError, WorkloadError
 from batchtune.lengths import Lengths
-from batchtune.probe.protocol import Stepped
+from batchtune.probe.protocol import Ran
 from batchtune.results import CostModel, Device, Probe, Verification, WorkloadRecord
 from batchtune.shapes import BatchShape
 from batchtune.tuning.verify_plan import Candidate, VerifyPlan, VerifySettings
@@ -50,10 +51,10 @@ def verified(
     return verify(stepper, plan, MADE, on_progress=on_progress, clock=clock)
 
 
-def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Stepped | None]:
-    def fails(now: BatchShape, step: int) -> Stepped | None:
+def failing(shape: BatchShape, outcome: str, error: str) -> Callable[[BatchShape, int], Ran | None]:
+    def fails(now: BatchShape, step: int) -> Ran | None:
         same = (now.batch_size, now.length) == (shape.batch_size, shape.length)
-        return Stepped(outcome=outcome, error=error, stage="step", traceback="its end") if same else None  # type: ignore[arg-type]
+        return ran(now, outcome, error=error, traceback="its end") if same else None
 
     return fails
 
@@ -192,16 +193,16 @@ def test_results_are_kept_if_smaller_sizes_cant_be_tried() -> None:
 
 
 def test_a_proposal_that_never_passes_is_not_called_safe() -> None:
-    def more_than_two(shape: BatchShape, step: int) -> Stepped | None:
-        return Stepped(outcome="crash", error="SIGSEGV") if shape.batch_size > 2 else None
+    def more_than_two(shape: BatchShape, step: int) -> Ran | None:
+        return ran(shape, "crash", error="SIGSEGV") if shape.batch_size > 2 else None
 
     proposal = verified(MadeStepper(fails=more_than_two), made_candidate([30.0], [1000])).proposal
     assert proposal is not None and not proposal.verified
 
 
 def test_a_failing_shuffled_batch_ends_the_run_and_is_lowered() -> None:
-    def fragmented(shape: BatchShape, step: int) -> Stepped | None:
-        return Stepped(outcome="oom", error="CUDA out of memory") if step > 20 and shape.batch_size == 75 else None
+    def fragmented(shape: BatchShape, step: int) -> Ran | None:
+        return ran(shape, "oom", error="CUDA out of memory") if step > 20 and shape.batch_size == 75 else None
 
     stepper = MadeStepper(fails=fragmented)
     found = verified(stepper)
@@ -236,8 +237,8 @@ def test_an_oom_in_disguise_counts_if_half_the_batch_passes() -> None:
 
 
 def test_what_fails_whatever_the_size_is_the_workloads_own_error() -> None:
-    def always(shape: BatchShape, step: int) -> Stepped | None:
-        return Stepped(outcome="oom", error=DISGUISED, stage="step")
+    def always(shape: BatchShape, step: int) -> Ran | None:
+        return ran(shape, "oom", error=DISGUISED)
 
     with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
         verified(MadeStepper(fails=always))
@@ -359,9 +360,9 @@ def test_a_batchs_own_target_is_in_its_estimate() -> None:
     probe = made_probe(lengths, timed=False)
     probe = msgspec.structs.replace(probe, models=msgspec.structs.replace(probe.models, step_seconds=times))
 
-    def as_modelled(shape: BatchShape, step: int) -> Stepped:
-        return Stepped(
-            outcome="ok",
+    def as_modelled(shape: BatchShape, step: int) -> Ran:
+        return ran(
+            shape,
             step_seconds=float(predict(times, shape.batch_size, shape.length, shape.target_length)),
             rest_bytes=MIB,
         )

@@ -20,6 +20,12 @@ SHAPES = {
     ],
     "transformer-lm": [BatchShape(1, 1), BatchShape(3, 17), BatchShape(2, 20, 9)],
 }
+
+
+def slow(value: Any) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 CASES = [pytest.param(name, shape, id=f"{name}-{shape}") for name in BUILTINS for shape in SHAPES[name]]
 
 
@@ -61,14 +67,14 @@ class TestConformance:
         workload.step(workload.make_batch(SHAPES[name][1]))
         assert [n for n, p in workload.model.named_parameters() if p.grad is None] == []
 
-    @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
+    @pytest.mark.parametrize("optimizer", ["adamw", slow("sgd"), slow("adafactor")])
     def test_a_step_gives_every_parameter_its_optimizer_state(self, name: str, optimizer: str) -> None:
         workload = built(name, optimizer=optimizer)
         workload.step(workload.make_batch(SHAPES[name][1]))
         assert len(workload.optimizer.state) == len(list(workload.model.parameters()))
 
-    @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-    @pytest.mark.parametrize("checkpoint", [False, True])
+    @pytest.mark.parametrize("dtype", ["fp32", slow("bf16"), "fp16"])
+    @pytest.mark.parametrize("checkpoint", [False, slow(True)])
     def test_a_step_changes_the_parameters_and_keeps_them_finite(self, name: str, dtype: str, checkpoint: bool) -> None:
         workload = built(name, dtype=dtype, checkpoint=checkpoint)
         before = parameters_of(workload)

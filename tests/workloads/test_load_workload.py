@@ -160,7 +160,7 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
         ),
         (
             "workload_under_test.py:Half",
-            "workload_under_test.py:Half gives a Half without make_batch, step: that is no workload",
+            "workload_under_test.py:Half gives a Half without make_batch, step: that is not a workload",
             "A workload has the methods setup(device), make_batch(shape) and step(batch).",
         ),
         (
@@ -281,10 +281,10 @@ def test_options_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (["layers"], "'layers' is no workload option"),
-        (["=3"], "'=3' is no workload option"),
-        ([" =3"], "' =3' is no workload option"),
-        ([""], "'' is no workload option"),
+        (["layers"], "'layers' is not a workload option"),
+        (["=3"], "'=3' is not a workload option"),
+        ([" =3"], "' =3' is not a workload option"),
+        ([""], "'' is not a workload option"),
         (["a=1", "b=2", "a=1"], "the workload option 'a' is set twice"),
     ],
 )

@@ -10,10 +10,9 @@ Names and meanings are those of the NVML API reference (https://docs.nvidia.com/
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from batchtune.results import DeviceProcess
+from batchtune.results import DeviceProcess, DoctorGpu
 
 # What the driver says where it does not know a process's memory: -1, as an unsigned number of 64 bits.
 _NOT_AVAILABLE = 2**64 - 1
@@ -38,33 +37,6 @@ _HARDWARE_SLOWDOWN, _HARDWARE_CAUSES = 0x008, 0x040 | 0x080
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFacts:
-    """A GPU, or an instance of one (MIG), as the driver describes it; None for what it does not tell.
-
-    Attributes:
-        driver: The driver's version.
-        total_bytes, free_bytes: Of its memory.
-        processes: Who uses it now, each with its memory. In a container these are the host's process ids.
-        mig: Whether this is an instance of a GPU; of a GPU itself, whether it is divided into instances.
-        ecc: Whether its memory corrects errors.
-        sm_clock_mhz, max_sm_clock_mhz: Now, and at most.
-        throttle_reasons: Why it is slower now than it could be; empty where it is not.
-    """
-
-    name: str | None
-    uuid: str | None
-    driver: str | None
-    total_bytes: int | None
-    free_bytes: int | None
-    processes: list[DeviceProcess] | None
-    mig: bool | None
-    ecc: bool | None
-    sm_clock_mhz: int | None
-    max_sm_clock_mhz: int | None
-    throttle_reasons: list[str] | None
-
-
 class Gpu:
     """A GPU, or an instance of one, that NVML knows.
 
@@ -80,14 +52,23 @@ class Gpu:
         parent = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if self.is_instance else None
         self._whole = handle if parent is None else parent  # clocks and ECC are the whole GPU's
 
-    def facts(self) -> GpuFacts:
-        """All of it, as it is now."""
+    def driver(self) -> str | None:
+        """Return the driver's version."""
+        return _text(_ask(self._nvml, "nvmlSystemGetDriverVersion"))
+
+    def facts(self) -> DoctorGpu:
+        """Describe it as it is now; None for what the driver does not tell.
+
+        In a container the processes have the host's ids. `mig` says of an instance that it is one, and of a GPU
+        whether it is divided into instances.
+        """
         ecc = _ask(self._nvml, "nvmlDeviceGetEccMode", self._whole)
         total, free = self.memory()
-        return GpuFacts(
-            name=_text(_ask(self._nvml, "nvmlDeviceGetName", self._handle)),
+        return DoctorGpu(
+            name=_text(_ask(self._nvml, "nvmlDeviceGetName", self._handle)) or "GPU without a name",
+            device=None,
             uuid=self.uuid(),
-            driver=_text(_ask(self._nvml, "nvmlSystemGetDriverVersion")),
+            capability=None,
             total_bytes=total,
             free_bytes=free,
             processes=self.processes(),
@@ -96,6 +77,7 @@ class Gpu:
             sm_clock_mhz=self.sm_clock_mhz(),
             max_sm_clock_mhz=_number(_ask(self._nvml, "nvmlDeviceGetMaxClockInfo", self._whole, _CLOCK_SM)),
             throttle_reasons=self.throttle_reasons(),
+            probe_process=None,
         )
 
     def uuid(self) -> str | None:
@@ -103,11 +85,11 @@ class Gpu:
         return _text(_ask(self._nvml, "nvmlDeviceGetUUID", self._handle))
 
     def divided(self) -> bool | None:
-        """Whether this GPU is divided into instances; None for GPUs that can't be."""
+        """Return whether this GPU is divided into instances; None for GPUs that can't be."""
         return _first_flag(_ask(self._nvml, "nvmlDeviceGetMigMode", self._handle))
 
     def instances(self) -> Iterator[Gpu]:
-        """The instances that this GPU is divided into."""
+        """Return the instances that this GPU is divided into."""
         most = _number(_ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", self._handle)) if self.divided() else None
         for index in range(most or 0):
             handle = _ask(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)
@@ -115,12 +97,12 @@ class Gpu:
                 yield Gpu(self._nvml, handle)
 
     def memory(self) -> tuple[int | None, int | None]:
-        """Bytes in total, and those that are free."""
+        """Return the bytes in total, and those that are free."""
         memory = _ask(self._nvml, "nvmlDeviceGetMemoryInfo", self._handle)
         return _bytes(getattr(memory, "total", None)), _bytes(getattr(memory, "free", None))
 
     def processes(self) -> list[DeviceProcess] | None:
-        """Who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
+        """Return who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
         compute, graphics = (self._process_list(name) for name in _PROCESS_LISTS)
         if compute is None:
             return None
@@ -132,7 +114,7 @@ class Gpu:
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
     def _process_list(self, name: str) -> list[Any] | None:
-        """By the newest call that both the package and the driver know."""
+        """Ask by the newest call that both the package and the driver know."""
         for version in ("", "_v3", "_v2"):
             found = _ask(self._nvml, name + version, self._handle)
             if found is not None:
@@ -140,7 +122,7 @@ class Gpu:
         return None
 
     def sm_clock_mhz(self) -> int | None:
-        """The clock of the multiprocessors, now."""
+        """Return the clock of the multiprocessors, now."""
         return _number(_ask(self._nvml, "nvmlDeviceGetClockInfo", self._whole, _CLOCK_SM))
 
     def throttle_reasons(self) -> list[str] | None:
@@ -159,7 +141,7 @@ def named_reasons(bits: int) -> list[str]:
 
 
 def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
-    """The GPU or instance that is meant; None where NVML can't tell.
+    """Return the GPU or instance that is meant; None where NVML can't tell.
 
     Args:
         uuid: With or without `GPU-` or `MIG-` before it.
@@ -184,7 +166,7 @@ def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = Non
 
 
 def all_gpus() -> tuple[list[Gpu], str | None]:
-    """Every GPU, those that are divided as their instances; and why there is none, where NVML can't be asked."""
+    """Return every GPU, those that are divided as their instances; and why NVML can't be asked."""
     nvml = _loaded()
     if isinstance(nvml, str):
         return [], nvml
@@ -195,7 +177,7 @@ def all_gpus() -> tuple[list[Gpu], str | None]:
 
 
 def _loaded() -> Any | str:
-    """The module, initialised; or why not, in NVML's words."""
+    """Return the module, initialised; or why not, in NVML's words."""
     try:
         import pynvml
 
@@ -226,7 +208,7 @@ def _text(value: Any) -> str | None:
 
 
 def _number(value: Any) -> int | None:
-    """An integer, also one that ctypes has wrapped."""
+    """Return an integer, also one that ctypes has wrapped; None for anything else."""
     value = getattr(value, "value", value)
     return int(value) if isinstance(value, int) else None
 

@@ -9,19 +9,68 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 
 from batchtune.errors import ProbeError
 from batchtune.machine import available_memory, total_memory
-from batchtune.probe.surroundings import describe_settings
-from batchtune.results import Device
+from batchtune.probe.devices.base import DeviceBackend, Meter
+from batchtune.probe.protocol import Identified
+from batchtune.results import Device, DoctorCpu, ProbedWith
 from batchtune.units import format_size
+
+# Of the device's lock.
+CPU_ID = "cpu"
 
 _WORN_SHARE = 0.02
 
 
-class CpuMeter:
+class CpuBackend(DeviceBackend):
+    """The CPU (Linux)."""
+
+    OOM_MESSAGES = (r"DefaultCPUAllocator: (can't allocate memory|not enough memory)",)
+    VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    WORKER_ENVIRONMENT: ClassVar = {
+        # Read by glibc when the process starts: every block of 16 KiB or more is mapped by itself and given back when
+        # freed. What the process holds is then what its tensors hold, and nothing is hidden in arenas. Smaller tensors
+        # leave holes in the heap: with blocks of up to 64 KiB there, a small batch could leave some MiB of them.
+        "MALLOC_MMAP_THRESHOLD_": "16384",
+        "MALLOC_TRIM_THRESHOLD_": "16384",
+        "MALLOC_ARENA_MAX": "1",
+        # oneDNN keeps a compiled primitive with its memory for each of the last 1024 shapes: some MiB a trial that
+        # would count against all later ones.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+        "LRU_CACHE_CAPACITY": "1",
+    }
+
+    def is_available(self) -> bool:
+        """Return True: every machine has one."""
+        return True
+
+    def identify(self, device: str) -> Identified:
+        """Return the one CPU; torch is not imported for it."""
+        return Identified(id=CPU_ID, name=_cpu_name(), shared=True)
+
+    def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CpuMeter:
+        """Open this process's memory."""
+        return CpuMeter(settings.memory_bytes, settings.memory_fraction, limit_bytes)
+
+
+def describe_cpu(probe_process: int | None) -> DoctorCpu:
+    """Describe the CPU and its memory, with the process of batchtune that is probing it."""
+    return DoctorCpu(
+        name=_cpu_name(),
+        processors=len(_usable()),
+        total_bytes=total_memory(),
+        available_bytes=available_memory(),
+        limit_problem=_limit_problem(),
+        probe_process=probe_process,
+        load_average=_load_average(),
+    )
+
+
+class CpuMeter(Meter):
     """The CPU's memory, as what the process holds of private writable memory (Linux).
 
     `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. The kernel keeps a resettable peak only of
@@ -32,10 +81,11 @@ class CpuMeter:
     """
 
     def __init__(self, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
-        self._shares = ProcessorShares()
-        load = load_average()
+        self._shares = _ProcessorShares()
+        load = _load_average()
         import torch
 
+        self.torch_device = torch.device("cpu")
         if platform.system() != "Linux":
             raise ProbeError(
                 "on the CPU the probe needs Linux: other systems enforce no limit on a process's memory",
@@ -44,7 +94,7 @@ class CpuMeter:
         total = total_memory()
         self.device = Device(
             kind="cpu",
-            name=cpu_name(),
+            name=_cpu_name(),
             total_bytes=total,
             limit_bytes=limit_bytes or int(min(memory_bytes or total, total) * fraction),
             driver=None,
@@ -52,7 +102,7 @@ class CpuMeter:
             allocator="malloc, mapped and returned block by block",
             other_processes=None,
             free_bytes=available_memory(),
-            processors=processors(),
+            processors=len(_usable()),
             load_average=load,
         )
         self._continued = limit_bytes is not None
@@ -60,21 +110,14 @@ class CpuMeter:
         self._can_reset = True
 
     def limit(self) -> None:
-        """Sets RLIMIT_DATA, after starting the threads that would later need memory for their stacks."""
+        """Set RLIMIT_DATA, after starting the threads that would later need memory for their stacks."""
         _start_threads()
         self._enforce("Python and PyTorch alone hold")
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Lowers the limit by what is to be kept free: it becomes the cap × the fraction - reserve - ddp.
+        """Lower the limit by what is to be kept free: it becomes the cap × the fraction - reserve - ddp.
 
         The limit of a run that is being continued stays as it is: it was lowered then.
-
-        Args:
-            reserve_bytes: To keep free because the user said so.
-            ddp_bytes: To keep free for one copy of the gradients.
-
-        Raises:
-            ProbeError: What the process holds already is as much as the limit.
         """
         limit = self.device.limit_bytes
         self.device = msgspec.structs.replace(
@@ -82,13 +125,12 @@ class CpuMeter:
             limit_bytes=limit if self._continued else limit - reserve_bytes - ddp_bytes,
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
-            settings=describe_settings("cpu"),
             other_processors=self.other_processors(),
         )
         self._enforce("with the workload built, Python and PyTorch hold")
 
     def _enforce(self, holds: str) -> None:
-        """Sets RLIMIT_DATA to the limit. Raises ProbeError where that much is held already."""
+        """Set RLIMIT_DATA to the limit. Raises ProbeError where that much is held already."""
         import resource
 
         held, device = _status()["VmData"], self.device
@@ -104,7 +146,7 @@ class CpuMeter:
         self._gap = _trimmed_gap()
 
     def reset(self) -> None:
-        """Resets the kernel's high-water mark of the resident set."""
+        """Reset the kernel's high-water mark of the resident set."""
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
@@ -120,50 +162,26 @@ class CpuMeter:
         files = max(0, _files(status) - self._files)
         return max(status["VmData"], self._data + status["VmHWM"] - self._resident - files)
 
-    def reserved(self) -> int | None:
-        """The CPU's allocator keeps no cache."""
-        return None
-
     def in_use(self) -> int:
-        """The process's data."""
+        """Return the bytes of the process's data."""
         return _status()["VmData"]
-
-    def outside(self) -> int | None:
-        """RLIMIT_DATA limits all that the process holds: nothing is outside."""
-        return None
-
-    def clocks(self) -> tuple[int | None, list[str] | None]:
-        """Not asked on the CPU."""
-        return None, None
-
-    def retries(self) -> int:
-        """The CPU's allocator does not retry."""
-        return 0
-
-    def ooms(self) -> int:
-        """The CPU's allocator does not count them."""
-        return 0
 
     def other_processors(self) -> float | None:
         """How many processors other programs took since this was last asked, on average; None before Linux told."""
         return self._shares.others()
 
-    def synchronize(self) -> None:
-        """The CPU queues nothing."""
+    def switches(self) -> dict[str, Any]:
+        """Return the number of threads."""
+        import torch
 
-    def release(self) -> None:
-        """Freed blocks have already been given back."""
-
-    def healthy(self) -> bool:
-        """A failed allocation on the CPU leaves nothing broken."""
-        return True
+        return {"threads": torch.get_num_threads()}
 
     def worn(self) -> bool:
-        """Whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
+        """Return whether the heap has grown holes: blocks too small to be mapped leave them, and they count as data."""
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
-class ProcessorShares:
+class _ProcessorShares:
     """Whose the processors are: this session's (a worker and what it started) or other programs' (man 5 proc)."""
 
     def __init__(self) -> None:
@@ -204,18 +222,13 @@ def _session_ticks(session: int) -> Iterator[int]:
 
 
 def _usable() -> set[int]:
-    """The processors that this process may use."""
+    """Return the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(_usable())
-
-
-def load_average() -> float | None:
+def _load_average() -> float | None:
     """How many processes ran or waited to run in the last minute, on average; None where the system can't tell."""
     with contextlib.suppress(OSError, AttributeError):
         return round(os.getloadavg()[0], 2)
@@ -223,14 +236,14 @@ def load_average() -> float | None:
 
 
 def _status() -> dict[str, int]:
-    """The memory lines of /proc/self/status, in bytes."""
+    """Return the memory lines of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines if line.startswith(("Vm", "Rss")))
     return {name: int(value.split()[0]) * 1024 for name, value in pairs}
 
 
 def _files(status: dict[str, int]) -> int:
-    """The part of the resident set that is no data: pages of files and shared memory; 0 before Linux 4.5."""
+    """Return the part of the resident set that is no data: pages of files and shared memory; 0 before Linux 4.5."""
     return status.get("RssFile", 0) + status.get("RssShmem", 0)
 
 
@@ -246,7 +259,7 @@ def _trimmed_gap() -> int:
 
 
 def _start_threads() -> None:
-    """Makes torch start its worker threads (forward and backward), whose stacks count as data."""
+    """Make torch start its worker threads (forward and backward), whose stacks count as data."""
     import torch
 
     weight = torch.randn(256, 256, requires_grad=True)
@@ -254,8 +267,8 @@ def _start_threads() -> None:
     torch.autograd.backward(loss)
 
 
-def data_limit_problem() -> str | None:
-    """Why memory can't be limited and measured on the CPU of this machine; None where it can."""
+def _limit_problem() -> str | None:
+    """Return why memory can't be limited and measured on the CPU of this machine; None where it can."""
     if platform.system() != "Linux":
         return "it needs Linux: other systems enforce no limit on a process's memory"
     try:
@@ -265,8 +278,8 @@ def data_limit_problem() -> str | None:
     return None
 
 
-def cpu_name() -> str:
-    """The processor's name."""
+def _cpu_name() -> str:
+    """Return the processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

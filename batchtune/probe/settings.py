@@ -1,39 +1,36 @@
-"""What to measure, where, and how closely."""
+"""What to measure, where, and how closely: one record from the command line to the worker and to `run.json`."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
 from batchtune.errors import UsageError, shortened
-from batchtune.probe.protocol import Setup
-from batchtune.probe.supervisor import SETUP_TIMEOUT_SECONDS
+from batchtune.probe.devices import DEVICE_FORMS, is_device
+from batchtune.results import ProbedWith
 
 _TIMES_AS_MANY = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeSettings:
+class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     """What to measure, where, and how closely.
 
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`.
         options: Passed to it.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, or the name of a device.
         memory_bytes: Cap on the worker's memory; None: the whole device.
         memory_fraction: Part of it that may be used.
-        num_lengths: How many lengths to span the data with.
+        num_lengths: How many lengths to span the data with, the shortest and the longest among them.
         max_lengths: How many to probe in all, with those that are added where tables need them; None: five times as
             many as span the data.
-        tolerance: How far below the true limit a batch size may be.
-        max_batch_size: Never try more examples.
-        trial_timeout_seconds: Longest that one trial may take.
+        tolerance: How far below the true limit a batch size may be, as a share of it; one example at least.
+        max_batch_size: Never try more examples; None: what the data can fill.
+        trial_timeout_seconds: Longest that one trial, or one step, may take.
         setup_timeout_seconds: Longest that building the workload may take.
         wait_seconds: Longest to wait for another probe of the device to end; infinite: as long as it takes.
         seed: Of the workload's random numbers.
         reserve_bytes: Memory to keep free besides.
-        ddp: Whether to keep one copy of the gradients free besides.
+        ddp: Whether to keep one copy of the gradients free besides, for the buckets of DistributedDataParallel.
 
     Raises:
         UsageError: A value is out of range.
@@ -41,23 +38,16 @@ class ProbeSettings:
 
     workload: str
     options: dict[str, Any]
-    device: str = "auto"
-    memory_bytes: int | None = None
-    memory_fraction: float = 0.9
     num_lengths: int = 12
     max_lengths: int | None = None
     tolerance: float = 0.01
-    max_batch_size: int | None = None
     trial_timeout_seconds: float = 300.0
-    setup_timeout_seconds: float = SETUP_TIMEOUT_SECONDS
+    setup_timeout_seconds: float = 600.0
     wait_seconds: float = 0.0
-    seed: int = 0
-    reserve_bytes: int = 0
-    ddp: bool = False
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise UsageError(f"there is no device {shortened(self.device)}", "Say --device auto, cpu, cuda or cuda:N.")
+        if not is_device(self.device):
+            raise UsageError(f"there is no device {shortened(self.device)}", f"Say --device {DEVICE_FORMS}.")
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"the memory fraction must be above 0 and at most 1, got {self.memory_fraction}")
         if not 0 <= self.tolerance < 1:
@@ -85,7 +75,7 @@ class ProbeSettings:
         return _TIMES_AS_MANY * self.num_lengths if self.max_lengths is None else self.max_lengths
 
     def recorded(self) -> dict[str, Any]:
-        """The settings that trials depend on, as `run.json` and `probe.json` carry them."""
+        """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
         return {
             "device": self.device,
             "memory_bytes": self.memory_bytes,
@@ -98,17 +88,3 @@ class ProbeSettings:
             "reserve_bytes": self.reserve_bytes,
             "ddp": self.ddp,
         }
-
-    def setup(self, limit_bytes: int | None) -> Setup:
-        """What a worker is told; `limit_bytes` is the limit of the run that is continued."""
-        return Setup(
-            workload=self.workload,
-            options=self.options,
-            device=self.device,
-            memory_bytes=self.memory_bytes,
-            memory_fraction=self.memory_fraction,
-            limit_bytes=limit_bytes,
-            seed=self.seed,
-            reserve_bytes=self.reserve_bytes,
-            ddp=self.ddp,
-        )

@@ -1,0 +1,72 @@
+"""The kinds of devices that can be probed: one module each, with its line here. Importing this imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchtune.probe.devices.base import DeviceBackend
+
+# The name for `--device`, with `:N` where the machine may have several, and the class that is imported when it is
+# needed. `auto` takes the first that is available.
+_BACKENDS = {
+    "cuda:N": "batchtune.probe.devices.cuda:CudaBackend",
+    "cpu": "batchtune.probe.devices.cpu:CpuBackend",
+}
+_KINDS = {name.removesuffix(":N"): target for name, target in _BACKENDS.items()}
+_COMPLETED = 4
+
+
+def _forms() -> str:
+    kinds = sorted(_BACKENDS)
+    names = [word for name in kinds for word in dict.fromkeys((name.removesuffix(":N"), name))]
+    return f"auto, {', '.join(names[:-1])} or {names[-1]}"
+
+
+DEVICE_FORMS = _forms()
+"""`auto, cpu, cuda or cuda:N`."""
+
+
+def is_device(name: str) -> bool:
+    """Return whether `--device` takes this, on some machine."""
+    kind, colon, number = name.partition(":")
+    if colon:
+        return f"{kind}:N" in _BACKENDS and re.fullmatch(r"\d+", number) is not None
+    return kind == "auto" or kind in _KINDS
+
+
+def device_names() -> list[str]:
+    """Return what `--device` may be completed to; finding out which devices exist would take too long."""
+    numbered = [name.removesuffix("N") for name in _BACKENDS if name.endswith(":N")]
+    return ["auto", *sorted(_KINDS), *(f"{name}{number}" for name in numbered for number in range(_COMPLETED))]
+
+
+def backends() -> Iterator[DeviceBackend]:
+    """Yield all backends, in the order in which `auto` prefers them."""
+    return map(_backend, _KINDS)
+
+
+def backend_for(device: str) -> DeviceBackend:
+    """Return the backend of a `--device` value, a valid one; `auto` may import torch to find it.
+
+    Raises:
+        ProbeError: The value names no kind of device.
+    """
+    if not is_device(device):
+        from batchtune.errors import ProbeError
+
+        raise ProbeError(f"there is no device {device!r}", f"Say --device {DEVICE_FORMS}.")
+    if device == "auto":
+        return next(backend for backend in backends() if backend.is_available())
+    return _backend(device.partition(":")[0])
+
+
+@cache
+def _backend(kind: str) -> DeviceBackend:
+    module, _, name = _KINDS[kind].partition(":")
+    backend: DeviceBackend = getattr(importlib.import_module(module), name)()
+    return backend

@@ -1,0 +1,396 @@
+"""GPUs by CUDA or ROCm: memory is limited in torch's caching allocator, and watched outside it by NVML."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from batchtune.errors import ProbeError
+from batchtune.probe.devices.base import DeviceBackend, Meter, undescribed_gpu
+from batchtune.probe.devices.nvml import Gpu, all_gpus, find_gpu
+from batchtune.probe.protocol import Identified
+from batchtune.results import Device, DoctorGpu, ProbedWith
+from batchtune.units import format_size
+
+# What the driver itself takes differs a little from process to process.
+_SLACK = 1.02
+# CUDA and NVML differ by some hundred MiB over how much memory there is. Where they differ by more, NVML means
+# another thing: the whole GPU, and CUDA an instance of it.
+_SAME_TOTAL = 0.05
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+
+_GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
+
+
+class CudaBackend(DeviceBackend):
+    """GPUs of NVIDIA (CUDA) and AMD (ROCm, which torch calls CUDA too)."""
+
+    OOM_MESSAGES = (
+        r"\b(CUDA|HIP) out of memory(?!\.\w)",  # not the name of a file
+        r"\b(CUDA|HIP) error: out of memory",
+        r"CUDA driver error: out of memory",
+        r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED",
+        r"CUSOLVER_STATUS_ALLOC_FAILED",
+        r"CUFFT_ALLOC_FAILED",
+        r"CUDNN_STATUS_ALLOC_FAILED",
+        r"CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED",
+        r"Triton Error \[(CUDA|HIP)\]: out of memory",
+        r"Cuda failure (2 )?'out of memory'",  # NCCL
+    )
+    DISGUISED_MESSAGES = (
+        r"(CU|HIP)BLAS_STATUS_NOT_INITIALIZED",
+        r"CUDNN_STATUS_NOT_SUPPORTED",
+        r"unable to find an engine",
+        r"CUFFT_INTERNAL_ERROR",
+        r"NVML_SUCCESS.*INTERNAL ASSERT FAILED",
+    )
+    VARIABLES = (
+        *_ALLOCATOR_VARIABLES[1:],
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NVIDIA_TF32_OVERRIDE",
+    )
+
+    def is_available(self) -> bool:
+        """Return whether torch sees one."""
+        import torch
+
+        return torch.cuda.is_available()
+
+    def identify(self, device: str) -> Identified:
+        """Return its UUID or that of its instance (MIG); without one its place on the PCI bus, or `cuda:N`."""
+        return _identified(_index(device))
+
+    def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CudaMeter:
+        """Create the CUDA context."""
+        return CudaMeter(_index(device), settings.memory_bytes, settings.memory_fraction, limit_bytes)
+
+    def is_broken_by_fork(self) -> bool:
+        """Ask torch (`torch.cuda`, "bad fork"), where it is imported."""
+        in_bad_fork = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_isInBadFork", None)
+        return bool(in_bad_fork and in_bad_fork())
+
+    def seen_by_torch(self) -> list[DoctorGpu]:
+        """Describe the GPUs without using them: torch could only tell what is free by taking memory there."""
+        import torch
+
+        found = []
+        for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+            properties, known = torch.cuda.get_device_properties(index), _identified(index)
+            found.append(
+                undescribed_gpu(
+                    known.name,
+                    device=f"cuda:{index}",
+                    uuid=known.id,
+                    capability=f"{properties.major}.{properties.minor}",
+                    total_bytes=int(properties.total_memory),
+                )
+            )
+        return found
+
+    def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
+        """Ask NVML."""
+        gpus, problem = all_gpus()
+        versions = (gpu.driver() for gpu in gpus)
+        return [gpu.facts() for gpu in gpus], next(filter(None, versions), None), problem
+
+
+def _index(device: str) -> int:
+    """Return the index that a `--device` value means. Raises ProbeError where this machine has no such device."""
+    import torch
+
+    if device != "auto" and not torch.cuda.is_available():
+        raise ProbeError(
+            f"--device {device} was asked for, but PyTorch {torch.__version__} sees no CUDA device here",
+            "`batchtune doctor` tells what is here. A CUDA build of PyTorch and a driver that fits it are needed; "
+            "or say --device cpu.",
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise ProbeError(
+            f"there is no {device}: this machine shows {torch.cuda.device_count()} CUDA device(s)",
+            "`batchtune doctor` lists them. The first is cuda:0; CUDA_VISIBLE_DEVICES may hide some.",
+        )
+    return index
+
+
+class CudaMeter(Meter):
+    """A CUDA (or ROCm) device's memory, as torch's caching allocator holds it.
+
+    Three kinds of memory are told apart: torch's (tensors and cache), which the limit is for; *outside* of that, what
+    this process holds besides: the CUDA context, loaded kernels, workspaces of libraries; and the *others*', which
+    was in use before this process came.
+    """
+
+    def __init__(self, index: int, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self.torch_device = torch.device("cuda", index)
+        properties = torch.cuda.get_device_properties(index)
+        self._gpu = _gpu_of(properties)
+        # Before this process uses the device: in a container NVML tells the host's process ids, not this one's.
+        facts = self._gpu.facts() if self._gpu else None
+        try:
+            _create_context(self.torch_device)
+        except RuntimeError as error:  # no memory for even that, exclusive mode, a driver that is too old
+            raise ProbeError(
+                f"{properties.name} can't be used: {str(error).splitlines()[0]}",
+                "`batchtune doctor` tells who uses it. Stop what need not run, or probe another device with --device.",
+            ) from None
+        free, total = torch.cuda.mem_get_info(index)
+        available = free + torch.cuda.memory_reserved(index)
+        self._continued = limit_bytes is not None
+        self._wanted = limit_bytes or int(min(memory_bytes or total, total) * fraction)
+        self._total = total
+        self._check_available(available)
+        processes = facts.processes if facts else None
+        others = None if processes is None else [one for one in processes if one.pid != os.getpid()]
+        self._pid_is_ours = others == processes
+        nvml_total = (facts.total_bytes if facts else None) or 0
+        self._free_before = facts.free_bytes if facts and abs(nvml_total - total) <= _SAME_TOTAL * total else None
+        self.device = Device(
+            kind="cuda",
+            name=properties.name,
+            total_bytes=total,
+            limit_bytes=min(self._wanted, available),
+            driver=self._gpu.driver() if self._gpu else None,
+            torch=str(torch.__version__),
+            allocator=_allocator(),
+            other_processes=None if others is None else len(others),
+            processes=others,
+            uuid=(facts.uuid if facts else None) or _uuid_of(properties),
+            free_bytes=self._free_before,
+            mig=facts.mig if facts else None,
+            ecc=facts.ecc if facts else None,
+        )
+
+    def limit(self) -> None:
+        """Limit what torch's allocator may hold."""
+        share = min(1.0, self.device.limit_bytes / self._total)
+        self._cuda.set_per_process_memory_fraction(share, self.torch_device)
+
+    def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
+        """Work out the limit once all that stays beside torch's memory is there, and enforce it.
+
+        With the workload set up, the handles of cuBLAS and cuDNN are made, as the first step would make them. Then
+
+            limit = min(cap × fraction, total - others - outside) - reserve - ddp
+
+        so that limit + outside + others + reserve + ddp ≤ total, and limit + reserve + ddp ≤ cap × fraction. `total
+        - others - outside` needs no NVML: it is what is free + what torch holds. The limit of a run that is being
+        continued stays as it is; it must still fit.
+        """
+        _create_handles(self.torch_device)
+        self.synchronize()
+        self.release()
+        free, _ = self._cuda.mem_get_info(self.torch_device)
+        available = free + self._cuda.memory_reserved(self.torch_device) - reserve_bytes - ddp_bytes
+        if self._continued:
+            self._check_available(available)
+            limit = self._wanted
+        else:
+            limit = min(self._wanted - reserve_bytes - ddp_bytes, available)
+        self.device = msgspec.structs.replace(
+            self.device,
+            limit_bytes=limit,
+            outside_bytes=self.outside(),
+            reserve_bytes=reserve_bytes,
+            ddp_bytes=ddp_bytes,
+        )
+        self._check_limit(self._cuda.memory_allocated(self.torch_device), free)
+        self.limit()
+
+    def _check_available(self, available: int) -> None:
+        """Raise ProbeError where the limit of an earlier run does not fit any more."""
+        if self._continued and self._wanted > available * _SLACK:
+            raise ProbeError(
+                f"this run was measured with a limit of {format_size(self._wanted)}, "
+                f"but only {format_size(max(0, available))} of the device are free now",
+                "Stop what else uses the device, or measure anew with --force.",
+            )
+
+    def _check_limit(self, allocated: int, free: int) -> None:
+        """Raise ProbeError where nothing is left for batches, and says what takes the memory."""
+        device = self.device
+        if device.limit_bytes > allocated:
+            return
+        parts = [
+            f"the workload itself holds {format_size(allocated)}",
+            *([f"{format_size(device.reserve_bytes)} are kept free by --reserve"] if device.reserve_bytes else []),
+            *([f"{format_size(device.ddp_bytes)} for DDP's gradient buckets"] if device.ddp_bytes else []),
+            f"{format_size(free)} of {format_size(device.total_bytes)} are free on the device",
+        ]
+        raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
+
+    def reset(self) -> None:
+        """Reset the allocator's own peaks."""
+        self._cuda.reset_peak_memory_stats(self.torch_device)
+
+    def peak(self) -> int | None:
+        """Return the most bytes allocated to tensors."""
+        return self._cuda.max_memory_allocated(self.torch_device)
+
+    def reserved(self) -> int | None:
+        """Return the most bytes held, the cache included."""
+        return self._cuda.max_memory_reserved(self.torch_device)
+
+    def in_use(self) -> int:
+        """Return the bytes of tensors."""
+        return int(self._cuda.memory_allocated(self.torch_device))
+
+    def outside(self) -> int | None:
+        """Return what this process holds on the device - what torch's allocator holds.
+
+        By the driver's own figure for this process where it can be found. Else (in a container, whose process ids
+        are others) by how much less is free than before this process came: what other processes have taken or given
+        back since then is wrongly in it. Without NVML neither is known.
+        """
+        if self._gpu is None:
+            return None
+        reserved = self._cuda.memory_reserved(self.torch_device)
+        held = None
+        if self._pid_is_ours:
+            held = next((one.used_bytes for one in self._gpu.processes() or () if one.pid == os.getpid()), None)
+        if held is None or held < reserved:
+            free = self._gpu.memory()[1]
+            if free is None or self._free_before is None:
+                return None
+            held = self._free_before - free
+        return max(0, held - reserved)
+
+    def clocks(self) -> tuple[int | None, list[str] | None]:
+        """Return the multiprocessors' clock and the reasons why it is held down: as they are when asked."""
+        return (self._gpu.sm_clock_mhz(), self._gpu.throttle_reasons()) if self._gpu else (None, None)
+
+    def retries(self) -> int:
+        """Return the allocator's own count of flushed caches."""
+        return int(self._cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
+
+    def ooms(self) -> int:
+        """Return the allocator's own count of errors raised, those included that somebody caught."""
+        return int(self._cuda.memory_stats(self.torch_device).get("num_ooms", 0))
+
+    def synchronize(self) -> None:
+        """Wait for the device's queue."""
+        self._cuda.synchronize(self.torch_device)
+
+    def release(self) -> None:
+        """Empty the allocator's cache; after a sticky error not even that works, which `healthy` then tells."""
+        with contextlib.suppress(RuntimeError):
+            self._cuda.empty_cache()
+
+    def healthy(self) -> bool:
+        """Return whether the device can still compute: after a sticky error nothing can."""
+        import torch
+
+        try:
+            torch.ones(16, device=self.torch_device).sum().item()
+        except RuntimeError:
+            return False
+        return True
+
+    def switches(self) -> dict[str, Any]:
+        """Return torch's switches for float32 and cuDNN."""
+        import torch
+
+        cudnn = torch.backends.cudnn
+        benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
+        return {**fp32_precisions(), "cudnn_benchmark": benchmark, "cudnn_deterministic": deterministic}
+
+
+def _identified(index: int) -> Identified:
+    """Return what tells a device from all others of the machine, and its name. Takes no memory on it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    gpu = _gpu_of(properties)
+    uuid = (gpu.uuid() if gpu else None) or _uuid_of(properties)
+    place = _pci_bus_id(properties)
+    return Identified(id=uuid or (f"PCI-{place}" if place else f"cuda:{index}"), name=str(properties.name))
+
+
+def _gpu_of(properties: Any) -> Gpu | None:
+    """Return NVML's view of a device of torch's."""
+    return find_gpu(_bare_uuid(properties), _pci_bus_id(properties), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _uuid_of(properties: Any) -> str | None:
+    """Return the UUID by torch alone, written as NVML writes those of GPUs."""
+    uuid = _bare_uuid(properties)
+    return uuid if uuid is None or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def _bare_uuid(properties: Any) -> str | None:
+    """As torch tells it: of a GPU or of an instance, it does not say which. None where it tells nothing but zeros."""
+    uuid = str(getattr(properties, "uuid", "") or "")
+    return uuid if uuid.strip("0-") else None
+
+
+def _pci_bus_id(properties: Any) -> str | None:
+    """`0000:65:00.0`; None where this torch does not tell it."""
+    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _create_context(device: Any) -> None:
+    """Create the CUDA context, which takes memory of its own."""
+    import torch
+
+    torch.zeros(1, device=device)
+    torch.cuda.synchronize(device)
+
+
+def _create_handles(device: Any) -> None:
+    """Use cuBLAS and cuDNN once, forward and backward: their handles, kernels and workspaces take memory.
+
+    No random numbers: the workload's are left as they are. What is not supported here (bf16 on an old GPU, a
+    deterministic mode that needs more settings) is left out; the workload can't use it either.
+    """
+    import torch
+
+    for dtype in (torch.float32, torch.bfloat16):
+        with contextlib.suppress(RuntimeError), torch.enable_grad():
+            matrix = torch.ones(128, 128, dtype=dtype, device=device, requires_grad=True)
+            torch.autograd.backward((matrix @ matrix).sum())
+    with contextlib.suppress(RuntimeError), torch.enable_grad():
+        image = torch.ones(1, 16, 16, 16, dtype=torch.float32, device=device, requires_grad=True)
+        weight = torch.ones(16, 16, 3, 3, dtype=torch.float32, device=device, requires_grad=True)
+        torch.autograd.backward(torch.nn.functional.conv2d(image, weight).sum())
+
+
+def _allocator() -> str:
+    """Return the allocator's backend and the settings it was given."""
+    import torch
+
+    settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
+    backend = torch.cuda.get_allocator_backend()
+    return f"{backend} ({settings})" if settings else backend
+
+
+def fp32_precisions() -> dict[str, str]:
+    """Return whether float32 is computed in TF32 (`tf32`) or in full (`ieee`), for matmul and for cuDNN.
+
+    Torch 2.9 has new switches, and warns or raises where the old ones are read after the new ones were set. `none`
+    in the new ones means that nobody has asked for less than full precision.
+    """
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
+        precisions = [matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+    else:
+        allowed = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.allow_tf32)
+        precisions = ["tf32" if one else "ieee" for one in allowed]
+    names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
+    return {name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)}

@@ -1,0 +1,207 @@
+"""What a probe tells the user: why it failed, and what to know of its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from batchtune.errors import ProbeError, WorkloadError
+from batchtune.lengths import Lengths
+from batchtune.probe.confirmation import Turns, error_in_turns
+from batchtune.probe.oom import requested_bytes
+from batchtune.probe.protocol import Ran
+from batchtune.probe.search import TooLong
+from batchtune.probe.settings import ProbeSettings
+from batchtune.results import Device, Margin, Trial
+from batchtune.shapes import BatchShape
+from batchtune.trust import settings_differences, trust_warnings
+from batchtune.tuning.unit_hints import workload_unit_hint
+from batchtune.units import counted, format_length, format_size
+
+# What was measured under other conditions must not be continued, so these ends need a folder of their own.
+_START_OVER = "then start over with --force, or in another folder with --run"
+
+# Where less than this part of the limit was in use, memory was free. An allocator may not find all of it in one piece.
+_HALF_FREE = 0.5
+_IN_ONE_PIECE = 0.95
+# A margin of more than this part of the limit is worth a word; so are the first few shapes at which memory falls.
+_LARGE_MARGIN = 0.02
+_MOST_NAMED = 3
+# An allocator that empties its cache once after a larger shape is no matter; in one step of ten it is.
+_MANY_RETRIES = 0.1
+
+
+def workload_error(workload: str, ran: Ran) -> WorkloadError:
+    """Return the error where a trial failed with an error of the workload's own."""
+    return WorkloadError(
+        f"{workload} failed in its {ran.stage or 'step'}, with a batch of {ran.trial.shape}: {ran.trial.error}",
+        ran.hint
+        or "This is no lack of memory: the probe stops. Fix it and run the same command again; "
+        "the trials so far are kept.",
+        ran.traceback,
+    )
+
+
+def no_lack_of_memory(workload: str, trial: Trial) -> WorkloadError:
+    """Return the error where even one example fails, with something that is no lack of memory."""
+    longer = ", or allow more with --trial-timeout" if trial.outcome == "timeout" else ""
+    hint = f"This is no lack of memory: the probe stops. Fix it{longer}; {_START_OVER}."
+    return workload_error(workload, Ran(trial=trial, hint=hint))
+
+
+def nothing_confirmed(turns: Turns) -> ProbeError:
+    """Return the error where all that fits alone fails among others."""
+    failed = turns.failures[-1] if turns.failures else turns.first_failed
+    return ProbeError(
+        "no batch that fits alone passed in turns with the others"
+        + (f": {failed.trial.shape} failed last, {error_in_turns(failed.trial)}" if failed else ""),
+        f"Leave more memory free with --memory-fraction, or give more with --memory; {_START_OVER}.",
+    )
+
+
+def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) -> ProbeError:
+    """Return the error where one of the shortest examples runs out of memory."""
+    shortest = format_length(lengths.shortest, lengths.unit)
+    limit = format_size(device.limit_bytes)
+    if _memory_was_free(trial, device.limit_bytes):
+        return ProbeError(
+            f"a batch of one of the shortest example ({shortest}) ended with an error that says that memory ran out, "
+            f"although memory was free: {_peak(trial)}, the limit is {limit} ({trial.error})",
+            "The error is not about this limit. Look for what raised it: the code itself, another device, a limit of "
+            "the system (`ulimit -v`, a container's), or one request for more than is free. Fix that, "
+            f"{_START_OVER}.",
+        )
+    unit = workload_unit_hint(lengths, workload)
+    return ProbeError(
+        f"the memory limit of {limit} is too small: even a batch of one of the shortest example ({shortest}) exceeds "
+        f"it ({_how(trial)})",
+        f"{unit + ' Else give' if unit else 'Give'} more with --memory, or take a smaller model with --set; "
+        f"{_START_OVER}.",
+    )
+
+
+def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) -> ProbeError:
+    """Return the error where the longest examples run out of memory alone."""
+    unit, fitting, longer = lengths.unit, found.fitting_length, found.too_long
+    hint = workload_unit_hint(lengths, workload)
+    are = "example is" if longer == 1 else "examples are"
+    return ProbeError(
+        f"the longest example ({format_length(lengths.longest, unit)}) does not fit within "
+        f"{format_size(device.limit_bytes)}, even alone: {longer:,} of {lengths.count:,} {are} longer than "
+        f"{format_length(fitting, unit)}, the longest that fits ({_how(found.trial)})",
+        f"{hint + ' Else leave' if hint else 'Leave'} them out with --max-length {fitting!r}, give more memory "
+        f"with --memory, or take a smaller model (checkpointing, a lower precision) with --set; {_START_OVER}.",
+    )
+
+
+def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial: Trial, trials: int) -> str:
+    """Return the warning that comes before the longest length that fits is known, in at most so many trials."""
+    longest = format_length(lengths.longest, lengths.unit)
+    if _memory_was_free(trial, device.limit_bytes):
+        return (
+            f"Warning: the longest example ({longest}) ended with an error that says that memory ran out, although "
+            f"memory was free: {_peak(trial)}, the limit is {format_size(device.limit_bytes)} ({trial.error}). Shorter "
+            "ones are tried now."
+        )
+    hint = workload_unit_hint(lengths, workload)
+    return (
+        f"Warning: the longest example ({longest}) does not fit within {format_size(device.limit_bytes)}, even alone, "
+        "so the probe can't succeed like this. It goes on only to find how many examples are too long, in at most "
+        f"{counted(trials, 'trial')} of one example each. To stop now, press Ctrl-C; leave long examples out with "
+        "--max-length, give more memory with --memory, or take a smaller model with "
+        f"--set.{' ' + hint if hint else ''}"
+    )
+
+
+def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield why the device's figures may be wrong; `before` is the device as it was when the run began."""
+    yield from trust_warnings(now, trials)
+    caught = [trial for trial in trials if trial.caught]
+    if caught:
+        yield (
+            f"The workload catches out-of-memory errors itself: in {len(caught)} of {counted(len(trials), 'trial')} "
+            "memory ran out and the step returned all the same, as if it had passed. Those batches count as too large. "
+            "Training would skip them unseen: let the error get out of the step."
+        )
+    for text in settings_differences(before, now):
+        yield f"The run was continued under other settings: {text}"
+
+
+def about_falls(pairs: Sequence[tuple[BatchShape, BatchShape]], unit: str | None) -> Iterator[str]:
+    """Yield where memory falls: pairs of a shape that ran out of it and a larger one that passed."""
+    for pair in pairs[:_MOST_NAMED]:
+        smaller, larger = (
+            f"{shape.batch_size} × {format_length(shape.length, unit)}"
+            + ("" if shape.target_length is None else f" with targets up to {shape.target_length:g}")
+            for shape in pair
+        )
+        yield (
+            f"Memory does not grow with the batch everywhere: {smaller} ran out of it, twice, though {larger} "
+            "passed. All batch sizes at that length and beyond stay below the one that failed."
+        )
+
+
+def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
+    """Yield what a large margin is for."""
+    if margin is None or margin.bytes <= _LARGE_MARGIN * device.limit_bytes:
+        return
+    share, limit = f"{margin.bytes / device.limit_bytes:.1%}", format_size(device.limit_bytes)
+    if margin.first_step_bytes > margin.spread_bytes:
+        yield (
+            f"The first step of a process needs {format_size(margin.first_step_bytes)} more than later ones with "
+            f"the same batch: {share} of the limit of {limit} is left free for it. A step with a small batch "
+            "before training begins would make that room usable."
+        )
+    else:
+        yield (
+            f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}: {share} of the limit of "
+            f"{limit} is left free for that. A workload whose memory does not depend on chance can have larger "
+            "batches."
+        )
+
+
+def about_lengths(lost: float | None, settings: ProbeSettings) -> Iterator[str]:
+    """Yield what a table may lose for want of measured lengths."""
+    if lost is not None:
+        yield (
+            f"Measured as many lengths as --max-lengths allows, {settings.most_lengths}: a table may cost up "
+            f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same "
+            "command again."
+        )
+
+
+def about_turns(turns: Turns, confirmations: int) -> Iterator[str]:
+    """Yield what went wrong in alternation, after so many confirmations."""
+    if turns.failures:
+        failed = turns.failures[-1].trial
+        yield (
+            f"Confirmed {confirmations} times, and each time batches failed, {failed.shape} the last: "
+            f"{error_in_turns(failed)}. What failed last is left out: smaller batches that passed take its place. "
+            "Leave more memory free with --memory-fraction, and probe anew with --force."
+        )
+    if turns.alloc_retries > _MANY_RETRIES * turns.steps:
+        yield (
+            f"In turns, the allocator emptied its cache {turns.alloc_retries} times in {turns.steps} steps: what one "
+            "shape leaves behind does not fit the next, and each time takes time. Set "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True, in training too, or a lower --memory-fraction."
+        )
+
+
+def _memory_was_free(trial: Trial, limit_bytes: int) -> bool:
+    """Return whether the error came although what was asked for, if it says how much, was there."""
+    peak = trial.failed_peak_bytes
+    if peak is None:
+        return False
+    asked = requested_bytes(trial.error or "")
+    return peak < _HALF_FREE * limit_bytes if asked is None else peak + asked < _IN_ONE_PIECE * limit_bytes
+
+
+def _how(trial: Trial) -> str:
+    """`the peak was 230 MiB, and 700 MiB more were asked for`, or the error's own words where that is not known."""
+    asked = requested_bytes(trial.error or "")
+    if trial.failed_peak_bytes is None or asked is None:
+        return trial.error or trial.outcome
+    return f"{_peak(trial)}, and {format_size(asked)} more were asked for"
+
+
+def _peak(trial: Trial) -> str:
+    return f"the peak was {format_size(trial.failed_peak_bytes or 0)}"
