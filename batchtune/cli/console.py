@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchtune.lengths import Lengths
+    from batchtune.results import Sweep
 
 
 def print_error(error: BatchtuneError) -> None:
@@ -102,6 +103,24 @@ def describe(lengths: Lengths) -> list[str]:
     from batchtune.reports.survey_text import headline
 
     return headline(lengths, ascii=not encodes_blocks(sys.stderr))
+
+
+def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:
+    """Warn if the table in the run's `sampler.yaml` is not the recommended one of `sweep.json`, which reports show."""
+    from batchtune.errors import ResultError
+    from batchtune.exports.sampler import read_sampler_yaml
+    from batchtune.results import SAMPLER_FILE
+
+    path, row = folder / SAMPLER_FILE, sweep.recommended_row if sweep is not None else None
+    if row is None or not path.exists():
+        return
+    try:
+        config = read_sampler_yaml(path)
+    except ResultError as error:
+        note(f"Warning: {error.message}. This shows sweep.json.")
+        return
+    if (config.bucket_boundaries, config.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
+        note(f"Warning: {path} was edited: its bucket table differs from that of sweep.json, which this shows.")
 
 
 def encodes_blocks(stream: TextIO) -> bool:

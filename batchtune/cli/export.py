@@ -98,6 +98,7 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
 
 def _read(run: Path) -> Tuned:
     """Read the run. Raises ResultError if it is missing or damaged, or holds no sweep."""
+    from batchtune.cli import console
     from batchtune.errors import ResultError
     from batchtune.reports import load_run
     from batchtune.results import SWEEP_FILE
@@ -108,6 +109,7 @@ def _read(run: Path) -> Tuned:
             f"{run} holds no {SWEEP_FILE}: nothing is recommended yet",
             f"`batchtune sweep-buckets MANIFEST --run {run}` writes it.",
         )
+    console.warn_of_edited_config(results.sweep, run)
     return tuned_run(results.sweep, results.probe, run)
 
 

@@ -38,6 +38,22 @@ def _bar(*, quiet: bool) -> Iterator[Bar]:
         yield bar
 
 
+class _Lines:
+    """Says when a line is due where there is no bar: after 10 s, and whenever the time has doubled."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._next_seconds = _FIRST_LINE_AFTER_SECONDS
+
+    def due(self) -> float | None:
+        """Return the seconds since the beginning if a line is due, else None."""
+        seconds = time.monotonic() - self._started
+        if seconds < self._next_seconds:
+            return None
+        self._next_seconds = 2 * seconds
+        return seconds
+
+
 @contextmanager
 def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """A bar for reading a manifest, shown once that takes longer than a second.
@@ -46,16 +62,12 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """
     from batchtune.units import counted, format_seconds
 
-    started = time.monotonic()
-    next_line_seconds = _FIRST_LINE_AFTER_SECONDS
+    started, lines = time.monotonic(), _Lines()
     bars: list[Bar] = []
     with ExitStack() as stack:
 
         def in_lines(progress: Progress) -> None:
-            nonlocal next_line_seconds
-            seconds = time.monotonic() - started
-            if seconds >= next_line_seconds:
-                next_line_seconds = 2 * seconds
+            if seconds := lines.due():
                 read = f"{counted(progress.examples, 'example')} and {progress.share:.0%} of the bytes"
                 console.note(f"Reading: {read} in {format_seconds(seconds)}; Ctrl-C stops it.")
 
@@ -98,6 +110,7 @@ class WorkerBar:
         self._quiet = quiet
         self._task = bar.add_task("Building the workload", total=None)
         self._introduced = False
+        self._lines = None if quiet or not bar.disable else _Lines()
 
     def probing(self, progress: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -132,6 +145,8 @@ class WorkerBar:
         from batchtune.units import format_seconds
 
         left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
+        if self._lines is not None and (seconds := self._lines.due()):
+            console.note(f"{doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it.")
         self._bar.update(self._task, description=doing + left, completed=progress.done, total=progress.total)
 
 

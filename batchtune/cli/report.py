@@ -143,6 +143,7 @@ def report(
     try:
         _write_junit(results.verdicts, results.name, junit_xml, inputs)
         _show(results, report_format, output, full=full)
+        console.warn_of_edited_config(results.sweep, run)
         if summary is not None:
             actions.publish(results, summary)
     finally:  # an error of writing must not hide a rule that fails

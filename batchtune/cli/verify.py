@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,7 +203,7 @@ def verify_with_progress(
                 on_progress=on_progress,
             )
     except KeyboardInterrupt:
-        console.note(_how_far(last))
+        console.note(f"{_how_far(last)} `batchtune report {shlex.quote(str(folder))}` shows what was to be verified.")
         raise
 
 

@@ -233,10 +233,12 @@ def _about_frontier(probe: Probe) -> list[str]:
     if len(probe.frontier) > 1:
         largest = max(probe.frontier, key=lambda point: point.batch_size)
         longest = probe.frontier[-1]
+        fits = f"{format_number(longest.batch_size)} examples of {format_length(longest.length, unit)}"
+        more = f"{format_number(largest.batch_size)} of {format_length(largest.length, unit)}"
         sentences.append(
-            f"A batch holds from {format_number(longest.batch_size)} examples of "
-            f"{format_length(longest.length, unit)} to {format_number(largest.batch_size)} of "
-            f"{format_length(largest.length, unit)}."
+            f"A batch holds from {fits} to {more}."
+            if largest.batch_size > longest.batch_size
+            else f"A batch holds {format_number(longest.batch_size)} examples, whatever their length."
         )
     if any(point.target_length is not None for point in probe.frontier):
         sentences.append("Each length was measured with the longest target that occurs at or below it.")
@@ -340,8 +342,12 @@ def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "
 
 
 def _own_workload(results: RunResults) -> str:
-    """Return the flags that name the user's own training step: `verify` runs none that only a file names."""
+    """Return the flags that name the user's own training step: `verify` runs none that only a file names.
+
+    A record from a stranger may name any module's function: only what looks like a file of a training is repeated.
+    """
     workload = results.probe.workload if results.probe else None
     if workload is None or workload.spec.startswith("builtin:"):
         return ""
-    return f" --workload {shlex.quote(workload.spec)}{' --set ...' if workload.options else ''}"
+    spec = shlex.quote(workload.spec) if ".py:" in workload.spec else "W"
+    return f" --workload {spec}{' --set ...' if workload.options else ''}"

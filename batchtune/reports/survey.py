@@ -31,6 +31,8 @@ _COUNTS: tuple[Unit, ...] = ("samples", "frames", "tokens", "words", "characters
 # can't tell seconds from milliseconds: 3,744 may be an hour of talk or a sentence.
 _SHORTEST_SECONDS = 0.05
 _LONGEST_SECONDS = 3 * 3600.0
+# Milliseconds and samples are whole numbers, seconds of long recordings hardly ever all are.
+_LONGEST_WHOLE_SECONDS = 1800.0
 _FEWEST_SAMPLES = 100
 
 # The longest examples are worth a word where they are this many times as long as nearly all.
@@ -204,7 +206,13 @@ def _cautions(lengths: Lengths, spread: Percentiles, distinct: int, fractional: 
 def _wrong_unit(lengths: Lengths, median: float, fractional: int) -> Iterator[Caution]:
     unit = lengths.unit
     said = f"A median of {format_length(median, unit)}"
-    if unit == "s" and median > _LONGEST_SECONDS:
+    most = _LONGEST_SECONDS if fractional else _LONGEST_WHOLE_SECONDS
+    if unit == "ms" and median > 1000 * most:
+        yield (
+            f"{said} is {format_seconds(median / 1000)} for one example: these look scaled once too often.",
+            "If the lengths are milliseconds as they stand, give --length-scale 1 --unit ms.",
+        )
+    elif unit == "s" and median > most:
         yield (
             f"{said} is {format_seconds(median)} for one example: these look like samples or milliseconds.",
             f"If they are samples at 16 kHz (a median of {format_seconds(median / 16000)}), give --length-scale "

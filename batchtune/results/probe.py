@@ -229,8 +229,8 @@ class Run(Result, frozen=True, kw_only=True):
     """What a run folder's trials were measured for: they count only where all of this is the same.
 
     Attributes:
-        workload_sha256: Of the workload's file; None where it is no file. A change is told, but does not undo the
-            trials: it may have been a comment, or the mending of what stopped the probe.
+        workload_sha256: Hash of the workload's file; None if it is not a file. batchtune warns of a change, and keeps
+            the trials: it may have been a comment, or the fix of what stopped the probe.
     """
 
     FORMAT: ClassVar[str] = "batchtune/run"

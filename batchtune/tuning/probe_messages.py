@@ -11,9 +11,10 @@ from batchtune.probe.oom import requested_bytes
 from batchtune.probe.protocol import Ran
 from batchtune.probe.search import TooLong
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Device, Margin, Trial
+from batchtune.results import Device, Margin, Run, Trial
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
+from batchtune.tuning.run_folder import workload_sha256
 from batchtune.tuning.unit_hints import workload_unit_hint
 from batchtune.units import counted, format_length, format_size
 
@@ -110,6 +111,15 @@ def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial:
         "--max-length, give more memory with --memory, or take a smaller model with "
         f"--set.{' ' + hint if hint else ''}"
     )
+
+
+def about_earlier_code(previous: Run | None, settings: ProbeSettings, trials: int) -> Iterator[str]:
+    """Yield a warning if trials were measured before the workload's file changed."""
+    if previous is not None and trials and previous.workload_sha256 != workload_sha256(settings):
+        yield (
+            f"{settings.workload.rpartition(':')[0]} has changed since this run began, and {counted(trials, 'trial')} "
+            "measured the old code. If the change affects memory or time, measure anew with --force."
+        )
 
 
 def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Iterator[str]:

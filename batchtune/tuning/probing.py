@@ -45,7 +45,6 @@ from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
 from batchtune.tuning.refining import Refinement
 from batchtune.tuning.run_folder import (
-    about_earlier,
     alone_in,
     append_trial,
     check_trials,
@@ -133,8 +132,10 @@ def run_probe(
         previous = None if force else open_run(lengths, settings, folder)
         trials = [] if force else read_trials(folder / TRIALS_FILE)
         check_trials(trials, lengths, folder)
-        if previous is not None and trials:
-            hooks.on_note(about_earlier(previous, settings, trials, folder))
+        changed = list(messages.about_earlier_code(previous, settings, len(trials)))
+        if trials:
+            reused = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
+            hooks.on_note(f"Warning: {changed[0]}" if changed else reused)
         if lengths.targets is not None:
             hooks.on_note("Targets: each length is probed with the longest target that occurs at or below it.")
         with hooks.measurer or Supervisor(
@@ -162,6 +163,7 @@ def run_probe(
                 measurer=measurer,
                 hooks=hooks,
                 trials=trials,
+                changed=changed,
                 sweep_settings=sweep_settings or SweepSettings(),
             )
             return probing.run()
@@ -169,7 +171,10 @@ def run_probe(
 
 @dataclass(slots=True, kw_only=True)
 class _Probing:
-    """One probe at work; `first_device` is the device as it was when the run began, `device` as it is now."""
+    """One probe at work; `first_device` is the device as it was when the run began, `device` as it is now.
+
+    `changed` warns of trials that were measured before the workload's file changed.
+    """
 
     lengths: Lengths
     settings: ProbeSettings
@@ -179,6 +184,7 @@ class _Probing:
     measurer: Measurer
     hooks: ProbeHooks
     trials: list[Trial]
+    changed: list[str]
     sweep_settings: SweepSettings
     search: FrontierSearch = field(init=False)
     refinement: Refinement = field(init=False)
@@ -200,6 +206,9 @@ class _Probing:
         if self.trials and path.exists():
             finished = read_result(path, Probe)
             if finished.trials == self.trials and finished.confirmation is not None:
+                if not set(self.changed) <= set(finished.warnings):
+                    finished = replace(finished, warnings=[*self.changed, *finished.warnings])
+                    write_result(path, finished)
                 return finished
         for _ in range(_MOST_CONFIRMATIONS):
             shapes = self._shapes()
@@ -391,6 +400,7 @@ class _Probing:
             margin=margin,
             joint_frontier=self.search.joint_frontier(self.trials, confirmed),
             warnings=[
+                *self.changed,
                 *messages.about_devices(self.first_device, self.device, self.trials),
                 *messages.about_falls(self.search.not_monotone(self.trials), self.lengths.unit),
                 *messages.about_margin(margin, self.device),

@@ -192,14 +192,6 @@ def check_trials(trials: Sequence[Trial], lengths: Lengths, folder: Path) -> Non
             )
 
 
-def about_earlier(previous: Run, settings: ProbeSettings, trials: Sequence[Trial], folder: Path) -> str:
-    """Say what there is already, and whether the workload's file has changed since."""
-    text = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
-    if previous.workload_sha256 != workload_sha256(settings):
-        text = f"Warning: {settings.workload.rpartition(':')[0]} has changed since its trials were measured. {text}"
-    return text
-
-
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the run folder for this process; the system lets go of it when the process ends, however it does.

@@ -51,6 +51,15 @@ def test_the_config_is_named_from_the_working_folder(batchtune: Run, tmp_path: P
     assert ran.stdout == expected("pytorch")
 
 
+def test_an_edited_sampler_yaml_is_pointed_out(batchtune: Run, run_folder: Path) -> None:
+    config = run_folder / "sampler.yaml"
+    text = config.read_text()
+    last = text[: text.index("shuffle:")].rstrip().rpartition(" ")[2]
+    config.write_text(text.replace(f" {last}\nshuffle:", f" {int(last.rstrip(']')) - 1}]\nshuffle:"))
+    for command in ("report", "export --to nemo"):
+        assert "Warning: batchtune-run/sampler.yaml was edited" in batchtune(*command.split()).stderr
+
+
 @pytest.mark.usefixtures("run_folder")
 def test_the_environment_names_the_framework(batchtune: Run) -> None:
     assert batchtune("export", env={"BATCHTUNE_TO": "fairseq"}).stdout == expected("fairseq")

@@ -111,8 +111,8 @@ def test_reused_trials_and_a_changed_workload_are_reported(batchtune: Run, manif
     assert "taken over" not in batchtune(*arguments).stderr
     workload.write_text(workload.read_text() + "# edited\n")
     again = batchtune(*arguments).stderr
-    assert "of an earlier run" in again
-    assert "Warning: mine.py has changed" in again
+    assert "Warning: mine.py has changed since this run began" in again
+    assert "mine.py has changed" in json.loads((tmp_path / "batchtune-run" / "probe.json").read_text())["warnings"][0]
 
 
 def test_the_ending_of_the_file_tells_the_reports_format(batchtune: Run, manifest: Path, tmp_path: Path) -> None:

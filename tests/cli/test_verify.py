@@ -174,4 +174,5 @@ def test_interrupted_it_says_how_far_it_came_and_writes_nothing(run: Path, tmp_p
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "had passed. No verify.json was written" in said
+    assert "`batchtune report " in said
     assert not (run / "verify.json").exists()

@@ -21,7 +21,7 @@ from report_records import (
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.summary import next_steps, today_row
-from batchtune.results import Probe, Row, Sweep
+from batchtune.results import Probe, Row, Sweep, WorkloadRecord
 from batchtune.units import format_ratio
 
 
@@ -223,6 +223,13 @@ LEAK = msgspec.structs.replace(failed_verification(), proposal=None)
 )
 def test_what_comes_next_follows_from_what_there_is(results: RunResults, first: list[str]) -> None:
     assert [command for command, _ in next_steps(results)] == [*first, "batchtune report --full"]
+
+
+def test_a_next_command_repeats_no_module_that_a_record_names() -> None:
+    assert BOTH.probe is not None
+    spec = WorkloadRecord(spec="subprocess:run", options={"shell": True})
+    results = replace(BOTH, probe=msgspec.structs.replace(BOTH.probe, workload=spec))
+    assert "batchtune verify MANIFEST --workload W --set ..." in [command for command, _ in next_steps(results)]
 
 
 def test_a_next_command_quotes_an_unusual_folder() -> None:

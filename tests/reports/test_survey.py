@@ -217,6 +217,8 @@ def test_lengths_of_zero_that_a_reader_left_out_are_told(tmp_path: Path) -> None
     [
         (224_000.0, "s", "look like samples or milliseconds", "--length-scale 1/16000 --unit s"),
         (11_000.0, "s", "is 3 h 03 min for one example", "milliseconds (11 s), --length-scale 1/1000 --unit s"),
+        (5_000.0, "s", "is 1 h 23 min for one example", "milliseconds (5 s), --length-scale 1/1000 --unit s"),
+        (5_000_000.0, "ms", "look scaled once too often", "--length-scale 1 --unit ms"),
         (0.000875, "s", "look scaled once too often, or like hours", "--length-scale"),
         (14.08, "ms", "look like seconds", "--length-scale 1 --unit s"),
         (14.08, "samples", "is 880 µs at 16 kHz: these look like seconds", "--length-scale 1 --unit s"),

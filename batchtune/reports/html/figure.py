@@ -16,6 +16,7 @@ import numpy as np
 
 from batchtune.reports.page import clean
 from batchtune.reports.table import Table, spread
+from batchtune.units import format_number
 
 T = TypeVar("T")
 Trace = dict[str, Any]
@@ -29,6 +30,8 @@ HUES = 6
 MOST_POINTS = 400
 # A longer name would leave no room for the chart; hover texts have it in full.
 _NAME_CHARACTERS = 40
+# Of a logarithmic axis. plotly.js's own ticks between powers of ten show one digit alone: 5 for 0.5 and for 500.
+_LOG_TICKS = [float(f"{digit}e{power}") for power in range(-6, 10) for digit in (1, 2, 5)]
 # Only a damaged file holds values beyond these; they are not drawn.
 _SMALLEST, _LARGEST = 1e-9, 1e15
 
@@ -111,7 +114,7 @@ def axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
     """Return an axis with its title, and the unit where there is one; the page's script adds its looks."""
     made: Layout = {"title": {"text": label(f"{title} ({unit})" if unit else title)}}
     if settings.get("type") == "log":
-        made |= {"dtick": "D2", "exponentformat": "none"}
+        made |= {"tickvals": _LOG_TICKS, "ticktext": [format_number(tick) for tick in _LOG_TICKS]}
     return made | settings
 
 

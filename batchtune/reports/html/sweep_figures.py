@@ -177,7 +177,7 @@ def _cost_axis(timed: bool, unit: str, costs: list[float], notes: int) -> Layout
     low, high = math.log10(min(costs)), math.log10(max(costs))
     span = max(high - low, 0.02)
     # Below a factor of ten, plotly.js finds the better ticks.
-    ticks: Layout = {} if span >= 1 else {"dtick": None, "nticks": 8}
+    ticks: Layout = {} if span >= 1 else {"tickvals": None, "ticktext": None, "nticks": 8}
     return axis(
         "estimated time of one epoch" if timed else "batches of one epoch",
         unit,
