@@ -238,7 +238,7 @@ def _differences(run: Run, lengths: Lengths, settings: ProbeSettings) -> Sequenc
     if run.lengths.fingerprint != lengths.fingerprint:
         different.append(other_lengths(lengths, run.lengths).what)
     if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
-        different.append(f"the workload {_described(run.workload)}")
+        different.append(f"the workload {describe_workload(run.workload)}")
     added_later = {"reserve_bytes": 0, "ddp": False}
     for name, value in settings.recorded().items():
         if name == "max_lengths":  # trials hold, however many of them there are
@@ -249,7 +249,8 @@ def _differences(run: Run, lengths: Lengths, settings: ProbeSettings) -> Sequenc
     return different
 
 
-def _described(workload: WorkloadRecord) -> str:
+def describe_workload(workload: WorkloadRecord) -> str:
+    """Return a workload with its options: `train.py:MyStep (layers=12)`."""
     options = ", ".join(f"{key}={value}" for key, value in workload.options.items())
     return f"{workload.spec} ({options})" if options else workload.spec
 

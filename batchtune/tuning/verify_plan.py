@@ -21,7 +21,7 @@ from batchtune.lengths import IntArray, Lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
 from batchtune.shapes import BatchShape
-from batchtune.tuning.run_folder import other_lengths, workload_sha256
+from batchtune.tuning.run_folder import describe_workload, other_lengths, workload_sha256
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
@@ -138,8 +138,8 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
     file = settings.workload.rpartition(":")[0]
     if now != probe.workload:
         yield (
-            f"Warning: this verifies the workload {_described(now)}, but {_described(probe.workload)} was probed: "
-            "batch sizes and times are the other's. If this is the one you train, probe again with --force."
+            f"Warning: this verifies the workload {describe_workload(now)}, but {describe_workload(probe.workload)} "
+            "was probed: batch sizes and times are the other's. If this is the one you train, probe again with --force."
         )
     elif (folder / RUN_FILE).exists():
         was, now_is = read_result(folder / RUN_FILE, Run).workload_sha256, workload_sha256(settings)
@@ -157,11 +157,6 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
             f"Warning: the memory settings differ from the probe's (a limit of "
             f"{format_size(probe.device.limit_bytes)}): this verifies that the batches fit into the new limit."
         )
-
-
-def _described(workload: WorkloadRecord) -> str:
-    options = ", ".join(f"{key}={value}" for key, value in workload.options.items())
-    return f"{workload.spec} ({options})" if options else workload.spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
