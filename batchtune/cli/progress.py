@@ -13,7 +13,6 @@ from batchtune.cli import console
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from batchtune.manifests import Progress
     from batchtune.results import Device, Row, Trial
     from batchtune.shapes import BatchShape
     from batchtune.tuning.probing import ProbeProgress
@@ -55,7 +54,7 @@ class _Lines:
 
 
 @contextmanager
-def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]:
     """A bar for reading a manifest, shown once that takes longer than a second.
 
     If stderr is no terminal: a line after 10 s, and another whenever the time has doubled.
@@ -66,21 +65,21 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     bars: list[Bar] = []
     with ExitStack() as stack:
 
-        def in_lines(progress: Progress) -> None:
+        def in_lines(share: float, examples: int) -> None:
             if seconds := lines.due():
-                read = f"{counted(progress.examples, 'example')} and {progress.share:.0%} of the bytes"
+                read = f"{counted(examples, 'example')} and {share:.0%} of the bytes"
                 console.note(f"Reading: {read} in {format_seconds(seconds)}; Ctrl-C stops it.")
 
-        def in_a_bar(progress: Progress) -> None:
+        def in_a_bar(share: float, examples: int) -> None:
             seconds = time.monotonic() - started
             if not bars and seconds > _BAR_AFTER_SECONDS:
                 bars.append(stack.enter_context(_bar(quiet=quiet)))
                 bars[0].add_task("Reading", total=1.0)
             for bar in bars:
-                left = format_seconds(seconds * (1 - progress.share) / max(progress.share, 1e-9))
-                rate = f"{counted(progress.examples, 'example')}, {progress.examples / seconds:,.0f}/s"
+                left = format_seconds(seconds * (1 - share) / max(share, 1e-9))
+                rate = f"{counted(examples, 'example')}, {examples / seconds:,.0f}/s"
                 done = f"Reading: {rate}, about {left} left"
-                bar.update(bar.task_ids[0], completed=progress.share, description=done)
+                bar.update(bar.task_ids[0], completed=share, description=done)
 
         yield None if quiet else in_a_bar if sys.stderr.isatty() else in_lines
 

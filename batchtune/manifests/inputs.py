@@ -1,4 +1,4 @@
-"""What the user names → the sources to read: braces, patterns, lists, folders, and Hugging Face's data sets."""
+"""The sources that a user's words mean: files, patterns, lists, folders, and data sets that Hugging Face saved."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
 import msgspec
 
-from batchtune.errors import ManifestError, shortened
-from batchtune.manifests.base import Format
+from batchtune.errors import ManifestError, listed, shortened
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.formats.json import JSON_LINES
 from batchtune.manifests.source import STDIN, Source
@@ -24,50 +22,16 @@ from batchtune.units import counted
 _JSON, _JSON_ENDINGS = "JSON files", (".json", ".json.gz")
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
-# NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
-_OPEN, _CLOSE = "_OP_", "_CL_"
+# Commas outside braces separate names.
+_NAME = re.compile(r"(?:\{[^{}]*\}|[^,])+")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,12})\.\.(\d{1,12})")
+# NeMo's own braces, which shells leave alone: shard__OP_0..7_CL_.tar.
+_NEMO_BRACES = re.compile(r"_OP_([^{}]*?)_CL_")
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """One source of a data set.
-
-    Attributes:
-        path: A file or `STDIN`, or the folder in which the files are.
-        names: Relative to the folder; None for a file.
-        kept: The source, once it is open: what was found out about it, or copied from a pipe, is not lost.
-    """
-
-    path: Path
-    names: tuple[str, ...] | None = None
-    kept: list[Source] = field(default_factory=list, compare=False, repr=False)
-
-    def open(self) -> Source:
-        """Raises ManifestError if it can't be read."""
-        if self.kept:
-            return self.kept[0]
-        self.kept.append(Source(self.path, self.names))
-        return self.kept[0]
-
-    def __reduce__(self) -> tuple[type[Input], tuple[Path, tuple[str, ...] | None]]:
-        """For another process, which opens the source itself."""
-        return Input, (self.path, self.names)
-
-    @property
-    def size(self) -> int:
-        """Bytes to read, 0 where that is not known; for files of which only headers are, a rough guess."""
-        if self.names is not None:
-            return len(self.names) * 16_384
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
-
-def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list[Input]:
-    """The sources that a user's words mean.
+def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list[Source]:
+    """Return the sources that a user's words mean.
 
     Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
     `{train,dev}.json`), also as NeMo writes them (`_OP_0..7_CL_`); or several of these, separated by commas.
@@ -80,154 +44,123 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
     Raises:
         ManifestError: One of them means nothing, or a folder holds nothing known, or several kinds.
     """
-    specs = [named] if isinstance(named, (str, Path)) else list(named)
-    if any(str(spec) == "" for spec in specs):
-        raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
-    if any("\0" in str(spec) for spec in specs):
-        raise ManifestError("the name of a manifest holds a NUL character", "No file can have such a name.")
-    found = [one for spec in specs for one in _expanded(str(spec), wanted)]
+    found: list[Source] = []
+    for spec in map(str, [named] if isinstance(named, (str, Path)) else named):
+        if not spec:
+            raise ManifestError("the name of a manifest is empty", "Is a variable of the shell not set?")
+        try:
+            os.stat(spec)
+        except OSError:
+            pass  # perhaps a pattern
+        except ValueError:  # a NUL character, or half a surrogate pair
+            hint = "It holds a character that no file name can have."
+            raise ManifestError(f"{shortened(spec)} can't name a manifest", hint) from None
+        found += _expanded(spec, wanted)
     if not found:
         raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
-    if len(found) > 1:
-        _refuse_twice(found)
-    return found
-
-
-def _refuse_twice(found: Sequence[Input]) -> None:
-    seen: dict[tuple[str, tuple[str, ...] | None], Input] = {}
+    seen: dict[tuple[str, tuple[str, ...] | None], Source] = {}
     for one in found:
         first = seen.setdefault((os.path.realpath(one.path), one.names), one)
         if first is not one:
             spelt = "" if first.path == one.path else f", once as {first.path}"
             raise ManifestError(f"{one.path} is named more than once{spelt}", "Its examples would count twice.")
+    return found
 
 
-def _expanded(spec: str, wanted: str | None) -> Iterator[Input]:
+def _expanded(spec: str, wanted: str | None) -> Iterator[Source]:
     if spec == str(STDIN):
-        yield Input(STDIN)
+        yield Source(STDIN)
     elif os.path.exists(spec):
-        yield from _inputs(Path(spec), wanted)
-    elif "," in spec and (parts := _split(spec)) != [spec]:
+        yield from _sources(Path(spec), wanted)
+    elif "," in spec and (parts := [part.strip() for part in _NAME.findall(spec) if part.strip()]) != [spec]:
         for part in parts:
             yield from _expanded(part, wanted)
     else:
-        for path in _braces(_plain_braces(spec), spec):
-            yield from _globbed(path, spec, wanted)
+        for name in _braces(spec):
+            if os.path.exists(name) or not glob.has_magic(name):
+                yield from _sources(Path(name), wanted)
+                continue
+            matches = sorted(glob.glob(name, recursive=True))
+            if not matches:
+                hint = "Check the pattern; quote it, so that the shell leaves it alone."
+                raise ManifestError(f"nothing matches {spec}", hint)
+            for match in matches:
+                yield from _sources(Path(match), wanted)
 
 
-def _globbed(path: str, spec: str, wanted: str | None) -> Iterator[Input]:
-    if os.path.exists(path) or not glob.has_magic(path):
-        yield from _inputs(Path(path), wanted)
-        return
-    matches = sorted(glob.glob(path, recursive=True))
-    if not matches:
-        raise ManifestError(
-            f"nothing matches {spec}", "Check the pattern; quote it, so that the shell leaves it alone."
-        )
-    for match in matches:
-        yield from _inputs(Path(match), wanted)
-
-
-def _split(spec: str) -> list[str]:
-    """The parts between commas outside braces."""
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(spec):
-        depth += (character == "{") - (character == "}")
-        if character == "," and depth == 0:
-            parts.append(spec[start:position])
-            start = position + 1
-    return [part.strip() for part in (*parts, spec[start:]) if part.strip()]
-
-
-def _plain_braces(spec: str) -> str:
-    if _OPEN in spec and _CLOSE in spec:
-        return spec.replace(_OPEN, "{").replace(_CLOSE, "}")
-    return spec
-
-
-def _braces(pattern: str, spec: str) -> list[str]:
-    """As bash expands them: a range keeps the leading zeros of its ends."""
-    pieces = _BRACES.split(pattern)
-    choices = [_choices(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
+def _braces(spec: str) -> list[str]:
+    """Expand braces as bash does: a range keeps the leading zeros of its ends."""
+    choices: list[Sequence[str]] = []
     total = 1
-    for options in choices:
+    for index, piece in enumerate(_BRACES.split(_NEMO_BRACES.sub(r"{\1}", spec))):
+        options: Sequence[object] = [piece]
+        width = 0
+        if index % 2 and (match := _RANGE.fullmatch(piece)):
+            first, last = map(int, match.groups())
+            step = 1 if last >= first else -1
+            options = range(first, last + step, step)
+            if any(len(end) > 1 and end.startswith("0") for end in match.groups()):
+                width = max(map(len, match.groups()))
+        elif index % 2:
+            options = piece.split(",") if "," in piece else [f"{{{piece}}}"]
         total *= len(options)
-    if total > _MOST_EXPANSIONS:
-        raise ManifestError(f"{spec} means {total:,} files", f"At most {_MOST_EXPANSIONS:,} can be named at once.")
-    return ["".join(parts) for parts in itertools.product(*choices)]
+        if total > _MOST_EXPANSIONS:
+            raise ManifestError(f"{spec} means {total:,} files", f"At most {_MOST_EXPANSIONS:,} can be named at once.")
+        choices.append([str(option).zfill(width) for option in options])
+    return list(map("".join, itertools.product(*choices)))
 
 
-def _choices(inside: str) -> Sequence[str]:
-    match = _RANGE.fullmatch(inside)
-    if match is None:
-        return inside.split(",") if "," in inside else [f"{{{inside}}}"]
-    first, last = int(match[1]), int(match[2])
-    if abs(last - first) >= _MOST_EXPANSIONS:
-        raise ManifestError(f"{{{inside}}} means {abs(last - first) + 1:,} names", "Check the ends of the range.")
-    padded = any(len(end) > 1 and end.startswith("0") for end in match.groups())
-    width = max(map(len, match.groups())) if padded else 0
-    step = 1 if last >= first else -1
-    return [f"{number:0{width}d}" for number in range(first, last + step, step)]
-
-
-def _inputs(path: Path, wanted: str | None) -> Iterator[Input]:
+def _sources(path: Path, wanted: str | None) -> list[Source]:
     if path.is_dir():
-        yield from _folder(path, wanted)
-    elif any(_reads_file(one, path.name) for one in FORMATS.values() if wanted in (None, one.name)):
-        if not path.exists():
-            raise ManifestError(f"{path} does not exist", "Check the path.")
-        yield Input(path.parent, (path.name,))
-    else:
-        yield Input(path)
+        return _folder(path, wanted)
+    endings = (
+        one.folder_kind[1]
+        for one in FORMATS.values()
+        if one.of_folder and one.folder_kind is not None and wanted in (None, one.name)
+    )
+    if not any(map(path.name.lower().endswith, endings)):
+        return [Source(path)]
+    if not path.exists():
+        raise ManifestError(f"{path} does not exist", "Check the path.")
+    return [Source(path.parent, (path.name,))]  # such as one audio file
 
 
-def _folder(folder: Path, wanted: str | None) -> Iterator[Input]:
-    arrows = hf_files(folder)
-    if arrows is not None:
-        yield from map(Input, arrows)
-        return
+def _folder(folder: Path, wanted: str | None) -> list[Source]:
+    if (arrows := hf_files(folder)) is not None:
+        return [Source(path) for path in arrows]
     names = _files(folder)
     formats = sorted((one for one in FORMATS.values() if one.folder_kind is not None), key=lambda one: one.of_folder)
     asked = [one for one in formats if one.name == wanted]
+    known = [name for one in FORMATS.values() for name in one.folder_names]
     if not asked:
-        known = (name for one in FORMATS.values() for known in one.folder_names for name in (known, f"{known}.gz"))
-        if (first := next((name for name in known if name in names), None)) is not None:
-            yield Input(folder / first)
-            return
+        both = (name + ending for name in known for ending in ("", ".gz"))
+        if (first := next((name for name in both if name in names), None)) is not None:
+            return [Source(folder / first)]
     kinds = dict(one.folder_kind for one in asked or formats if one.folder_kind is not None)
-    held = {kind: found for kind, ends in kinds.items() if (found := [one for one in names if _ends(one, ends)])}
-    if not held and (not asked or JSON_LINES[0] in kinds):
-        held = {_JSON: found} if (found := [name for name in names if name.endswith(_JSON_ENDINGS)]) else {}
+    held = {kind: [name for name in names if name.lower().endswith(endings)] for kind, endings in kinds.items()}
+    if not any(held.values()) and (not asked or JSON_LINES[0] in kinds):
+        held = {_JSON: [name for name in names if name.endswith(_JSON_ENDINGS)]}
+    held = {kind: found for kind, found in held.items() if found}
     if len(held) > 1:
-        listed = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
+        each = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
         raise ManifestError(
-            f"{folder} is a folder in which different things lie: {listed}",
+            f"{folder} is a folder in which different things lie: {each}",
             "Say which is the data set, with --format or with a pattern such as 'FOLDER/*.tar'.",
         )
     if not held:
-        listed = ", ".join(name for one in FORMATS.values() for name in one.folder_names)
         raise ManifestError(
             f"{folder} is a folder in which nothing {f'of the format {wanted}' if wanted else 'known'} lies",
             "Known: audio files, tar shards, parquet, arrow or JSON files, a data set that Hugging Face's "
-            f"datasets saved, a Kaldi folder ({listed}). Or name a file.",
+            f"datasets saved, a Kaldi folder ({', '.join(known)}). Or name a file.",
         )
-    if any(one.of_folder and one.folder_kind and one.folder_kind[0] in held for one in formats):
-        yield from (Input(folder, chunk) for chunk in _chunks(names))
-    else:
-        yield from (Input(folder / name) for found in held.values() for name in found)
-
-
-def _ends(name: str, endings: tuple[str, ...]) -> bool:
-    return name.lower().endswith(endings)
-
-
-def _reads_file(member: Format, name: str) -> bool:
-    """Whether a format that reads folders reads this file of one."""
-    return member.of_folder and member.folder_kind is not None and _ends(name, member.folder_kind[1])
+    ((kind, found),) = held.items()
+    if any(one.of_folder and one.folder_kind is not None and one.folder_kind[0] == kind for one in formats):
+        return [Source(folder, chunk) for chunk in _chunks(names)]
+    return [Source(folder / name) for name in found]
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below a folder, relative to it, sorted; hidden ones are none."""
+    """All files below a folder but hidden ones, relative to it, sorted."""
     found = []
 
     def refuse(error: OSError) -> None:
@@ -260,16 +193,12 @@ def _chunks(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _stem(name: str) -> str:
-    """What files of one example have in common: `x` of x.wav and x.normalized.txt, with the folder."""
+    """The name that files of one example share, with the folder: `x` of x.wav and x.normalized.txt."""
     folder, base = os.path.split(name)
     return os.path.join(folder, base.split(".", 1)[0])
 
 
-_STATE = "state.json"
-_INFO = "dataset_info.json"
-_DICT = "dataset_dict.json"
-_LARGEST_JSON = 256 * 1024 * 1024
-_LISTED = 20
+_STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _ANEW = "Save the data set anew with save_to_disk."
 
 Record = TypeVar("Record")
@@ -291,23 +220,24 @@ class _Splits(msgspec.Struct):
 
 
 def hf_files(folder: Path) -> list[Path] | None:
-    """The Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows.
+    """Return the Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows.
 
     They are named in the folder's `state.json`; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the
-    package datasets.
-
-    Args:
-        folder: Any folder.
-
-    Returns:
-        The files, or None if datasets did not save the folder.
+    package datasets. None if datasets did not save the folder.
 
     Raises:
         ManifestError: It was, but can't be read: it holds several splits, says that its rows are to be taken in
             another order than they stand in, is damaged, or names files that are absent or outside the folder.
     """
     if not (folder / _STATE).is_file():
-        _refuse_splits(folder)
+        if (folder / _DICT).is_file():
+            splits = _read(folder / _DICT, _Splits).splits
+            if not splits:
+                raise ManifestError(f"{folder} is a DatasetDict without splits", _ANEW)
+            raise ManifestError(
+                f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits)}",
+                f"Name one of them, for example {folder / splits[0]}.",
+            )
         return None
     try:
         state = _read(folder / _STATE, _State)
@@ -322,50 +252,25 @@ def hf_files(folder: Path) -> list[Path] | None:
         )
     if not state.data_files:
         raise ManifestError(f"{folder / _STATE} names no data files", _ANEW)
-    return [_found(folder, file) for file in state.data_files]
-
-
-def _refuse_splits(folder: Path) -> None:
-    path = folder / _DICT
-    if not path.is_file():
-        return
-    splits = _read(path, _Splits).splits
-    if not splits:
-        raise ManifestError(f"{folder} is a DatasetDict without splits", _ANEW)
-    listed = [shortened(split) for split in splits[:_LISTED]]
-    if len(splits) > _LISTED:
-        listed.append(f"and {len(splits) - _LISTED} more")
-    raise ManifestError(
-        f"{folder} is a DatasetDict, a folder of several data sets; its splits: {', '.join(listed)}",
-        f"Name one of them, for example {folder / splits[0]}.",
-    )
+    for file in state.data_files:
+        name = file.filename
+        plain = name not in ("", ".", "..") and "\0" not in name
+        if not plain or PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
+            raise ManifestError(
+                f"{folder / _STATE} names {shortened(name)}, which is not a plain file name",
+                "All data files must lie in the folder itself. " + _ANEW,
+            )
+        if file.skip or file.take is not None:
+            raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _ANEW)
+        if not (folder / name).is_file():
+            raise ManifestError(
+                f"{folder / name} is absent, though {_STATE} names it", "Copy the folder whole, or save it anew."
+            )
+    return [folder / file.filename for file in state.data_files]
 
 
 def _read(path: Path, kind: type[Record]) -> Record:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_LARGEST_JSON + 1)
-    except OSError as error:
-        raise ManifestError(f"{path} can't be read: {error.strerror or error}", _ANEW) from None
-    if len(data) > _LARGEST_JSON:
-        raise ManifestError(f"{path} is far too large for what datasets writes", _ANEW)
-    try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(Source(path).content(), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ManifestError(f"{path} is not as datasets writes it: {error}", _ANEW) from None
-
-
-def _found(folder: Path, file: _DataFile) -> Path:
-    name = file.filename
-    plain = name not in ("", ".", "..") and "\0" not in name
-    if not plain or PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
-        raise ManifestError(
-            f"{folder / _STATE} names {shortened(name)}, which is no plain file name",
-            "All data files must lie in the folder itself. " + _ANEW,
-        )
-    if file.skip or file.take is not None:
-        raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _ANEW)
-    path = folder / name
-    if not path.is_file():
-        raise ManifestError(f"{path} is absent, though {_STATE} names it", "Copy the folder whole, or save it anew.")
-    return path

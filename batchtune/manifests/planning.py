@@ -1,9 +1,11 @@
-"""Which format a source has, which of its columns are read, and what becomes of their values."""
+"""The format of a source, the columns that are read, and how their values become lengths."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,78 +13,90 @@ from pathlib import Path
 from batchtune.errors import ManifestError, UsageError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Column, Format
-from batchtune.manifests.columns import KNOWN_UNITS, choose_column, find_column, last_part, normalised
+from batchtune.manifests.columns import (
+    KNOWN_UNITS,
+    PEEKED_ROWS,
+    choose_column,
+    find_column,
+    last_part,
+    normalised,
+    summarise,
+)
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.source import Source
-from batchtune.manifests.targets import count_of
-from batchtune.manifests.values import Count, Reduction, counter
+from batchtune.manifests.values import Count, counter, number
 
 # Lists whose items are tokens.
 _TOKENS = ("input_ids", "token_ids", "tokens", "labels")
+# Target files of fairseq: letters or words, separated by spaces.
+_SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
+_SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
+_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
+    ("ms", "s"): Fraction(1, 1000),
+    ("s", "ms"): Fraction(1000),
+}
+_SAMPLE_RATES = range(4000, 192_001)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the first source decides, so that all sources are read alike.
+    """How all sources are read: what the user says, and what the first source decides.
 
     Attributes:
-        format: Name of its format.
+        format: Name of the first source's format.
         length: Its column of the lengths, None if the format has but one.
         target: Its column of the target lengths, or None.
         unit: What the lengths count in the end, or None.
         texts: Whether the lengths, and the target lengths, are those of texts.
-        notes: For the user.
+        with_ids: Whether the ids of the rows are kept.
+        alone: Whether there is no other source.
     """
 
+    options: ReadOptions
     format: str
     length: str | None
     target: str | None
     unit: Unit | None
     texts: tuple[bool, bool]
     notes: tuple[str, ...]
+    with_ids: bool = False
+    alone: bool = True
 
     @property
-    def keys(self) -> tuple[str | None, str | None]:
-        """The columns of length and target, for messages; None if there is nothing to choose."""
-        return self.length if FORMATS[self.format].named_columns else None, self.target
+    def has_targets(self) -> bool:
+        """Whether the lengths have target lengths."""
+        return self.target is not None or self.options.target_file is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read of a source, and what becomes of it.
+    """How the rows of one source become lengths.
 
     Attributes:
-        length: Name of the column of the lengths, for messages.
-        target: Of the target lengths, or None.
-        scaling: What the lengths are multiplied with.
-        count_length: How the lengths' texts are counted; None if they are numbers.
-        count_target: Likewise.
-        reduction: What becomes of lists.
-        with_ids: Whether the ids of the rows are kept.
-        unique_ids: Whether two rows with one id are an error.
+        length, target: The columns, or the target file, for messages; None without targets.
+        factor: What the lengths are multiplied by.
+        counts: How texts are counted, of lengths and of targets; None for numbers.
     """
 
+    plan: Plan
     length: str
     target: str | None
-    scaling: Scaling
-    count_length: Count | None = None
-    count_target: Count | None = None
-    reduction: Reduction | None = None
-    with_ids: bool = False
-    unique_ids: bool = False
+    factor: Fraction
+    counts: tuple[Count | None, Count | None]
 
 
 def plan_first(source: Source, options: ReadOptions) -> Plan:
-    """Decides by the first source and what the user says.
+    """Decide by the first source and what the user says.
 
     Raises:
-        ManifestError: It fits no format, holds no examples, or the column can't be told.
+        ManifestError: It fits no format, holds no examples, or its columns leave a choice.
         UsageError: The options name no known format, or one column twice.
     """
+    given, told = options, None
     reader = find_format(source, options.format)
-    told = _told_target(source, reader, options)
-    if told is not None:
+    if options.length_key is None and options.target_key is None and options.target_file is None:
+        told = reader.default_target(source)
         options = replace(options, target_key=told)
     columns = _columns(source, reader)
     length, target = _chosen(source, reader, columns, options)
@@ -90,75 +104,68 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
     texts = _texts(length, target, options, named=named)
     counted = counter(options.measure or "characters", options.tokenizer)[1] if any(texts) else None
     found = counted if texts[0] else _unit(source, reader, length, options)
-    scaling = scaling_for(source.path, found, options.unit, options.length_scale)
-    notes = list(scaling.notes)
+    unit, _, scaling_note = scaling_for(source.path, found, options.unit, options.length_scale)
+    notes = []
     if texts[0]:
-        notes.insert(0, _counting_note(length.name, str(counted), options))
+        notes.append(_counting_note(length, counted, options))
     elif options.length_key is None and reader.named_columns:
-        notes.insert(0, f"Lengths are taken from column {shortened(length.name)}{f', in {found}' if found else ''}.")
+        notes.append(f"Lengths are taken from column {shortened(length.name)}{f', in {found}' if found else ''}.")
+    if scaling_note:
+        notes.append(scaling_note)
     if options.reduce is not None and not any(isinstance(one.example, list) for one in (length, target) if one):
-        notes.append(f"--reduce {options.reduce} has nothing to do: the first values are no lists.")
+        notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
     if told is not None:
         notes.append(f"Target lengths are taken from column {shortened(told)}.")
     if texts[1] and target is not None:
-        notes.append(_counting_note(target.name, str(counted), options))
-    optional = reader.optional_columns
+        notes.append(_counting_note(target, counted, options))
     return Plan(
+        options=given,
         format=reader.name,
-        length=length.name if reader.named_columns or optional or options.length_key else None,
+        length=length.name if reader.named_columns or reader.optional_columns or options.length_key else None,
         target=None if target is None else target.name,
-        unit=scaling.unit,
+        unit=unit,
         texts=texts,
         notes=tuple(notes),
     )
 
 
-def reading_of(
-    source: Source, reader: Format, plan: Plan, options: ReadOptions, targets: Sequence[Source], *, with_ids: bool
-) -> Reading:
-    """How one of the sources is read: as the first, by the names of its own columns.
+def reading_of(source: Source, reader: Format, plan: Plan, target_file: Source | None) -> Reading:
+    """Decide how one of the sources is read: as the first, by the names of its own columns.
 
     Raises:
         ManifestError: It has no such column, or its lengths count something else.
     """
-    said = options.length_key is not None
-    if plan.length is not None and reader.named_columns:
-        options = replace(options, length_key=plan.length, target_key=plan.target)
-    if plan.length is not None and reader.name == plan.format and reader.optional_columns:
-        length = Column(plan.length, None, False)
-        target = None if plan.target is None else Column(plan.target, None, False)
-    else:
+    options = plan.options
+    length, target = Column(plan.length or "", None, False), plan.target
+    if plan.length is None or reader.name != plan.format or not reader.optional_columns:
         columns = _columns(source, reader)
-        if not said and options.length_key and options.length_key not in {column.name for column in columns}:
-            raise ManifestError(
-                f"{source.path} has no column {shortened(options.length_key)}, "
-                "from which the first source has its lengths",
-                "What is read together must have the same columns; read them one by one.",
-            )
-        length, target = _chosen(source, reader, columns, options)
-    count, unit = counter(options.measure or "characters", options.tokenizer) if any(plan.texts) else (None, None)
-    found = unit if plan.texts[0] else _unit(source, reader, length, options)
-    scaling = scaling_for(source.path, found, options.unit, options.length_scale)
-    if scaling.unit != plan.unit:
+        if plan.length is not None and reader.named_columns:
+            if options.length_key is None and plan.length not in {column.name for column in columns}:
+                raise ManifestError(
+                    f"{source.path} has no column {shortened(plan.length)}, "
+                    "from which the first source has its lengths",
+                    "What is read together must have the same columns; read them one by one.",
+                )
+            options = replace(options, length_key=plan.length, target_key=plan.target)
+        length, target_column = _chosen(source, reader, columns, options)
+        target = None if target_column is None else target_column.name
+    count, counted = counter(options.measure or "characters", options.tokenizer) if any(plan.texts) else (None, None)
+    found = counted if plan.texts[0] else _unit(source, reader, length, options)
+    unit, factor, _ = scaling_for(source.path, found, options.unit, options.length_scale)
+    if unit != plan.unit:
         raise ManifestError(
-            f"{source.path} has its lengths in {scaling.unit or 'an unknown unit'}, the sources before it in "
+            f"{source.path} has its lengths in {unit or 'an unknown unit'}, the sources before it in "
             f"{plan.unit or 'an unknown unit'}",
             "What is read together must count the same; read them one by one, or convert one of them.",
         )
-    return Reading(
-        length=length.name,
-        target=str(targets[0].path) if targets else None if target is None else target.name,
-        scaling=scaling,
-        count_length=count if plan.texts[0] else None,
-        count_target=count_of(targets, reader, options)[0] if targets else count if plan.texts[1] else None,
-        reduction=options.reduce,
-        with_ids=with_ids,
-        unique_ids=reader.unique_ids,
-    )
+    counts = count if plan.texts[0] else None, count if plan.texts[1] else None
+    if target_file is not None:
+        target, counts = str(target_file.path), (counts[0], count_of(target_file, reader, options)[0])
+    return Reading(plan, length.name, target, factor, counts)
 
 
 def check_format(name: str | None) -> None:
-    """Raises UsageError if no format has that name."""
+    """Raise UsageError if no format has that name."""
     if name is not None and name not in FORMATS:
         near = difflib.get_close_matches(name, FORMATS, n=1)
         meant = f"Did you mean {near[0]!r}? " if near else ""
@@ -166,13 +173,11 @@ def check_format(name: str | None) -> None:
 
 
 def find_format(source: Source, name: str | None) -> Format:
-    """The format of a source, by its name or the source's first bytes.
+    """Return the format of a source, by the name that the user gives or the source's first bytes.
 
     Raises:
-        ManifestError: It fits none.
-        UsageError: No format has that name.
+        ManifestError: It fits none, or not the named one.
     """
-    check_format(name)
     if source.names is None and source.head.blank and source.head.complete:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
@@ -196,25 +201,19 @@ def _columns(source: Source, reader: Format) -> Sequence[Column]:
     return columns
 
 
-def _told_target(source: Source, reader: Format, options: ReadOptions) -> str | None:
-    """The column of the targets where the user has named no column at all, and the file itself tells it."""
-    silent = options.length_key is None and options.target_key is None and options.target_file is None
-    return reader.default_target(source) if silent else None
-
-
 def _chosen(
     source: Source, reader: Format, columns: Sequence[Column], options: ReadOptions
 ) -> tuple[Column, Column | None]:
-    path = source.path
-    target = None
+    """The columns of the lengths and of the target lengths, None without."""
+    path, target = source.path, None
     if options.target_key is not None:
         target = find_column(path, columns, options.target_key, "--target-key")
-    if options.length_key is None:
-        default = reader.default_column(columns)
-        if default is not None and (target is None or target.name != default):
-            return find_column(path, columns, default, "--length-key"), target
-        return choose_column(path, columns, target.name if target else None), target
-    length = find_column(path, columns, options.length_key, "--length-key")
+    key = options.length_key
+    if key is None:
+        key = reader.default_column(columns)
+        if key is None or (target is not None and target.name == key):
+            return choose_column(path, columns, target.name if target else None), target
+    length = find_column(path, columns, key, "--length-key")
     if target is not None and length.name == target.name:
         raise UsageError(
             f"--length-key and --target-key both name {shortened(length.name)}",
@@ -229,16 +228,15 @@ def _texts(length: Column, target: Column | None, options: ReadOptions, *, named
         length.text and named and not _is_counted(length, options),
         target is not None and target.text and not _is_counted(target, options),
     )
-    asked = options.measure is not None or options.tokenizer is not None
-    if not asked or any(texts):
+    asked = "--tokenizer" if options.tokenizer else "--measure" if options.measure else None
+    if asked is None or any(texts):
         return texts
     if options.length_key is None and options.target_file is None:
         raise UsageError(
-            f"--{'tokenizer' if options.tokenizer else 'measure'} counts texts, "
-            f"and {shortened(length.name)} holds none",
+            f"{asked} counts texts, and {shortened(length.name)} holds none",
             "Name the column of the texts with --length-key or --target-key.",
         )
-    return (options.target_file is None, False)
+    return options.target_file is None, False
 
 
 def _is_counted(column: Column, options: ReadOptions) -> bool:
@@ -247,42 +245,23 @@ def _is_counted(column: Column, options: ReadOptions) -> bool:
 
 
 def _unit(source: Source, reader: Format, length: Column, options: ReadOptions) -> Unit | None:
-    column = length.name
+    name, last = normalised(length.name), normalised(last_part(length.name))
     if _is_counted(length, options):
-        return "tokens" if normalised(last_part(column)) in _TOKENS else None
-    name = normalised(column)
-    return (
-        reader.unit_in(source, column)
-        or reader.units.get(name)
-        or KNOWN_UNITS.get(name)
-        or KNOWN_UNITS.get(normalised(last_part(column)))
-    )
+        return "tokens" if last in _TOKENS else None
+    said = reader.unit_in(source, length.name) or reader.units.get(name)
+    return said or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
 
 
-def _counting_note(column: str, counted: str, options: ReadOptions) -> str:
+def _counting_note(column: Column, counted: Unit | None, options: ReadOptions) -> str:
     said = options.measure is not None or options.tokenizer is not None
     otherwise = "" if said else " --measure words or bytes, or --tokenizer FILE, count otherwise."
-    return f"Column {shortened(column)} holds text: its {counted} are counted.{otherwise}"
+    return f"Column {shortened(column.name)} holds text: its {counted} are counted.{otherwise}"
 
 
-_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
-    ("ms", "s"): Fraction(1, 1000),
-    ("s", "ms"): Fraction(1000),
-}
-_SAMPLE_RATES = range(4000, 192_001)
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """The unit in the end, the factor, and what to tell the user about them."""
-
-    unit: Unit | None
-    factor: Fraction
-    notes: tuple[str, ...] = ()
-
-
-def scaling_for(path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None) -> Scaling:
-    """Decides the unit of the lengths.
+def scaling_for(
+    path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None
+) -> tuple[Unit | None, Fraction, str | None]:
+    """Decide the unit of the lengths in the end, their factor, and what to tell the user about them.
 
     A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
     only if there is no doubt.
@@ -297,40 +276,62 @@ def scaling_for(path: Path, source: Unit | None, unit: Unit | None, scale: Fract
         ManifestError: The file is in one unit, the user wants another, and no scale says how.
     """
     if scale is not None:
-        return _scaled(source, unit, scale)
-    if unit is not None and source is not None and unit != source:
-        return _converted(path, source, unit)
+        if unit is None and scale == 1:
+            unit = source
+        elif unit is None and source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES:
+            unit = "s"
+        elif unit is None:
+            known = ((before, factor, after) for (before, after), factor in _CONVERSIONS.items())
+            unit = next((after for before, factor, after in known if (before, factor) == (source, scale)), None)
+        before = f"{source} * {scale}" if source else f"the file's values * {scale}"
+        note = None if unit else f"Nothing says what the lengths count now ({before}); give --unit."
+        return unit, scale, note
     if unit is None and source is None:
         note = "Nothing says what the lengths count; give --unit, so that results and configs can say it."
-        return Scaling(None, Fraction(1), (note,))
-    return Scaling(unit or source, Fraction(1))
-
-
-def _scaled(source: Unit | None, unit: Unit | None, scale: Fraction) -> Scaling:
-    found = unit or _unit_after(source, scale)
-    if found is not None:
-        return Scaling(found, scale)
-    before = f"{source} * {scale}" if source else f"the file's values * {scale}"
-    return Scaling(None, scale, (f"Nothing says what the lengths count now ({before}); give --unit.",))
-
-
-def _unit_after(source: Unit | None, scale: Fraction) -> Unit | None:
-    if scale == 1:
-        return source
-    if source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES:
-        return "s"
-    return next(
-        (after for (before, after), factor in _CONVERSIONS.items() if before == source and factor == scale),
-        None,
-    )
-
-
-def _converted(path: Path, source: Unit, unit: Unit) -> Scaling:
-    factor = _CONVERSIONS.get((source, unit))
-    if factor is not None:
-        return Scaling(unit, factor, (f"Lengths are converted from {source} to {unit}.",))
+        return None, Fraction(1), note
+    if unit is None or source is None or unit == source:
+        return unit or source, Fraction(1), None
+    if (source, unit) in _CONVERSIONS:
+        return unit, _CONVERSIONS[source, unit], f"Lengths are converted from {source} to {unit}."
     example = "1/16000 for 16 kHz audio" if (source, unit) == ("samples", "s") else "a number or a fraction"
     raise ManifestError(
         f"{path} has its lengths in {source}, and --unit asks for {unit}",
         f"Say how many {unit} one of the {source} is with --length-scale ({example}), or leave --unit out.",
     )
+
+
+def keyed_targets(source: Source) -> dict[str, object]:
+    """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` or `utt words …`.
+
+    Where most values are numbers, or shapes (the first dimension counts), they are numbers, and what is neither
+    stays text. Else all are texts, so that a transcript `7` among others has one character like the letter `A`.
+
+    Raises:
+        ManifestError: An id is there twice, or the file can't be read or is not UTF-8.
+    """
+    texts: dict[str, str] = {}
+    for line_number, line in source.lines():
+        if not line.strip():
+            continue
+        name, *rest = line.split(maxsplit=1)
+        if name in texts:
+            raise ManifestError(
+                f"{source.path}, line {line_number}: the id {shortened(name)} is there a second time",
+                "Each id has one target: remove or rename one of the lines.",
+            )
+        texts[name] = "".join(rest).rstrip()
+    sizes = {name: number(text.partition(",")[0] if _SHAPE.fullmatch(text) else text) for name, text in texts.items()}
+    numeric = 2 * sum(size is not None for size in sizes.values()) > len(sizes)
+    return {name: text if sizes[name] is None or not numeric else sizes[name] for name, text in texts.items()}
+
+
+def count_of(target_file: Source, reader: Format, options: ReadOptions) -> tuple[Count | None, str]:
+    """Decide how the targets of a file are counted, and what that counts; None if they are numbers."""
+    first: Iterable[object] = (text for _, text in target_file.lines())
+    if reader.joined_by_id:
+        first = keyed_targets(target_file).values()
+    columns = summarise({"target": value} for value in itertools.islice(first, PEEKED_ROWS))
+    if not columns or not columns[0].text:
+        return None, "numbers"
+    symbols = target_file.path.name.endswith(_SYMBOLS)
+    return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)

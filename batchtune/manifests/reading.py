@@ -3,51 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+import ctypes
+import itertools
+import multiprocessing
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from batchtune.errors import ManifestError, UsageError
 from batchtune.lengths import FloatArray, Lengths, Unit
-from batchtune.manifests.base import Format, Place
-from batchtune.manifests.collecting import Collector, Part, merged
+from batchtune.manifests.base import Format, Place, Rows
+from batchtune.manifests.collecting import Part, merged
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.inputs import Input, expand
+from batchtune.manifests.inputs import expand
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.planning import Plan, check_format, find_format, plan_first, reading_of
-from batchtune.manifests.pool import WorkerLost, in_any_order
+from batchtune.manifests.planning import (
+    Plan,
+    check_format,
+    count_of,
+    find_format,
+    keyed_targets,
+    plan_first,
+    reading_of,
+)
 from batchtune.manifests.source import Source
-from batchtune.manifests.targets import count_of, joined
 from batchtune.units import counted
 
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
+_LONGEST_WAIT_SECONDS = 1.0
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the reading is.
-
-    Attributes:
-        share: From 0 to 1, of the bytes.
-        examples: How many were read.
-    """
-
-    share: float
-    examples: int
-
-
-OnProgress = Callable[[Progress], None]
+# Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
+OnProgress = Callable[[float, int], None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def load_lengths(
     manifest: Manifest, options: ReadOptions = _DEFAULTS, *, jobs: int = 1, on_progress: OnProgress | None = None
 ) -> Lengths:
-    """Reads the lengths of a data set.
+    """Read the lengths of a data set.
 
     Text is read block by block (a JSON list: whole), of audio and tensors only the headers, and of the rows only
     numbers are kept.
@@ -67,203 +72,282 @@ def load_lengths(
         ManifestError: It can't be read as asked; the message says what is wrong and where.
         UsageError: The options name no known format, or one column twice.
     """
-    plan, found = read_in_order(manifest, options, jobs=jobs, on_progress=on_progress)
-    lengths = Lengths.of(
-        found.lengths,
-        found.targets,
-        unit=plan.unit,
-        left_out=dict(found.left_out),
-        notes=(*plan.notes, *found.notes),
-        owned=True,
-    )
-    return replace(lengths, reading=options.record())
-
-
-def read_in_order(
-    manifest: Manifest, options: ReadOptions, *, jobs: int = 1, on_progress: OnProgress | None = None
-) -> tuple[Plan, Part]:
-    """How a data set is read, and all its examples in the manifest's order. Arguments and errors as `load_lengths`."""
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    parts: list[Part | None] = [None] * len(tasks)
-    with contextlib.closing(read_all(tasks, jobs, on_progress)) as found:
-        for index, part in found:
-            parts[index] = part
-    return plan, merged([part for part in parts if part is not None], label_of(tasks), options, plan.keys)
+    whole = merged(read_all(tasks, jobs, on_progress), label_of(tasks), plan)
+    return replace(lengths_of(whole, plan, owned=True), reading=options.record())
+
+
+def load_ordered_lengths(
+    manifest: Manifest, options: ReadOptions = _DEFAULTS
+) -> tuple[FloatArray, FloatArray | None, Unit | None]:
+    """Read the lengths of a data set so that entry i is the length of example i.
+
+    Args:
+        manifest: As for `load_lengths`.
+        options: What the user says about it; nothing that leaves examples out.
+
+    Returns:
+        Lengths and target lengths (None without), shape (count,) each, and the unit of the lengths.
+
+    Raises:
+        ManifestError: It can't be read as asked; the message says what is wrong and where.
+        UsageError: The options leave examples out, name no known format, or one column twice.
+    """
+    flags = options.record().flags
+    if leaving := [name for name in ("--skip-invalid", "--min-length", "--max-length") if name in flags]:
+        raise UsageError(
+            f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the "
+            "lengths would no longer be that of example i",
+            "Leave them out of the data set and its manifest instead.",
+        )
+    plan, tasks = planned(manifest, options)
+    whole = merged(read_all(tasks, 1, None), label_of(tasks), plan)
+    return whole.values, targets_of(whole, plan), plan.unit
+
+
+def targets_of(whole: Part, plan: Plan) -> FloatArray | None:
+    """The target lengths, shape (count,), None without any."""
+    return np.frombuffer(whole.targets) if plan.has_targets else None
+
+
+def lengths_of(whole: Part, plan: Plan, *, owned: bool) -> Lengths:
+    """Sort what was read; if it is `owned`, in place."""
+    return Lengths.of(
+        whole.values,
+        targets_of(whole, plan),
+        unit=plan.unit,
+        left_out=dict(whole.left_out),
+        notes=(*plan.notes, *whole.notes),
+        owned=owned,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One source to be read, in this process or another, with its file of target lengths, if it has one."""
+
+    plan: Plan
+    source: Source
+    target_file: Source | None
 
 
 def planned(
     manifest: Manifest, options: ReadOptions, *, with_ids: bool = False, on_progress: OnProgress | None = None
 ) -> tuple[Plan, list[Task]]:
-    """How a data set is read, source by source. Raises as `load_lengths` does."""
+    """Decide how a data set is read, source by source. Raises as `load_lengths` does."""
     check_format(options.format)
-    inputs = expand(manifest, options.format)
-    first = inputs[0].open()
-    first.on_progress = _of_share(on_progress, lambda: 0)
+    sources = expand(manifest, options.format)
+    first = sources[0]
+    if on_progress is not None:
+        first.on_progress = lambda share: on_progress(share, 0)
     try:
         plan = plan_first(first, options)
     except MemoryError:
-        raise _too_large(str(first.path)) from None
-    tasks = _tasks(inputs, options, plan, with_ids=with_ids)
+        raise _too_large(first) from None
     notes = list(plan.notes)
     named = [manifest] if isinstance(manifest, (str, Path)) else manifest
-    if len(named) == len(inputs) == 1 and inputs[0].names is None and Path(named[0]).is_dir():
-        notes.insert(0, f"Of the folder, {inputs[0].path.name} is read.")
-    if tasks[0].targets:
-        targets = [one.open() for one in tasks[0].targets]
-        counts = count_of(targets, FORMATS[plan.format], options)[1]
+    if len(named) == len(sources) == 1 and first.names is None and Path(named[0]).is_dir():
+        notes.insert(0, f"Of the folder, {first.path.name} is read.")
+    targets: Sequence[Source | None] = [None] * len(sources)
+    if options.target_file is not None:
+        targets = found = expand(options.target_file, None)
+        if len(found) != len(sources):
+            raise ManifestError(
+                f"{counted(len(found), 'target file')} for {counted(len(sources), 'manifest')}",
+                "Name one target file for each manifest, in the same order.",
+            )
+        counts = count_of(found[0], FORMATS[plan.format], options)[1]
         notes.append(f"Target lengths are the {counts} in {options.target_file}.")
-    return replace(plan, notes=tuple(notes)), tasks
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One source to be read, in this process or another."""
-
-    input: Input
-    options: ReadOptions
-    plan: Plan
-    targets: tuple[Input, ...]
-    with_ids: bool
-    alone: bool
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether the lengths have target lengths."""
-        return self.plan.target is not None or bool(self.targets)
-
-
-def _tasks(inputs: Sequence[Input], options: ReadOptions, plan: Plan, *, with_ids: bool) -> list[Task]:
-    """One task for each source, with its target files.
-
-    Raises:
-        ManifestError: There are not as many target files as sources.
-    """
-    targets = expand(options.target_file, None) if options.target_file is not None else []
-    if targets and len(targets) != len(inputs):
-        raise ManifestError(
-            f"{counted(len(targets), 'target file')} for {counted(len(inputs), 'manifest')}",
-            "Name one target file for each manifest, in the same order.",
-        )
-    return [
-        Task(one, options, plan, tuple(targets[index : index + 1]), with_ids, alone=len(inputs) == 1)
-        for index, one in enumerate(inputs)
-    ]
+    plan = replace(plan, notes=tuple(notes), with_ids=with_ids, alone=len(sources) == 1)
+    return plan, [Task(plan, *pair) for pair in zip(sources, targets, strict=True)]
 
 
 def label_of(tasks: Sequence[Task]) -> str:
-    """All sources, for messages."""
-    inputs = [task.input for task in tasks]
-    first = inputs[0].open().path if len(inputs) == 1 else inputs[0].path
-    folder = len(inputs) > 1 and all(one.names is not None and one.path == first for one in inputs)
-    return f"{first}" if len(inputs) == 1 or folder else f"{first} and {len(inputs) - 1:,} more"
+    """Name all sources, for messages."""
+    first, *others = (task.source for task in tasks)
+    folder = all(one.names is not None and one.path == first.path for one in others)
+    return f"{first.path}" if folder else f"{first.path} and {len(others):,} more"
 
 
-def _of_share(on_progress: OnProgress | None, examples: Callable[[], int]) -> Callable[[float], None] | None:
-    return None if on_progress is None else lambda share: on_progress(Progress(share, examples()))
-
-
-def _too_large(label: str) -> ManifestError:
+def _too_large(source: Source) -> ManifestError:
     return ManifestError(
-        f"{label}: this process may not take as much memory as reading it needs",
+        f"{source.path}: this process may not take as much memory as reading it needs",
         "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
         "example in each row: of these only a part is held at once.",
     )
 
 
 def read_all(
-    tasks: Sequence[Task], jobs: int, on_progress: OnProgress | None
-) -> Generator[tuple[int, Part], None, None]:
-    """Reads the sources, by several processes where that is worth it; index and part as they come.
+    tasks: Sequence[Task],
+    jobs: int,
+    on_progress: OnProgress | None,
+    on_part: Callable[[int, Part], None] = lambda index, part: None,
+) -> list[Part]:
+    """Read the sources, by several processes where that is worth it.
+
+    Args:
+        tasks: One for each source.
+        jobs: How many processes may read at once.
+        on_progress: Called now and then.
+        on_part: Called with index and part as they come, in any order.
 
     Raises:
         ManifestError: The only source can't be read; with several, that is in its part. Or a process that read alone
             was killed.
     """
-    sizes = [task.input.size for task in tasks]
-    total, done, examples = max(1, sum(sizes)), 0, 0
-    if len(tasks) == 1:
-        yield 0, read_part(tasks[0], on_progress)
-        return
-    here = jobs == 1 or total < _WORTH_BYTES or any(task.input.open().copied for task in tasks if task.input.kept)
+    sizes = [task.source.size for task in tasks]
+    total, done, examples = sum(sizes), 0, 0
+    parts: dict[int, Part] = {}
+    notes: list[str] = []
 
-    def report(share: float = 0.0, rows: int = 0) -> None:
+    def report(bytes_read: float = 0.0, rows: int = 0) -> None:
         if on_progress is not None:
-            on_progress(Progress((done + share) / total, examples + rows))
+            on_progress((done + bytes_read) / total, examples + rows)
 
-    def read_here(task: Task) -> Part:
-        return read_part(task, lambda now: report(now.share * task.input.size, now.examples))
+    def take(index: int, part: Part) -> None:
+        nonlocal done, examples
+        parts[index], done, examples = part, done + sizes[index], examples + part.rows
+        report()
+        on_part(index, part)
 
-    lost: list[str] = []
+    if jobs == 1 or len(tasks) <= 1 or total < _WORTH_BYTES or not all(task.source.rereadable for task in tasks):
+        for index, task in enumerate(tasks):
+            size = sizes[index]
 
-    def tell(left: int) -> None:
-        lost.append(
-            "One of the reading processes was killed, likely for lack of memory. Its sources were read again with "
-            f"--jobs {left}."
-        )
+            def tell(share: float, rows: int, size: int = size) -> None:
+                report(share * size, rows)
 
+            take(index, read_part(task, tell))
+    while left := {index: task for index, task in enumerate(tasks) if index not in parts}:
+        jobs = min(jobs, len(left))
+        try:
+            in_processes(read_part, left, jobs, take, report)
+        except BrokenProcessPool:
+            if jobs == 1:
+                culprit = min(left.keys() - parts.keys())  # one process takes them in this order
+                raise ManifestError(
+                    f"{tasks[culprit].source.path}: the process that read it was killed, even though it was the only "
+                    "one",
+                    "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the "
+                    "container's limit; then run the same command again, with --jobs 1.",
+                ) from None
+            jobs //= 2
+            notes.append(
+                "One of the reading processes was killed, likely for lack of memory. Its sources were read again with "
+                f"--jobs {jobs}."
+            )
+    found = [parts[index] for index in range(len(tasks))]
+    if notes:
+        found[0].notes += notes
+    return found
+
+
+def in_processes(
+    work: Callable[[T], R],
+    tasks: Mapping[int, T],
+    jobs: int,
+    take: Callable[[int, R], None],
+    on_wait: Callable[[], None],
+) -> None:
+    """Do each task in one of several new interpreters: a fork of a process with threads can hang.
+
+    They end with this one, however it ends, and at once if it is interrupted.
+
+    Args:
+        work: Of a module's top level.
+        tasks: Picklable, as are the results.
+        jobs: How many processes.
+        take: Called with a task's key and result as they come.
+        on_wait: Called every second while none is done.
+
+    Raises:
+        BrokenProcessPool: A process was killed from outside, as the kernel kills what takes too much memory.
+    """
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
     try:
-        work, processes = (read_here, 1) if here else (read_part, jobs)
-        with contextlib.closing(in_any_order(work, tasks, processes, tell, report)) as found:
-            for index, part in found:
-                done += sizes[index]
-                examples += part.rows
-                report()
-                yield index, replace(part, notes=tuple(lost))
-                lost.clear()
-    except WorkerLost as error:
-        raise ManifestError(
-            f"{tasks[error.index].input.path}: the process that read it was killed, even though it was the only one",
-            "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the container's "
-            "limit; then run the same command again, with --jobs 1.",
-        ) from None
+        with _without_interrupts():
+            futures = {pool.submit(work, task): key for key, task in tasks.items()}
+        while futures:
+            done, _ = wait(futures, _LONGEST_WAIT_SECONDS, FIRST_COMPLETED)
+            if not done:
+                on_wait()
+            for future in done:
+                take(futures.pop(future), future.result())
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:  # nobody waits for what they are doing
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Put Ctrl-C off; processes that are started in the meantime inherit the mask, and leave it to this one.
+
+    In this process another thread, of a numerical library, may take the signal all the same.
+    """
+    arrived: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number)) if main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+    if arrived:
+        raise KeyboardInterrupt
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # where there is no such call
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
-    """Reads one source.
+    """Read one source.
 
     Raises:
         ManifestError: It can't be read. Not where it is one of several, or may be broken by the user's leave: that
             is then noted in the part.
     """
-    collector: Collector | None = None
+    plan, source = task.plan, task.source
+    part = Part(str(source.path))
     reader: Format | None = None
-    label = str(task.input.path)
     try:
-        source = task.input.open()
-        label = str(source.path)
-        reader = find_format(source, task.options.format)
-        targets = [one.open() for one in task.targets]
-        reading = reading_of(source, reader, task.plan, task.options, targets, with_ids=task.with_ids)
-        collector = Collector(label, reading, task.options)
-        chunks = reader.rows(source, reading.length, task.plan.target)
+        reader = find_format(source, plan.options.format)
+        part.advice = reader.missing_hint
+        reading = reading_of(source, reader, plan, task.target_file)
         if on_progress is not None:
-            watched = collector
-            source.on_progress = _of_share(on_progress, lambda: watched.rows)
-        for rows in joined(chunks, reader, targets):
-            collector.add(rows)
-        _refuse_repeated(source, reader, reading.length, collector.repeated_ids())
-        return replace(collector.finish(), advice=reader.missing_hint)
+            source.on_progress = lambda share: on_progress(share, part.rows)
+        hashes: list[npt.NDArray[np.int64]] = []
+        for rows in _joined(reader.rows(source, reading.length, plan.target), reader, task.target_file):
+            part.add(rows, reading)
+            if reader.unique_ids:
+                hashes.append(np.fromiter(map(hash, rows.names()), dtype=np.int64, count=len(rows.lengths)))
+        if hashes:
+            _refuse_repeated(source, reader.rows(source, reading.length, None), np.sort(np.concatenate(hashes)))
     except (ManifestError, MemoryError) as caught:
-        error = _too_large(label) if isinstance(caught, MemoryError) else caught
-        if task.alone and not (task.options.skip_invalid and reader is not None and reader.breakable):
+        error = _too_large(source) if isinstance(caught, MemoryError) else caught
+        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
             raise error from None
-        part = (
-            Part.empty(label, targets=task.has_targets, ids=task.with_ids) if collector is None else collector.finish()
-        )
-        return replace(part, broken=error.message, hint=error.hint)
-    finally:
-        if not task.alone:
-            task.input.kept.clear()
+        part.broken, part.hint = error.message, error.hint
+    if not plan.alone:
+        source.forget()
+    return part
 
 
-def _refuse_repeated(source: Source, reader: Format, length: str, hashes: set[int]) -> None:
-    """Raises ManifestError where two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
-    if not hashes:
-        return
+def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray[np.int64]) -> None:
+    """Raise ManifestError if two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
     seen: dict[str, Place] = {}
-    for rows in reader.rows(source, length, None):
+    for rows in chunks if repeated else ():
         for index, name in enumerate(rows.names()):
-            if name is None or hash(name) not in hashes:
+            if name is None or hash(name) not in repeated:
                 continue
             place = rows.place(index)
             if name in seen:
@@ -274,45 +358,32 @@ def _refuse_repeated(source: Source, reader: Format, length: str, hashes: set[in
             seen[name] = place
 
 
-_DEFAULTS = ReadOptions()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OrderedLengths:
-    """Lengths by index of the example.
-
-    Attributes:
-        values: Shape (count,), positive and finite, in the order of the manifest.
-        targets: Shape (count,), the target length of the same example, or None.
-        unit: What `values` count, or None if nothing says it.
-    """
-
-    values: FloatArray
-    targets: FloatArray | None
-    unit: Unit | None
-
-
-def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> OrderedLengths:
-    """Reads the lengths of a data set so that entry i is the length of example i.
-
-    Args:
-        manifest: As for `load_lengths`.
-        options: What the user says about it; nothing that leaves examples out.
+def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
+    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line.
 
     Raises:
-        ManifestError: It can't be read as asked; the message says what is wrong and where.
-        UsageError: The options leave examples out, name no known format, or one column twice.
+        ManifestError: The file can't be read, or has fewer or more lines than the manifest has examples.
     """
-    wanted = {
-        "--skip-invalid": options.skip_invalid,
-        "--min-length": options.min_length is not None,
-        "--max-length": options.max_length is not None,
-    }
-    if leaving := [name for name, is_set in wanted.items() if is_set]:
-        raise UsageError(
-            f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the lengths "
-            "would no longer be that of example i",
-            "Leave them out of the data set and its manifest instead.",
+    if target_file is None:
+        yield from chunks
+        return
+    if reader.joined_by_id:
+        table = keyed_targets(target_file)
+        for rows in chunks:
+            yield replace(rows, targets=[table.get(name or "") for name in rows.names()])
+        return
+    hint = "A target file has one line for each example, in the same order."
+    lines, last = target_file.lines(), 0
+    for rows in chunks:
+        texts = [text for _, text in itertools.islice(lines, len(rows.lengths))]
+        last += len(texts)
+        if len(texts) < len(rows.lengths):
+            raise ManifestError(
+                f"{target_file.path} ends after line {last:,}, and the manifest has more examples", hint
+            )
+        yield replace(rows, targets=texts)
+    rest = next((number for number, text in lines if text.strip()), None)
+    if rest is not None:
+        raise ManifestError(
+            f"{target_file.path} goes on at line {rest:,}, where the manifest has no more examples", hint
         )
-    plan, found = read_in_order(manifest, options)
-    return OrderedLengths(found.lengths, found.targets, plan.unit)

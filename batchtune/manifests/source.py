@@ -1,14 +1,18 @@
-"""What is under a manifest: a file opened, decompressed, checked to be text, with line numbers kept."""
+"""The bytes under a manifest: a file opened, decompressed, and checked to be text whose lines can be named."""
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import io
+import lzma
 import os
 import shutil
 import sys
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,15 +24,17 @@ import numpy as np
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray
 from batchtune.machine import total_memory
-from batchtune.manifests.decompression import Guarded, compression_of, decompressed, explained
 
 HEAD_BYTES = 64 * 1024
+BLOCK_BYTES = 1024 * 1024
 # Once a piece of that size was given back, glibc keeps freed memory up to there for the next block, rather than give
 # every block back to the system and get it anew, page by page: that took a quarter of the time of reading.
 _KEPT_BYTES = 16 * 1024 * 1024
 # Some hundred thousand words: no example is longer, and each step of reading holds a line once more.
 _LARGEST_LINE_BYTES = 64 * 1024 * 1024
-BLOCK_BYTES = 1024 * 1024
+# A compressed file that expands further than both is a bomb.
+_TRUSTED_BYTES = 256 * 1024 * 1024
+_LARGEST_EXPANSION = 500
 
 # The path that stands for standard input.
 STDIN = Path("-")
@@ -36,6 +42,7 @@ STDIN = Path("-")
 _BLANK = b" \t\n\r\x0b\x0c\x1c\x1d\x1e\x1f"
 _BOM = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz"}
 _MAGIC = {
     b"PAR1": "a Parquet file",
     b"PK\x03\x04": "a zip archive",
@@ -70,7 +77,7 @@ class Head:
 
     @property
     def blank(self) -> bool:
-        """Whether there is nothing but white space in it."""
+        """Whether it holds only white space."""
         return not self.data.strip(_BLANK)
 
     @property
@@ -79,7 +86,7 @@ class Head:
         return self.data.count(b"\r") > 1 and b"\n" not in self.data
 
     def describe(self) -> str:
-        """What was seen, for the message that no format fits."""
+        """Describe the bytes for the message that no format fits."""
         for magic, description in _MAGIC.items():
             if self.data.startswith(magic):
                 return f"it is {description}"
@@ -113,7 +120,7 @@ class Block:
 
     @property
     def lines(self) -> int:
-        """How many there are."""
+        """The number of lines."""
         return self.newlines.size + (not self.data.endswith(b"\n"))
 
     def all_begin_with(self, first: str) -> bool:
@@ -124,23 +131,21 @@ class Block:
 
 
 class Source:
-    """What a manifest is read from: a file, plain or compressed, standard input, or files of a folder.
+    """A file (plain or compressed), standard input, or files of a folder, from which a manifest is read.
 
-    Compression (gzip, zstd, bzip2, xz) is told by the first bytes, not by the name. What `content`, `blocks` and
-    `lines` hand out is checked to be UTF-8 without NUL bytes; a byte order mark is taken off.
+    Compression (gzip, zstd, bzip2, xz) is told by the first bytes, not by the name. Text is checked to be UTF-8 without
+    NUL bytes; a byte order mark is taken off. All that reads raises ManifestError if the file is missing, a folder, a
+    device or damaged. Another process gets a source by its path and opens it itself.
 
     Args:
-        path: The file, or `STDIN`; the folder where there are names. What can't be read twice (a pipe) is copied
-            to a temporary file first.
-        names: Relative to the folder, sorted: what is read are these files, each an example or a part of one.
+        path: The file, or `STDIN`; the folder if there are names. A pipe, which can't be read twice, is first copied to
+            a temporary file.
+        names: Files relative to the folder, sorted: each an example or a part of one.
 
     Attributes:
         path: For messages.
         on_progress: Called with the share that is read, from 0 to 1, whenever a good part more is.
-        memo: What a format found out about it and will want to know again.
-
-    Raises:
-        ManifestError: Missing, a folder, or not to be read.
+        memo: What a format found out about it and will need again.
     """
 
     def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
@@ -148,61 +153,67 @@ class Source:
         self.names = None if names is None else tuple(names)
         self.on_progress: Callable[[float], None] | None = None
         self.memo: dict[str, Any] = {}
-        self._copy: IO[bytes] | None = None
-        if names is not None:
-            return
-        with explained(self.path):
-            if path == STDIN:
-                self._copy = _copied(sys.stdin.buffer)
-            elif path.is_dir():
-                raise ManifestError(f"{path} is a folder, not a manifest", "Name a file in it.")
-            elif path.is_char_device() or path.is_block_device():
-                raise ManifestError(f"{path} is a device, not a manifest", "Name a file.")
-            elif not path.is_file():
-                with path.open("rb") as stream:
-                    self._copy = _copied(stream)
-        if self._copy is not None:
-            weakref.finalize(self, self._copy.close)
+        self._given = path
+
+    def __reduce__(self) -> tuple[type[Source], tuple[Path, tuple[str, ...] | None]]:
+        return Source, (self._given, self.names)
 
     @property
-    def copied(self) -> bool:
-        """Whether this holds all that there is: what it was read from can't be read again."""
-        return self._copy is not None
+    def rereadable(self) -> bool:
+        """Whether another process, or a later one, can read the same: not what comes from a pipe."""
+        return self.names is not None or self._given.is_file()
+
+    @property
+    def size(self) -> int:
+        """Bytes to read, 1 if unknown; a rough guess for files of which only the headers are read."""
+        if self.names is not None:
+            return len(self.names) * 16_384
+        try:
+            return max(1, self._given.stat().st_size)
+        except OSError:
+            return 1
+
+    def forget(self) -> None:
+        """Free what was kept of its content."""
+        self.memo.clear()
+        vars(self).pop("head", None)
 
     @cached_property
     def head(self) -> Head:
-        """The first 64 KiB, decompressed. Raises ManifestError if they can't be read."""
+        """The first 64 KiB, decompressed."""
         if self.names is not None:
             return Head(b"", complete=True, names=self.names)
-        with explained(self.path), self.opened() as stream:
-            data = _read_up_to(stream, HEAD_BYTES + 1)
+        data = bytearray()
+        with self.opened() as stream:  # gzip hands out less than asked for where one of its members ends
+            while len(data) <= HEAD_BYTES and (more := stream.read(HEAD_BYTES + 1 - len(data))):
+                data += more
         if data.startswith(_UTF16):
             raise ManifestError(
                 f"{self.path} is UTF-16 text; manifests are read as UTF-8",
                 "Convert it: iconv -f UTF-16 -t UTF-8.",
             )
-        return Head(data[:HEAD_BYTES].removeprefix(_BOM), len(data) <= HEAD_BYTES)
+        return Head(bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) <= HEAD_BYTES)
 
     @cached_property
     def compression(self) -> str | None:
         """How the file is compressed, or None."""
         with explained(self.path), self._raw() as raw:
-            return compression_of(raw)
+            magic = raw.read(6)
+        return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[BinaryIO]:
-        """The bytes, decompressed, to be read forward; what goes wrong there becomes a ManifestError."""
+        """Open the bytes, decompressed, to be read forward."""
         with explained(self.path), self._raw() as raw:
-            compression = compression_of(raw)
-            if compression is None:
+            if self.compression is None:
                 yield raw
                 return
-            with decompressed(raw, compression) as stream:
-                yield cast(BinaryIO, Guarded(stream, raw, self.path, self.report))
+            with _decompressed(raw, self.compression) as stream:
+                yield cast(BinaryIO, _Guarded(stream, raw, self))
 
     @contextlib.contextmanager
     def seekable(self) -> Iterator[BinaryIO]:
-        """The bytes, decompressed, as a file to seek in: to a temporary file first where they are compressed."""
+        """Open the bytes as a file to seek in: a compressed one is first decompressed to a temporary file."""
         with self.opened() as stream:
             if self.compression is None:
                 yield stream
@@ -211,12 +222,12 @@ class Source:
                 yield cast(BinaryIO, copy)
 
     def report(self, share: float) -> None:
-        """Tells who wants to know how much of it is read."""
+        """Tell `on_progress` how much of it is read."""
         if self.on_progress is not None:
             self.on_progress(share)
 
     def content(self) -> bytes:
-        """The whole content. Raises ManifestError if it can't be read or held, or is no UTF-8."""
+        """Read the whole content."""
         content, most = io.BytesIO(), total_memory() // 2
         for piece in self.pieces():
             if content.tell() + len(piece) > most:
@@ -227,139 +238,178 @@ class Source:
             content.write(piece)
         return content.getvalue()  # not a copy
 
-    def pieces(self) -> Iterator[bytes]:
-        """The content in pieces of about 1 MiB, cut anywhere but within a character. Raises as `blocks` does."""
-        line, offset, rest = 1, 0, b""
-        for piece in self._read_on():
-            data = rest + piece
-            whole = _whole_characters(data)
-            data, rest = data[:whole], data[whole:]
-            text = data.removeprefix(_BOM) if offset == 0 else data
-            self._check_text(text, line, offset + len(data) - len(text))
-            yield text
-            line += text.count(b"\n")
-            offset += len(data)
-        self._check_text(rest, line, offset)
-
     def blocks(self) -> Iterator[Block]:
-        """The content as blocks of whole lines, about 1 MiB each, so that a large file is never held whole.
-
-        Raises:
-            ManifestError: It can't be read, is no UTF-8, or has a line longer than any example; it says where.
-        """
-        line, offset = 1, 0
-        for block in self._whole_lines():
-            data = block.removeprefix(_BOM) if offset == 0 else block
-            self._check_text(data, line, offset + len(block) - len(data))
-            found = Block(line, data)
-            yield found
-            line += found.newlines.size
-            offset += len(block)
-
-    def lines(self) -> Iterator[tuple[int, str]]:
-        """Number, from 1, and text of every line, without its end. Raises as `blocks` does."""
-        for block in self.blocks():
-            text = block.data.decode()
-            lines = text.split("\n")
-            if not lines[-1]:
-                lines.pop()
-            for number, line in enumerate(lines, block.first_line):
-                yield number, line.removesuffix("\r")
-
-    def _whole_lines(self) -> Iterator[bytes]:
+        """Read whole lines, about 1 MiB at a time; a line longer than any example is an error."""
         if self.head.returns_alone:
             raise ManifestError(
                 f"{self.path} ends its lines with carriage returns alone",
                 "Convert it: tr '\\r' '\\n' < FILE > NEW.",
             )
-        parts: list[bytes] = []
         bytes(_KEPT_BYTES)
-        line, offset, held = 1, 0, 0
-        for data in self._read_on():
-            end = data.rfind(b"\n") + 1
+        line, parts, held = 1, list[bytes](), 0
+        for piece in self.pieces():
+            end = piece.rfind(b"\n") + 1
             if end:
-                block = b"".join([*parts, data[:end]])
+                block = Block(line, b"".join([*parts, piece[:end]]))
                 yield block
-                line, offset, parts, held = line + block.count(b"\n"), offset + len(block), [], 0
-            parts.append(data[end:])
-            held += len(data) - end
+                line, parts, held = line + block.newlines.size, [], 0
+            parts.append(piece[end:])
+            held += len(piece) - end
             if held > _LARGEST_LINE_BYTES:
-                raise self._endless_line(line, offset, parts[0])
+                raise ManifestError(
+                    f"{self.path}, line {line:,} is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that "
+                    "long",
+                    "Are the line ends missing? If the file is of another format, name that with --format.",
+                )
         if rest := b"".join(parts):
-            yield rest
+            yield Block(line, rest)
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Read number, from 1, and text of every line, without its end."""
+        for block in self.blocks():
+            lines = block.data.decode().split("\n")
+            if not lines[-1]:
+                lines.pop()
+            for number, line in enumerate(lines, block.first_line):
+                yield number, line.removesuffix("\r")
+
+    def pieces(self) -> Iterator[bytes]:
+        """Read text about 1 MiB at a time, cut anywhere but within a character; what precedes a fault comes first."""
+        offset, rest = 0, b""
+        for data in self._read_on():
+            data = rest + data
+            text = data if offset else data.removeprefix(_BOM)
+            valid, faulty = _checked(text)
+            yield text[:valid]
+            offset, rest = offset + len(data) - len(text) + valid, text[valid:]
+            if faulty:
+                break
+        if rest:
+            raise self._no_text(rest[0], offset)
 
     def _read_on(self) -> Iterator[bytes]:
-        """The bytes, decompressed, about 1 MiB at a time; tells how much is read."""
-        with self.opened() as stream, self._raw() as raw:
-            size = max(1, os.fstat(raw.fileno()).st_size)
-            read = 0
+        """Read about 1 MiB at a time, and tell how much is read."""
+        with self.opened() as stream:
+            size, read = 0 if isinstance(stream, _Guarded) else os.fstat(stream.fileno()).st_size, 0
             while data := stream.read(BLOCK_BYTES):
-                if not isinstance(stream, Guarded):  # which tells it itself
-                    read += len(data)
+                read += len(data)
+                if size:
                     self.report(min(1.0, read / size))
                 yield data
 
-    def _endless_line(self, number: int, offset: int, begin: bytes) -> ManifestError:
-        self._check_text(begin[: begin.rfind(b"\0") + 1], number, offset)  # holes in a file are NUL bytes
+    def _no_text(self, byte: int, offset: int) -> ManifestError:
+        """The error for a byte of the text, whose line is counted only now."""
+        line, left = 1, offset
+        for data in self._read_on():
+            line, left = line + data.count(b"\n", 0, left), left - len(data)
+            if left <= 0:
+                break
+        if byte == 0:
+            return ManifestError(
+                f"{self.path}, line {line}: NUL byte at byte {offset:,} of the text",
+                "The file is damaged or not text; write it anew.",
+            )
         return ManifestError(
-            f"{self.path}, line {number:,} is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long",
-            "Are the line ends missing? If the file is of another format, name that with --format.",
+            f"{self.path}, line {line}: byte {offset:,} of the text (0x{byte:02x}) is not UTF-8",
+            "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8.",
         )
+
+    @cached_property
+    def _copy(self) -> IO[bytes] | None:
+        """A temporary file with what can be read only once; None for a file on disk."""
+        if self._given == STDIN:
+            copy = _copied(sys.stdin.buffer)
+        elif self._given.is_dir():
+            raise ManifestError(f"{self.path} is a folder, not a manifest", "Name a file in it.")
+        elif self._given.is_char_device() or self._given.is_block_device():
+            raise ManifestError(f"{self.path} is a device, not a manifest", "Name a file.")
+        elif self._given.is_file():
+            return None
+        else:
+            with self._given.open("rb") as stream:
+                copy = _copied(stream)
+        weakref.finalize(self, copy.close)
+        return copy
 
     @contextlib.contextmanager
     def _raw(self) -> Iterator[BinaryIO]:
-        if self._copy is None:
-            with self.path.open("rb") as raw:
-                yield raw
-        else:
-            with open(self._copy.name, "rb") as raw:  # anew: each reader has a position of its own
-                yield raw
+        with open(self._given if self._copy is None else self._copy.name, "rb") as raw:
+            yield raw
 
-    def _check_text(self, data: bytes, first_line: int, first_byte: int) -> None:
-        position = data.find(b"\0")
-        if position >= 0:
-            line = first_line + data.count(b"\n", 0, position)
+
+class _Guarded:
+    """A decompressed stream that reports progress and ends a bomb: a small file that would become terabytes."""
+
+    def __init__(self, stream: IO[bytes], raw: BinaryIO, source: Source) -> None:
+        self._stream = stream
+        self._raw = raw
+        self._source = source
+        self._size = max(1, os.fstat(raw.fileno()).st_size)
+        self._expanded = 0
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, none only at the end."""
+        data = self._stream.read(size)
+        self._expanded += len(data)
+        self._source.report(min(1.0, self.raw_position() / self._size))
+        if self._expanded > max(_TRUSTED_BYTES, _LARGEST_EXPANSION * self.raw_position()):
             raise ManifestError(
-                f"{self.path}, line {line}: NUL byte at byte {first_byte + position:,} of the text",
-                "The file is damaged or no text; write it anew.",
+                f"{self._source.path} expands more than {_LARGEST_EXPANSION}-fold, to over "
+                f"{self._expanded // 2**20:,} MiB: it is damaged, or made to do harm",
+                "Decompress it yourself if you trust it.",
             )
-        if data.isascii():
-            return
+        return data
+
+    def raw_position(self) -> int:
+        """How much of the compressed file is read."""
+        return self._raw.tell()
+
+
+def _decompressed(raw: BinaryIO, compression: str) -> IO[bytes]:
+    if compression == "gzip":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
+    if compression == "zstd":
+        import pyarrow
+
+        return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
+    return bz2.BZ2File(raw) if compression == "bzip2" else lzma.LZMAFile(raw)
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a file is read or decompressed into a ManifestError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ManifestError(f"{path} does not exist", "Check the path.") from None
+    except PermissionError:
+        raise ManifestError(f"{path} can't be read: permission denied", "Ask for the right to read it.") from None
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # a file's, not a decompressor's
+            raise ManifestError(f"{path} can't be read: {error.strerror or error}") from error
+        cut = isinstance(error, EOFError) or "runcated" in str(error)
+        raise ManifestError(
+            f"{path} {'breaks off in the middle' if cut else 'is damaged'}: it can't be decompressed ({error})",
+            "Make or fetch the file anew, then try again.",
+        ) from None
+
+
+def _checked(text: bytes) -> tuple[int, bool]:
+    """How many bytes precede the first fault, or a last character that is cut off, and whether it is a fault."""
+    end = text.find(b"\0")
+    end = len(text) if end < 0 else end
+    if not text.isascii():
         try:
-            data.decode()
+            text[:end].decode()
         except UnicodeDecodeError as error:
-            line = first_line + data.count(b"\n", 0, error.start)
-            raise ManifestError(
-                f"{self.path}, line {line}: byte {first_byte + error.start:,} of the text "
-                f"(0x{data[error.start]:02x}) is no UTF-8",
-                "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8.",
-            ) from None
+            return error.start, error.reason != "unexpected end of data" or end < len(text)
+    return end, end < len(text)
 
 
-def _whole_characters(data: bytes) -> int:
-    """How many of the bytes there are before a last UTF-8 character that is cut off."""
-    for behind in range(1, min(4, len(data)) + 1):
-        if data[-behind] >= 0xC0:
-            needed = 2 + (data[-behind] >= 0xE0) + (data[-behind] >= 0xF0)
-            return len(data) - behind if needed > behind else len(data)
-        if data[-behind] < 0x80:
-            break
-    return len(data)
-
-
-def _copied(stream: IO[bytes]) -> IO[bytes]:
-    """A temporary file with the rest of a stream; it is removed when it is closed."""
+def _copied(stream: IO[bytes] | BinaryIO) -> IO[bytes]:
+    """Copy the rest of a stream to a temporary file, which is removed when it is closed."""
     copy = tempfile.NamedTemporaryFile(prefix="batchtune-")
     shutil.copyfileobj(stream, copy, BLOCK_BYTES)
     copy.flush()
     copy.seek(0)
     return cast(IO[bytes], copy)
-
-
-def _read_up_to(stream: BinaryIO, size: int) -> bytes:
-    # A gzip stream hands out less than asked for where one of its members ends.
-    parts = []
-    while size > 0 and (data := stream.read(size)):
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)

@@ -139,7 +139,7 @@ def test_an_interrupted_scan_leaves_no_process_and_goes_on(batchtune: Run, tmp_p
     )
     parts = tmp_path / "lengths.parquet.parts"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and started.poll() is None and not list(parts.glob("*.parquet")):
+    while time.monotonic() < deadline and started.poll() is None and not list(parts.glob("*.part")):
         os.sched_yield()
     started.send_signal(signal.SIGINT)
     _, stderr = started.communicate(timeout=60)

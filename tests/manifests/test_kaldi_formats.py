@@ -13,8 +13,8 @@ import pytest
 
 from batchtune.errors import BatchtuneError, ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
+from batchtune.manifests.planning import keyed_targets
 from batchtune.manifests.source import Head, Source
-from batchtune.manifests.targets import keyed_targets
 
 _ESPNET = "derived-librispeech-formats/espnet"
 _FIXTURES = "lhotse-fixtures"

@@ -282,7 +282,7 @@ def test_wrong_encoding_is_named_with_line_and_byte(
     content = write(VALUES).replace(b"utt2", b"\xe9") if sample.ids else write(["3", "12", "\xe9", "7"])
     content = content.replace("\xe9".encode(), b"\xe9")
     message = refusal(content, **named).message
-    assert f"line {sample.first_line + 2}: byte {content.index(0xE9)} of the text (0xe9) is no UTF-8" in message
+    assert f"line {sample.first_line + 2}: byte {content.index(0xE9)} of the text (0xe9) is not UTF-8" in message
 
 
 @text_formats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from batchtune.errors import ManifestError
 from batchtune.manifests import load_lengths, reading
 from batchtune.manifests.collecting import Part
-from batchtune.manifests.pool import WorkerLost, in_any_order
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 
@@ -22,19 +20,6 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_once(marker: Path, task: int) -> int:
-    if task == 1 and not marker.exists():
-        marker.touch()
-        die()
-    return task * 10
-
-
-def die_at_two(task: int) -> int:
-    if task == 2:
-        die()
-    return task
-
-
 def wait_for_ever(task: int) -> int:
     if task == 1:
         signal.pause()
@@ -42,36 +27,25 @@ def wait_for_ever(task: int) -> int:
 
 
 def killed_part(task: reading.Task) -> Part:
-    if task.input.path.name == "b.csv":
+    if task.source.path.name == "b.csv":
         die()
     return reading.read_part(task)
 
 
 def part_killed_once(task: reading.Task) -> Part:
-    marker = task.input.path.with_suffix(".seen")
+    marker = task.source.path.with_suffix(".seen")
     if not marker.exists():
         marker.touch()
         die()
     return reading.read_part(task)
 
 
-def test_what_a_killed_process_had_is_done_again(tmp_path: Path) -> None:
-    lost: list[int] = []
-    found = dict(in_any_order(partial(die_once, tmp_path / "marker"), range(5), 2, lost.append))
-    assert found == {task: task * 10 for task in range(5)}
-    assert lost == [1]
-
-
-def test_a_task_that_kills_its_process_every_time_is_named() -> None:
-    with pytest.raises(WorkerLost) as caught:
-        list(in_any_order(die_at_two, range(4), 2))
-    assert caught.value.index == 2
-
-
 def test_busy_processes_are_not_waited_for() -> None:
-    found = in_any_order(wait_for_ever, range(2), 2)
-    assert next(found) == (0, 0)
-    found.close()  # comes back
+    def interrupt(index: int, result: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # comes back
+        reading.in_processes(wait_for_ever, {0: 0, 1: 1}, 2, interrupt, lambda: None)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import FORMATS, ReadOptions, decompression, load_lengths, source
+from batchtune.manifests import FORMATS, ReadOptions, load_lengths, source
 from batchtune.manifests.formats.webdataset import key_and_suffix
 from batchtune.manifests.source import Source
 from batchtune.manifests.tarbytes import BLOCK
@@ -504,7 +504,7 @@ def test_a_compressed_shard_that_breaks_off_still_has_its_columns(write) -> None
 
 
 def test_a_shard_that_would_become_absurdly_large_is_refused(write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decompression, "_TRUSTED_BYTES", 2**20)
+    monkeypatch.setattr(source, "_TRUSTED_BYTES", 2**20)
     path = write(gzip.compress(shard([("a.wav", wav(1000)), ("b.bin", bytes(30 * 2**20)), ("c.wav", wav(10))])))
     with pytest.raises(ManifestError, match="expands more than"):
         rows(path, "wav")
