@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def scan(
     from batchtune.cli import console
     from batchtune.cli.progress import reading_bar
     from batchtune.errors import UsageError
-    from batchtune.manifests import scan as scan_examples
+    from batchtune.manifests import scan as write_scan
 
     if summary and output is not None:
         raise UsageError("--summary writes no file, but -o asks for one", "Leave one of them out.")
@@ -57,19 +58,21 @@ def scan(
         raise UsageError(
             "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
         )
-    options = source.read_options()
-    keep = None if to_stdout else output.with_name(f"{output.name}.parts")
+    stream = io.BytesIO()
     with reading_bar(quiet=quiet) as on_progress:
-        scanned = scan_examples(
-            source.manifest, options, keep=keep, jobs=source.processes, on_progress=on_progress, on_note=console.note
+        lengths = write_scan(
+            source.manifest,
+            source.read_options(),
+            stream if to_stdout else output,
+            jobs=source.processes,
+            on_progress=on_progress,
+            on_note=console.note,
         )
-        lengths = scanned.lengths
-        if to_stdout:
-            sys.stdout.buffer.write(scanned.parquet())
-            console.notes(console.describe(lengths), quiet=quiet)
-            return
-        scanned.write(output)
-        console.notes([f"{output} holds {lengths.count:,} lengths, the longest first."], quiet=quiet)
+    if to_stdout:
+        sys.stdout.buffer.write(stream.getbuffer())
+        console.notes(console.describe(lengths), quiet=quiet)
+        return
+    console.notes([f"{output} holds {lengths.count:,} lengths, the longest first."], quiet=quiet)
     _show(lengths, source.manifest, json=json)
 
 

@@ -9,6 +9,6 @@ from __future__ import annotations
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.options import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_lengths
-from batchtune.manifests.scanning import Scanned, scan
+from batchtune.manifests.scanning import scan
 
-__all__ = ["FORMATS", "ReadOptions", "Scanned", "load_lengths", "parse_scale", "scan"]
+__all__ = ["FORMATS", "ReadOptions", "load_lengths", "parse_scale", "scan"]

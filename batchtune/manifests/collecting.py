@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import FloatArray
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.base import Rows
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.planning import Plan, Reading
+from batchtune.manifests.planning import Plan
 from batchtune.manifests.values import (
     LARGEST,
     SMALLEST,
@@ -69,28 +69,38 @@ class Part:
 
     @property
     def values(self) -> FloatArray:
-        """The lengths, shape (count,): no copy, and none can be added afterwards."""
+        """The lengths, shape (count,): no copy, and none can be added while it is in use."""
         return np.frombuffer(self.lengths)
 
-    def add(self, rows: Rows, reading: Reading) -> None:
+    @property
+    def target_values(self) -> FloatArray | None:
+        """The target lengths, shape (count,), or None without any."""
+        return np.frombuffer(self.targets) if self.targets else None
+
+    def sorted(self, plan: Plan) -> Lengths:
+        """Sort the lengths, in place."""
+        notes, left_out = (*plan.notes, *self.notes), dict(self.left_out)
+        return Lengths.of(self.values, self.target_values, unit=plan.unit, left_out=left_out, notes=notes, owned=True)
+
+    def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
-        plan, options, factor = reading.plan, reading.plan.options, reading.factor
+        options, factor = plan.options, plan.factor
         self.rows += len(rows.lengths)
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        raw = _prepared(rows.lengths, reading.counts[0], options.reduce)
+        raw = _prepared(rows.lengths, plan.counts[0], options.reduce)
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
             lengths = numbers(raw)
             if factor != 1:
                 lengths = lengths * float(factor.numerator) / float(factor.denominator)
         kept = (lengths >= SMALLEST) & (lengths <= LARGEST)
-        self._refuse(rows, ~kept, "length", reading.length, (rows.lengths, raw), lengths)
+        self._refuse(rows, ~kept, "length", str(plan.length), (rows.lengths, raw), lengths)
         targets = np.empty(0)
-        if reading.target is not None and rows.targets is not None:
-            raw = _prepared(rows.targets, reading.counts[1], options.reduce)
+        if plan.target is not None and rows.targets is not None:
+            raw = _prepared(rows.targets, plan.counts[1], options.reduce)
             targets = numbers(raw)
             valid = (targets >= 0) & (targets <= LARGEST)
-            self._refuse(rows, kept & ~valid, "target length", reading.target, (rows.targets, raw), targets)
+            self._refuse(rows, kept & ~valid, "target length", plan.target, (rows.targets, raw), targets)
             kept &= valid
         for limit, beyond, reason in (
             (options.min_length, np.less, "shorter than --min-length"),
@@ -140,19 +150,14 @@ def _prepared(values: Values, count: Count | None, reduction: Reduction | None) 
     return found if reduction is None else reduced(found, reduction)
 
 
-def merged(parts: Sequence[Part], label: str, plan: Plan) -> Part:
-    """Join the parts in the first, with what was left out counted together; the others are emptied.
-
-    Args:
-        parts: At least one.
-        label: All sources, for messages.
-        plan: How they were read.
+def merged(parts: Sequence[Part], plan: Plan) -> Part:
+    """Join the parts, which are emptied, with what was left out counted together.
 
     Raises:
         ManifestError: There were no rows, invalid ones or broken sources that are not to be skipped, or none is
             left.
     """
-    whole, skip = Part(label), plan.options.skip_invalid
+    whole, skip = Part(plan.label), plan.options.skip_invalid
     invalid, left_out = Counter[str](), Counter[str]()
     broken = [part for part in parts if part.broken is not None]
     for part in parts:
@@ -162,9 +167,9 @@ def merged(parts: Sequence[Part], label: str, plan: Plan) -> Part:
     if broken and not skip:
         raise _broken_error(broken, len(parts))
     if whole.rows == 0 and not broken:
-        raise ManifestError(f"{label} holds no examples", "Check that it was written to its end.")
+        raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
     if invalid and not skip:
-        raise _invalid_error(parts, label, invalid, plan)
+        raise _invalid_error(parts, invalid, plan)
     left_out.update(invalid)
     for part in parts:
         whole.notes += part.notes
@@ -181,7 +186,7 @@ def merged(parts: Sequence[Part], label: str, plan: Plan) -> Part:
         reasons = [f"{reason}: {count:,}" for reason, count in left_out.items()]
         reasons += [f"broken sources: {len(broken):,}"] if broken else []
         raise ManifestError(
-            f"{label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})",
+            f"{plan.label}: none of its {whole.rows:,} examples is left ({'; '.join(reasons)})",
             "Check --length-key, --length-scale, --min-length and --max-length.",
         )
     return whole
@@ -204,10 +209,10 @@ def _first(head: str, lines: Sequence[str], count: int | None = None) -> str:
     return "\n  ".join([head, *lines[:SHOWN], *([f"and {more:,} more"] if more > 0 else [])])
 
 
-def _invalid_error(parts: Sequence[Part], label: str, invalid: Counter[str], plan: Plan) -> ManifestError:
+def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> ManifestError:
     count, rows = invalid.total(), sum(part.rows for part in parts)
     shown = [f"{part.label}, {line}" if len(parts) > 1 else line for part in parts for line in part.shown]
-    head = f"{label}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} invalid:"
+    head = f"{plan.label}: {count:,} of {rows:,} rows {'is' if count == 1 else 'are'} invalid:"
     hint = "Fix them, or leave them out with --skip-invalid."
     missing = sum(number for reason, number in invalid.items() if "(missing)" in reason)
     if all("(a list)" in reason for reason in invalid):

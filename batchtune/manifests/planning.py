@@ -41,16 +41,20 @@ _SAMPLE_RATES = range(4000, 192_001)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How all sources are read: what the user says, and what the first source decides.
+    """How sources are read: what the user says, what the first source decides, and how one of them differs from it.
 
     Attributes:
         format: Name of the first source's format.
-        length: Its column of the lengths, None if the format has but one.
-        target: Its column of the target lengths, or None.
+        length: The column of the lengths; of the first source None if its format has but one.
+        target: The column, or the file, of the target lengths, or None.
         unit: What the lengths count in the end, or None.
         texts: Whether the lengths, and the target lengths, are those of texts.
+        notes: For the user.
+        label: All sources, for messages.
         with_ids: Whether the ids of the rows are kept.
         alone: Whether there is no other source.
+        factor: What the lengths of this source are multiplied by.
+        counts: How texts are counted, of lengths and of targets; None for numbers.
     """
 
     options: ReadOptions
@@ -60,30 +64,11 @@ class Plan:
     unit: Unit | None
     texts: tuple[bool, bool]
     notes: tuple[str, ...]
+    label: str = ""
     with_ids: bool = False
     alone: bool = True
-
-    @property
-    def has_targets(self) -> bool:
-        """Whether the lengths have target lengths."""
-        return self.target is not None or self.options.target_file is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the rows of one source become lengths.
-
-    Attributes:
-        length, target: The columns, or the target file, for messages; None without targets.
-        factor: What the lengths are multiplied by.
-        counts: How texts are counted, of lengths and of targets; None for numbers.
-    """
-
-    plan: Plan
-    length: str
-    target: str | None
-    factor: Fraction
-    counts: tuple[Count | None, Count | None]
+    factor: Fraction = Fraction(1)
+    counts: tuple[Count | None, Count | None] = (None, None)
 
 
 def plan_first(source: Source, options: ReadOptions) -> Plan:
@@ -129,7 +114,7 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
     )
 
 
-def reading_of(source: Source, reader: Format, plan: Plan, target_file: Source | None) -> Reading:
+def plan_of(source: Source, reader: Format, plan: Plan, target_file: Source | None) -> Plan:
     """Decide how one of the sources is read: as the first, by the names of its own columns.
 
     Raises:
@@ -147,11 +132,11 @@ def reading_of(source: Source, reader: Format, plan: Plan, target_file: Source |
                     "What is read together must have the same columns; read them one by one.",
                 )
             options = replace(options, length_key=plan.length, target_key=plan.target)
-        length, target_column = _chosen(source, reader, columns, options)
-        target = None if target_column is None else target_column.name
+        length, found = _chosen(source, reader, columns, options)
+        target = None if found is None else found.name
     count, counted = counter(options.measure or "characters", options.tokenizer) if any(plan.texts) else (None, None)
-    found = counted if plan.texts[0] else _unit(source, reader, length, options)
-    unit, factor, _ = scaling_for(source.path, found, options.unit, options.length_scale)
+    before = counted if plan.texts[0] else _unit(source, reader, length, options)
+    unit, factor, _ = scaling_for(source.path, before, options.unit, options.length_scale)
     if unit != plan.unit:
         raise ManifestError(
             f"{source.path} has its lengths in {unit or 'an unknown unit'}, the sources before it in "
@@ -161,7 +146,7 @@ def reading_of(source: Source, reader: Format, plan: Plan, target_file: Source |
     counts = count if plan.texts[0] else None, count if plan.texts[1] else None
     if target_file is not None:
         target, counts = str(target_file.path), (counts[0], count_of(target_file, reader, options)[0])
-    return Reading(plan, length.name, target, factor, counts)
+    return replace(plan, length=length.name, target=target, factor=factor, counts=counts)
 
 
 def check_format(name: str | None) -> None:

@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +26,6 @@ from batchtune.manifests.source import Source
 from batchtune.manifests.values import Unreadable
 
 _FLOATS, _UNREADABLE = 1, 2
-_SIZE_BYTES = 8
 _LARGEST_MESSAGE_BYTES = 1024**3
 _ANEW = "Make or fetch the file anew."
 
@@ -33,112 +34,104 @@ _BEGIN = """import sys
 sys.path[:1] = []
 sys.path.append(sys.argv[1])
 from batchtune.manifests.reader_process import serve
-serve()"""
+serve(int(sys.argv[2]))"""
 
-_idle: dict[int, list[_Process]] = {}
+_idle: dict[int, list[RemoteTable]] = {}
 
 
 class RemoteTable:
-    """A table that is open in the other process; see `tables.TableReader` for what can be asked."""
+    """The other process, seen from here, and the table that is open in it.
 
-    def __init__(self, process: _Process, path: Path) -> None:
-        self._process = process
-        self._path = path
+    Attributes:
+        path: Of the table, for messages.
+        ready: Whether it can be asked: it is not within an answer, nor dead.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path()
+        self.ready = True
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2]), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # what a library prints disturbs nobody
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches this process alone
+            )
+
+    def runs(self) -> bool:
+        """Whether the process is alive."""
+        return self._process.poll() is None
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """What the reader's method returns. Raises ManifestError if it does, or if the process dies of it."""
+        """Return what the method of `tables.TableReader` returns there.
+
+        Raises:
+            ManifestError: The method does, or the process dies of it.
+        """
+        self.ready = False
         try:
-            kind, answer = self._process.ask((method, arguments))
+            _send(self._pipe, (method, arguments))
+            kind, answer = _receive(self._pipe)
         except (EOFError, OSError):
             raise ManifestError(
-                f"{self._path}: the process that read it died ({self._process.end()}): the file is damaged, or reading "
-                f"it takes more than {total_memory() / 2**31:.1f} GiB, half of this machine's memory",
+                f"{self.path}: the process that read it died ({self.end()}): the file is damaged, or reading it takes "
+                f"more than {total_memory() / 2**31:.1f} GiB, half of this machine's memory",
                 _ANEW,
             ) from None
+        self.ready = True
         if kind == "refused":
             raise ManifestError(*answer)
-        if kind == "too large":
-            raise ManifestError(f"{self._path} stands for more values than can be held at once ({answer})", _ANEW)
         if kind == "failed":
             raise RuntimeError(answer)
         return answer
 
+    def end(self) -> str:
+        """End the process, if it has not ended yet, and say how it did."""
+        self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be about to be ended by the kernel
+            self._process.wait(0.2)
+        self._process.kill()
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
 
 @contextlib.contextmanager
 def opened(source: Source, title: str) -> Iterator[RemoteTable]:
-    """Opens a Parquet or Arrow file (`title`) in a process. Raises ManifestError if it is of another format or damaged.
+    """Open a Parquet or Arrow file (`title`) in a process. Raises ManifestError if it is of another format or damaged.
 
     One idle process is kept for the next file.
     """
     with source.seekable() as stream:
         idle = _idle.setdefault(os.getpid(), [])  # not those of a process that this one was forked from
-        process = idle.pop() if idle and idle[-1].runs() else _Process()
+        table = idle.pop() if idle and idle[-1].runs() else RemoteTable()
+        table.path = source.path
         try:
-            table = RemoteTable(process, source.path)
             link = f"/proc/{os.getpid()}/fd/{stream.fileno()}"
             table.ask("open", title, link if os.path.exists(link) else os.path.realpath(stream.name), str(source.path))
             yield table
-            if process.between_requests:
+            if table.ready:
                 table.ask("close")
         finally:
-            if process.between_requests and not idle:
-                idle.append(process)
+            if table.ready and not idle:
+                idle.append(table)
             else:
-                process.end()
-
-
-class _Process:
-    """The other process, seen from here."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches this process alone
-        )
-        self.between_requests = True
-
-    def runs(self) -> bool:
-        """Whether it can be asked."""
-        return self._process.poll() is None
-
-    def ask(self, request: object) -> Any:
-        """The answer to a request. Raises EOFError or OSError if the process died."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self.between_requests = False
-        _send(self._process.stdin, request)
-        answer = _receive(self._process.stdout)
-        self.between_requests = True
-        return answer
-
-    def end(self) -> str:
-        """Ends it, if it has not ended yet, and says how it did."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be about to be ended by the kernel
-            self._process.wait(0.2)
-        self._process.kill()
-        code = self._process.wait()
-        self.between_requests = False
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                table.end()
 
 
 @atexit.register
 def _end_idle() -> None:
-    for process in _idle.pop(os.getpid(), ()):
-        process.end()
+    for table in _idle.pop(os.getpid(), ()):
+        table.end()
 
 
-def serve() -> None:
-    """Answers requests until there are no more: what the process does."""
+def serve(descriptor: int) -> None:
+    """Answer requests until there are no more: what the process does."""
     from batchtune.manifests.tables import TableReader
 
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints disturbs nobody
+    pipe: Connection[Any, Any] = Connection(descriptor)
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -146,43 +139,38 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reader: TableReader | None = None
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    path = ""
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            method, arguments = _receive(sys.stdin.buffer)
+            method, arguments = _receive(pipe)
             try:
+                answer = None
+                if method in ("open", "close"):
+                    reader = None
                 if method == "open":
-                    reader, answer = None, None
+                    path = arguments[-1]
                     reader = TableReader(*arguments)
-                elif method == "close":
-                    reader, answer = None, None
-                else:
-                    assert reader is not None
+                elif reader is not None:
                     answer = reader.answer(method, arguments)
-                _send(answers, ("done", answer))
+                _send(pipe, ("done", answer))
             except ManifestError as error:
-                _send(answers, ("refused", (error.message, error.hint)))
+                _send(pipe, ("refused", (error.message, error.hint)))
             except (MemoryError, OverflowError) as error:
-                _send(answers, ("too large", str(error)))
+                message = f"{path} stands for more values than can be held at once ({error})"
+                _send(pipe, ("refused", (message, _ANEW)))
             except Exception as error:
-                _send(answers, ("failed", f"{type(error).__name__}: {error}"))
+                _send(pipe, ("failed", f"{type(error).__name__}: {error}"))
 
 
-def _send(pipe: IO[bytes], message: object) -> None:
+def _send(pipe: Connection[Any, Any], message: object) -> None:
     data = msgspec.msgpack.encode(message, enc_hook=_as_extension)
     if len(data) > _LARGEST_MESSAGE_BYTES:
         raise MemoryError(f"{len(data):,} bytes")
-    pipe.write(len(data).to_bytes(_SIZE_BYTES, "little") + data)
-    pipe.flush()
+    pipe.send_bytes(data)
 
 
-def _receive(pipe: IO[bytes]) -> Any:
-    size = pipe.read(_SIZE_BYTES)
-    if len(size) < _SIZE_BYTES:
-        raise EOFError
-    data = pipe.read(int.from_bytes(size, "little"))
-    if len(data) < int.from_bytes(size, "little"):
-        raise EOFError
-    return msgspec.msgpack.decode(data, ext_hook=_from_extension)
+def _receive(pipe: Connection[Any, Any]) -> Any:
+    return msgspec.msgpack.decode(pipe.recv_bytes(_LARGEST_MESSAGE_BYTES), ext_hook=_from_extension)
 
 
 def _as_extension(value: object) -> object:

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from batchtune.manifests.planning import (
     find_format,
     keyed_targets,
     plan_first,
-    reading_of,
+    plan_of,
 )
 from batchtune.manifests.source import Source
 from batchtune.units import counted
@@ -45,8 +45,6 @@ _LONGEST_WAIT_SECONDS = 1.0
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
 # Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
 OnProgress = Callable[[float, int], None]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def load_lengths(
@@ -73,8 +71,7 @@ def load_lengths(
         UsageError: The options name no known format, or one column twice.
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
-    whole = merged(read_all(tasks, jobs, on_progress), label_of(tasks), plan)
-    return replace(lengths_of(whole, plan, owned=True), reading=options.record())
+    return replace(merged(read_all(tasks, jobs, on_progress), plan).sorted(plan), reading=options.record())
 
 
 def load_ordered_lengths(
@@ -93,33 +90,20 @@ def load_ordered_lengths(
         ManifestError: It can't be read as asked; the message says what is wrong and where.
         UsageError: The options leave examples out, name no known format, or one column twice.
     """
-    flags = options.record().flags
-    if leaving := [name for name in ("--skip-invalid", "--min-length", "--max-length") if name in flags]:
+    limits = {
+        "--skip-invalid": options.skip_invalid or None,
+        "--min-length": options.min_length,
+        "--max-length": options.max_length,
+    }
+    if leaving := [name for name, value in limits.items() if value is not None]:
         raise UsageError(
             f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the "
             "lengths would no longer be that of example i",
             "Leave them out of the data set and its manifest instead.",
         )
     plan, tasks = planned(manifest, options)
-    whole = merged(read_all(tasks, 1, None), label_of(tasks), plan)
-    return whole.values, targets_of(whole, plan), plan.unit
-
-
-def targets_of(whole: Part, plan: Plan) -> FloatArray | None:
-    """The target lengths, shape (count,), None without any."""
-    return np.frombuffer(whole.targets) if plan.has_targets else None
-
-
-def lengths_of(whole: Part, plan: Plan, *, owned: bool) -> Lengths:
-    """Sort what was read; if it is `owned`, in place."""
-    return Lengths.of(
-        whole.values,
-        targets_of(whole, plan),
-        unit=plan.unit,
-        left_out=dict(whole.left_out),
-        notes=(*plan.notes, *whole.notes),
-        owned=owned,
-    )
+    whole = merged(read_all(tasks, 1, None), plan)
+    return whole.values, whole.target_values, plan.unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +142,11 @@ def planned(
             )
         counts = count_of(found[0], FORMATS[plan.format], options)[1]
         notes.append(f"Target lengths are the {counts} in {options.target_file}.")
-    plan = replace(plan, notes=tuple(notes), with_ids=with_ids, alone=len(sources) == 1)
+    label = str(first.path)
+    if not all(one.names is not None and one.path == first.path for one in sources[1:]):
+        label += f" and {len(sources) - 1:,} more"
+    plan = replace(plan, notes=tuple(notes), label=label, with_ids=with_ids, alone=len(sources) == 1)
     return plan, [Task(plan, *pair) for pair in zip(sources, targets, strict=True)]
-
-
-def label_of(tasks: Sequence[Task]) -> str:
-    """Name all sources, for messages."""
-    first, *others = (task.source for task in tasks)
-    folder = all(one.names is not None and one.path == first.path for one in others)
-    return f"{first.path}" if folder else f"{first.path} and {len(others):,} more"
 
 
 def _too_large(source: Source) -> ManifestError:
@@ -183,13 +163,7 @@ def read_all(
     on_progress: OnProgress | None,
     on_part: Callable[[int, Part], None] = lambda index, part: None,
 ) -> list[Part]:
-    """Read the sources, by several processes where that is worth it.
-
-    Args:
-        tasks: One for each source.
-        jobs: How many processes may read at once.
-        on_progress: Called now and then.
-        on_part: Called with index and part as they come, in any order.
+    """Read the sources, by several processes where that is worth it; `on_part` gets index and part as they come.
 
     Raises:
         ManifestError: The only source can't be read; with several, that is in its part. Or a process that read alone
@@ -221,7 +195,7 @@ def read_all(
     while left := {index: task for index, task in enumerate(tasks) if index not in parts}:
         jobs = min(jobs, len(left))
         try:
-            in_processes(read_part, left, jobs, take, report)
+            _in_processes(left, jobs, take, report)
         except BrokenProcessPool:
             if jobs == 1:
                 culprit = min(left.keys() - parts.keys())  # one process takes them in this order
@@ -242,32 +216,20 @@ def read_all(
     return found
 
 
-def in_processes(
-    work: Callable[[T], R],
-    tasks: Mapping[int, T],
-    jobs: int,
-    take: Callable[[int, R], None],
-    on_wait: Callable[[], None],
+def _in_processes(
+    tasks: Mapping[int, Task], jobs: int, take: Callable[[int, Part], None], on_wait: Callable[[], None]
 ) -> None:
-    """Do each task in one of several new interpreters: a fork of a process with threads can hang.
+    """Read sources in several new interpreters: a fork of a process with threads can hang.
 
-    They end with this one, however it ends, and at once if it is interrupted.
-
-    Args:
-        work: Of a module's top level.
-        tasks: Picklable, as are the results.
-        jobs: How many processes.
-        take: Called with a task's key and result as they come.
-        on_wait: Called every second while none is done.
-
-    Raises:
-        BrokenProcessPool: A process was killed from outside, as the kernel kills what takes too much memory.
+    They end with this one, however it ends, and at once if it is interrupted. `on_wait` is called every second while
+    none is done. Raises BrokenProcessPool if one is killed from outside, as the kernel kills what takes too much
+    memory.
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
     try:
         with _without_interrupts():
-            futures = {pool.submit(work, task): key for key, task in tasks.items()}
+            futures = {pool.submit(read_part, task): key for key, task in tasks.items()}
         while futures:
             done, _ = wait(futures, _LONGEST_WAIT_SECONDS, FIRST_COMPLETED)
             if not done:
@@ -321,16 +283,17 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     try:
         reader = find_format(source, plan.options.format)
         part.advice = reader.missing_hint
-        reading = reading_of(source, reader, plan, task.target_file)
+        own = plan_of(source, reader, plan, task.target_file)
+        columns = str(own.length), None if task.target_file else own.target
         if on_progress is not None:
             source.on_progress = lambda share: on_progress(share, part.rows)
         hashes: list[npt.NDArray[np.int64]] = []
-        for rows in _joined(reader.rows(source, reading.length, plan.target), reader, task.target_file):
-            part.add(rows, reading)
+        for rows in _joined(reader.rows(source, *columns), reader, task.target_file):
+            part.add(rows, own)
             if reader.unique_ids:
                 hashes.append(np.fromiter(map(hash, rows.names()), dtype=np.int64, count=len(rows.lengths)))
         if hashes:
-            _refuse_repeated(source, reader.rows(source, reading.length, None), np.sort(np.concatenate(hashes)))
+            _refuse_repeated(source, reader.rows(source, columns[0], None), np.sort(np.concatenate(hashes)))
     except (ManifestError, MemoryError) as caught:
         error = _too_large(source) if isinstance(caught, MemoryError) else caught
         if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):

@@ -335,7 +335,7 @@ def test_a_file_that_takes_too_much_memory_ends_only_its_own_process(
 ) -> None:
     source = write({"duration": [1.5]})
     with opened(source, "Parquet") as table:
-        os.kill(table._process._process.pid, signal.SIGKILL)
+        os.kill(table._process.pid, signal.SIGKILL)
         with pytest.raises(ManifestError, match=r"the process that read it died \(signal SIGKILL\)") as caught:
             table.ask("columns")
             table.ask("columns")

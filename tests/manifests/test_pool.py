@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import load_lengths, reading
+from batchtune.manifests import ReadOptions, load_lengths, reading
 from batchtune.manifests.collecting import Part
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
@@ -20,10 +20,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for_ever(task: int) -> int:
-    if task == 1:
+def part_never_read(task: reading.Task) -> Part:
+    if task.source.path.name == "b.csv":
         signal.pause()
-    return task
+    return reading.read_part(task)
 
 
 def killed_part(task: reading.Task) -> Part:
@@ -38,14 +38,6 @@ def part_killed_once(task: reading.Task) -> Part:
         marker.touch()
         die()
     return reading.read_part(task)
-
-
-def test_busy_processes_are_not_waited_for() -> None:
-    def interrupt(index: int, result: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):  # comes back
-        reading.in_processes(wait_for_ever, {0: 0, 1: 1}, 2, interrupt, lambda: None)
 
 
 @pytest.fixture
@@ -73,3 +65,14 @@ def test_a_source_that_kills_every_process_is_one_error(manifests: str, monkeypa
     with pytest.raises(ManifestError, match=r"b\.csv: the process that read it was killed") as caught:
         load_lengths(manifests, jobs=2)
     assert "memory" in str(caught.value.hint)
+
+
+def test_busy_processes_are_not_waited_for(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "read_part", part_never_read)
+    _, tasks = reading.planned(manifests, ReadOptions())
+
+    def interrupt(index: int, part: Part) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # comes back
+        reading.read_all(tasks, 2, None, interrupt)
