@@ -15,11 +15,10 @@ from batchtune.manifests.values import COUNTINGS, REDUCTIONS, Counting, Reductio
 from batchtune.results import ReadingRecord
 
 # The exponent is bounded: Fraction("1e999999999") would compute for hours.
-_NUMBER = r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
+_NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
 _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
 # What a result file holds as text.
 _AS_TEXT = ("target_file", "length_scale", "tokenizer")
-_AGAIN = "Make it anew with the command that wrote it."
 # Of these only one can be given; and what says how a column's values are read goes with that column.
 _EXCLUSIVE = {"measure": "tokenizer", "tokenizer": "measure", "target_key": "target_file", "target_file": "target_key"}
 _OF_THE_COLUMN = ("unit", "length_scale", "measure", "tokenizer", "reduce")
@@ -27,23 +26,21 @@ _OF_THE_COLUMN = ("unit", "length_scale", "measure", "tokenizer", "reduce")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How a manifest is read.
+    """How a manifest is read; None for what the user does not say.
 
     Attributes:
-        format: A name in `batchtune.manifests.FORMATS`, or None to detect it from the content.
-        length_key: The column (or JSON key) that holds the lengths, or None to find it among the known names.
-        target_key: The column that holds the target lengths, or None if there are none.
-        unit: What the lengths count after `length_scale`, or None to take it from the format or column.
-        length_scale: What each length is multiplied with, exactly: value * numerator / denominator. It does
-            not touch the target lengths.
-        min_length: The shortest length that is kept, inclusive, after scaling.
-        max_length: The longest length that is kept, inclusive, after scaling.
+        format: A name in `batchtune.manifests.FORMATS`; None to detect it from the content.
+        length_key: The column (or JSON key) of the lengths; None to find it among the known names.
+        target_key: The column of the target lengths; None without any.
+        unit: What the lengths count after `length_scale`; None to take it from the format or column.
+        length_scale: What each length, but no target length, is multiplied by, exactly.
+        min_length, max_length: The shortest and the longest length that is kept, inclusive, after scaling.
         skip_invalid: Whether invalid rows, and what follows a break in one of several sources, are left out and
             counted, rather than an error.
-        measure: What of a text is counted, or None for the characters where a column holds text.
-        tokenizer: A `tokenizer.json` whose tokens are counted instead, or None.
-        reduce: What becomes of a list, or None where lists are invalid.
-        target_file: Files that hold the target lengths, as manifests are named, or None.
+        measure: What of a text is counted; None for the characters where a column holds text.
+        tokenizer: A `tokenizer.json` whose tokens are counted instead.
+        reduce: What becomes of a list; None where lists are invalid.
+        target_file: Files that hold the target lengths, as manifests are named.
     """
 
     format: str | None = None
@@ -62,12 +59,15 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.length_scale is not None and self.length_scale <= 0:
             raise ValueError(f"length_scale must be positive, got {self.length_scale}")
-        if self.measure is not None and self.measure not in COUNTINGS:
-            raise UsageError(f"--measure {shortened(self.measure)} is not known", f"Known: {', '.join(COUNTINGS)}.")
+        for name, choice, known in (
+            ("unit", self.unit, UNITS),
+            ("--measure", self.measure, COUNTINGS),
+            ("--reduce", self.reduce, REDUCTIONS),
+        ):
+            if choice is not None and choice not in known:
+                raise UsageError(f"unknown {name} {shortened(choice)}", f"Known: {', '.join(known)}.")
         if self.measure is not None and self.tokenizer is not None:
             raise UsageError("--measure and --tokenizer exclude each other", "A tokenizer counts tokens.")
-        if self.reduce is not None and self.reduce not in REDUCTIONS:
-            raise UsageError(f"--reduce {shortened(self.reduce)} is not known", f"Known: {', '.join(REDUCTIONS)}.")
         if self.target_file is not None and self.target_key is not None:
             raise UsageError("--target-file and --target-key exclude each other", "A target has one length.")
         for name, value in (("--min-length", self.min_length), ("--max-length", self.max_length)):
@@ -80,59 +80,49 @@ class ReadOptions:
             )
 
     def record(self) -> ReadingRecord:
-        """What result files say of them."""
+        """Return what result files say of them."""
         said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        texts = {name: str(said[name]) for name in _AS_TEXT if said[name] is not None}
-        return ReadingRecord(**{**said, **texts})
+        return ReadingRecord(**said | {name: str(said[name]) for name in _AS_TEXT if said[name] is not None})
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
-        """These options, and where they say nothing what a result file says.
+        """Return these options, completed by those of a result file.
 
         Nothing is taken that excludes a given option, or that says how the values of another column are read.
 
         Raises:
             ResultError: The file says what has no meaning.
         """
-        theirs = _of_record(record)
-        taken = {field.name: getattr(theirs, field.name) for field in fields(self)}
-        given = {name for name in taken if (value := getattr(self, name)) is not None and value is not False}
+        said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
+        try:
+            if record.length_scale is not None:
+                said["length_scale"] = parse_scale(record.length_scale)
+            if record.tokenizer is not None:
+                said["tokenizer"] = Path(record.tokenizer)
+            theirs = ReadOptions(**said)
+        except UsageError as error:
+            message = f"how the run's manifest was read is damaged: {error.message}"
+            raise ResultError(message, "Make it anew with the command that wrote it.") from error
+        given = {name for name in said if (value := getattr(self, name)) is not None and value is not False}
         barred = {_EXCLUSIVE[name] for name in given & _EXCLUSIVE.keys()}
         if "length_key" in given and self.length_key != theirs.length_key:
             barred |= set(_OF_THE_COLUMN)
-        return replace(self, **{name: value for name, value in taken.items() if name not in given | barred})
-
-
-def _of_record(record: ReadingRecord) -> ReadOptions:
-    """The options that a result file tells; they are checked as those of the user are."""
-    if record.unit is not None and record.unit not in UNITS:
-        raise ResultError(f"the run says that its lengths count {record.unit[:60]!r}, which is no unit", _AGAIN)
-    said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(ReadOptions)}
-    try:
-        if record.length_scale is not None:
-            said["length_scale"] = parse_scale(record.length_scale)
-        if record.tokenizer is not None:
-            said["tokenizer"] = Path(record.tokenizer)
-        return ReadOptions(**said)
-    except UsageError as error:
-        raise ResultError(f"how the run's manifest was read is damaged: {error.message}", _AGAIN) from error
+        return replace(self, **{name: value for name, value in said.items() if name not in given | barred})
 
 
 def parse_scale(text: str) -> Fraction:
-    """Reads a length scale: `0.001`, `1/16000` or `16000`, exactly.
+    """Read a length scale: `0.001`, `1/16000` or `16000`, exactly.
 
     Raises:
-        UsageError: Not a number or fraction, or not positive.
+        UsageError: Not a number or fraction, not positive, or not to be held in float64.
     """
-    hint = "Write a positive number or a fraction, such as 0.001 or 1/16000."
     match = _SCALE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{shortened(text)} is no length scale", hint)
-    numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
-    if numerator <= 0 or denominator <= 0:
-        raise UsageError(f"The length scale {shortened(text)} is not positive", hint)
-    scale = numerator / denominator
     try:
-        float(scale.numerator), float(scale.denominator)
-    except OverflowError:
-        raise UsageError(f"The length scale {shortened(text)} is too large or too small", hint) from None
-    return scale
+        scale = Fraction(match[1]) / Fraction(match[2] or 1) if match is not None else Fraction(0)
+        if float(scale.numerator) > 0 and float(scale.denominator) > 0:
+            return scale
+    except (OverflowError, ZeroDivisionError):
+        pass
+    raise UsageError(
+        f"{shortened(text)} is not a length scale",
+        "Write a positive number or a fraction, such as 0.001 or 1/16000.",
+    )

@@ -87,31 +87,22 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
     length, target = _chosen(source, reader, columns, options)
     named = options.length_key is not None or length.name == reader.default_column(columns)
     texts = _texts(length, target, options, named=named)
-    counted = counter(options.measure or "characters", options.tokenizer)[1] if any(texts) else None
-    found = counted if texts[0] else _unit(source, reader, length, options)
-    unit, _, scaling_note = scaling_for(source.path, found, options.unit, options.length_scale)
+    _, counted, before = _counted(source, reader, length, texts, options)
+    unit, _, scaling_note = scaling_for(source.path, before, options.unit, options.length_scale)
     notes = []
     if texts[0]:
         notes.append(_counting_note(length, counted, options))
     elif options.length_key is None and reader.named_columns:
-        notes.append(f"Lengths are taken from column {shortened(length.name)}{f', in {found}' if found else ''}.")
-    if scaling_note:
-        notes.append(scaling_note)
+        notes.append(f"Lengths are taken from column {shortened(length.name)}{f', in {before}' if before else ''}.")
+    notes += [scaling_note] if scaling_note else []
     if options.reduce is not None and not any(isinstance(one.example, list) for one in (length, target) if one):
         notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
     if told is not None:
         notes.append(f"Target lengths are taken from column {shortened(told)}.")
     if texts[1] and target is not None:
         notes.append(_counting_note(target, counted, options))
-    return Plan(
-        options=given,
-        format=reader.name,
-        length=length.name if reader.named_columns or reader.optional_columns or options.length_key else None,
-        target=None if target is None else target.name,
-        unit=unit,
-        texts=texts,
-        notes=tuple(notes),
-    )
+    column = length.name if reader.named_columns or reader.optional_columns or options.length_key else None
+    return Plan(given, reader.name, column, target.name if target else None, unit, texts, tuple(notes))
 
 
 def plan_of(source: Source, reader: Format, plan: Plan, target_file: Source | None) -> Plan:
@@ -126,27 +117,31 @@ def plan_of(source: Source, reader: Format, plan: Plan, target_file: Source | No
         columns = _columns(source, reader)
         if plan.length is not None and reader.named_columns:
             if options.length_key is None and plan.length not in {column.name for column in columns}:
-                raise ManifestError(
-                    f"{source.path} has no column {shortened(plan.length)}, "
-                    "from which the first source has its lengths",
-                    "What is read together must have the same columns; read them one by one.",
-                )
+                raise _other_columns(source, plan.length)
             options = replace(options, length_key=plan.length, target_key=plan.target)
         length, found = _chosen(source, reader, columns, options)
         target = None if found is None else found.name
-    count, counted = counter(options.measure or "characters", options.tokenizer) if any(plan.texts) else (None, None)
-    before = counted if plan.texts[0] else _unit(source, reader, length, options)
+        if target is None and plan.target is not None:
+            raise _other_columns(source, plan.target)
+    count, _, before = _counted(source, reader, length, plan.texts, options)
     unit, factor, _ = scaling_for(source.path, before, options.unit, options.length_scale)
     if unit != plan.unit:
+        unknown = "an unknown unit"
         raise ManifestError(
-            f"{source.path} has its lengths in {unit or 'an unknown unit'}, the sources before it in "
-            f"{plan.unit or 'an unknown unit'}",
+            f"{source.path} has its lengths in {unit or unknown}, the sources before it in {plan.unit or unknown}",
             "What is read together must count the same; read them one by one, or convert one of them.",
         )
     counts = count if plan.texts[0] else None, count if plan.texts[1] else None
     if target_file is not None:
         target, counts = str(target_file.path), (counts[0], count_of(target_file, reader, options)[0])
     return replace(plan, length=length.name, target=target, factor=factor, counts=counts)
+
+
+def _other_columns(source: Source, column: str) -> ManifestError:
+    return ManifestError(
+        f"{source.path} has no column {shortened(column)}, which is read from the first source",
+        "What is read together must have the same columns; read them one by one.",
+    )
 
 
 def check_format(name: str | None) -> None:
@@ -229,12 +224,18 @@ def _is_counted(column: Column, options: ReadOptions) -> bool:
     return options.reduce == "count" and isinstance(column.example, list)
 
 
-def _unit(source: Source, reader: Format, length: Column, options: ReadOptions) -> Unit | None:
+def _counted(
+    source: Source, reader: Format, length: Column, texts: tuple[bool, bool], options: ReadOptions
+) -> tuple[Count | None, Unit | None, Unit | None]:
+    """How texts are counted, what that counts, both None without any, and what the lengths count before scaling."""
+    count, counted = counter(options.measure or "characters", options.tokenizer) if any(texts) else (None, None)
+    if texts[0]:
+        return count, counted, counted
     name, last = normalised(length.name), normalised(last_part(length.name))
     if _is_counted(length, options):
-        return "tokens" if last in _TOKENS else None
+        return count, counted, "tokens" if last in _TOKENS else None
     said = reader.unit_in(source, length.name) or reader.units.get(name)
-    return said or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
+    return count, counted, said or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
 
 
 def _counting_note(column: Column, counted: Unit | None, options: ReadOptions) -> str:
@@ -251,26 +252,15 @@ def scaling_for(
     A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
     only if there is no doubt.
 
-    Args:
-        path: For messages.
-        source: What the lengths count in the file, or None if nothing says it.
-        unit: What the user says that they count after scaling, or None.
-        scale: The user's factor, or None.
-
     Raises:
-        ManifestError: The file is in one unit, the user wants another, and no scale says how.
+        ManifestError: The file is in one unit (`source`), the user wants another, and no scale says how.
     """
     if scale is not None:
-        if unit is None and scale == 1:
-            unit = source
-        elif unit is None and source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES:
-            unit = "s"
-        elif unit is None:
-            known = ((before, factor, after) for (before, after), factor in _CONVERSIONS.items())
-            unit = next((after for before, factor, after in known if (before, factor) == (source, scale)), None)
+        sampled = source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES
+        known = [after for (before, after), factor in _CONVERSIONS.items() if (before, factor) == (source, scale)]
+        unit = unit or (source if scale == 1 else "s" if sampled else known[0] if known else None)
         before = f"{source} * {scale}" if source else f"the file's values * {scale}"
-        note = None if unit else f"Nothing says what the lengths count now ({before}); give --unit."
-        return unit, scale, note
+        return unit, scale, None if unit else f"Nothing says what the lengths count now ({before}); give --unit."
     if unit is None and source is None:
         note = "Nothing says what the lengths count; give --unit, so that results and configs can say it."
         return None, Fraction(1), note

@@ -123,7 +123,7 @@ def planned(
     sources = expand(manifest, options.format)
     first = sources[0]
     if on_progress is not None:
-        first.on_progress = lambda share: on_progress(share, 0)
+        first.report = lambda share: on_progress(share, 0)
     try:
         plan = plan_first(first, options)
     except MemoryError:
@@ -286,7 +286,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
         own = plan_of(source, reader, plan, task.target_file)
         columns = str(own.length), None if task.target_file else own.target
         if on_progress is not None:
-            source.on_progress = lambda share: on_progress(share, part.rows)
+            source.report = lambda share: on_progress(share, part.rows)
         hashes: list[npt.NDArray[np.int64]] = []
         for rows in _joined(reader.rows(source, *columns), reader, task.target_file):
             part.add(rows, own)

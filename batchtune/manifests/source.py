@@ -58,9 +58,9 @@ class Head:
     """The first bytes of a manifest, decompressed, by which its format is recognised.
 
     Attributes:
-        data: The bytes, without a byte order mark.
+        data: Without a byte order mark.
         complete: Whether that is the whole file.
-        names: Of the files, where a folder is read.
+        names: Of the files, if a folder is read.
     """
 
     data: bytes
@@ -134,24 +134,20 @@ class Source:
     """A file (plain or compressed), standard input, or files of a folder, from which a manifest is read.
 
     Compression (gzip, zstd, bzip2, xz) is told by the first bytes, not by the name. Text is checked to be UTF-8 without
-    NUL bytes; a byte order mark is taken off. All that reads raises ManifestError if the file is missing, a folder, a
-    device or damaged. Another process gets a source by its path and opens it itself.
-
-    Args:
-        path: The file, or `STDIN`; the folder if there are names. A pipe, which can't be read twice, is first copied to
-            a temporary file.
-        names: Files relative to the folder, sorted: each an example or a part of one.
+    NUL bytes; a byte order mark is taken off. All that reads raises ManifestError if the file is missing, a device or
+    damaged. A pipe is first copied to a temporary file. Another process opens a source anew, by its path.
 
     Attributes:
-        path: For messages.
-        on_progress: Called with the share that is read, from 0 to 1, whenever a good part more is.
+        path: The file, or the folder if there are names; for messages.
+        names: Files relative to the folder, sorted: each an example or a part of one.
+        report: Called with the share that is read, from 0 to 1, whenever a good part more is.
         memo: What a format found out about it and will need again.
     """
 
     def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
         self.path = Path("standard input") if path == STDIN else path
         self.names = None if names is None else tuple(names)
-        self.on_progress: Callable[[float], None] | None = None
+        self.report: Callable[[float], None] = lambda share: None
         self.memo: dict[str, Any] = {}
         self._given = path
 
@@ -188,10 +184,8 @@ class Source:
             while len(data) <= HEAD_BYTES and (more := stream.read(HEAD_BYTES + 1 - len(data))):
                 data += more
         if data.startswith(_UTF16):
-            raise ManifestError(
-                f"{self.path} is UTF-16 text; manifests are read as UTF-8",
-                "Convert it: iconv -f UTF-16 -t UTF-8.",
-            )
+            hint = "Convert it: iconv -f UTF-16 -t UTF-8."
+            raise ManifestError(f"{self.path} is UTF-16 text; manifests are read as UTF-8", hint)
         return Head(bytes(data[:HEAD_BYTES]).removeprefix(_BOM), len(data) <= HEAD_BYTES)
 
     @cached_property
@@ -221,11 +215,6 @@ class Source:
             with _copied(stream) as copy:
                 yield cast(BinaryIO, copy)
 
-    def report(self, share: float) -> None:
-        """Tell `on_progress` how much of it is read."""
-        if self.on_progress is not None:
-            self.on_progress(share)
-
     def content(self) -> bytes:
         """Read the whole content."""
         content, most = io.BytesIO(), total_memory() // 2
@@ -241,10 +230,8 @@ class Source:
     def blocks(self) -> Iterator[Block]:
         """Read whole lines, about 1 MiB at a time; a line longer than any example is an error."""
         if self.head.returns_alone:
-            raise ManifestError(
-                f"{self.path} ends its lines with carriage returns alone",
-                "Convert it: tr '\\r' '\\n' < FILE > NEW.",
-            )
+            hint = "Convert it: tr '\\r' '\\n' < FILE > NEW."
+            raise ManifestError(f"{self.path} ends its lines with carriage returns alone", hint)
         bytes(_KEPT_BYTES)
         line, parts, held = 1, list[bytes](), 0
         for piece in self.pieces():
@@ -256,11 +243,9 @@ class Source:
             parts.append(piece[end:])
             held += len(piece) - end
             if held > _LARGEST_LINE_BYTES:
-                raise ManifestError(
-                    f"{self.path}, line {line:,} is longer than {_LARGEST_LINE_BYTES // 2**20} MiB: no example is that "
-                    "long",
-                    "Are the line ends missing? If the file is of another format, name that with --format.",
-                )
+                hint = "Are the line ends missing? If the file is of another format, name that with --format."
+                longest = f"{_LARGEST_LINE_BYTES // 2**20} MiB: no example is that long"
+                raise ManifestError(f"{self.path}, line {line:,} is longer than {longest}", hint)
         if rest := b"".join(parts):
             yield Block(line, rest)
 
@@ -304,26 +289,21 @@ class Source:
             line, left = line + data.count(b"\n", 0, left), left - len(data)
             if left <= 0:
                 break
+        place = f"{self.path}, line {line}"
         if byte == 0:
-            return ManifestError(
-                f"{self.path}, line {line}: NUL byte at byte {offset:,} of the text",
-                "The file is damaged or not text; write it anew.",
-            )
-        return ManifestError(
-            f"{self.path}, line {line}: byte {offset:,} of the text (0x{byte:02x}) is not UTF-8",
-            "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8.",
-        )
+            hint = "The file is damaged or not text; write it anew."
+            return ManifestError(f"{place}: NUL byte at byte {offset:,} of the text", hint)
+        hint = "Convert the file to UTF-8, from Latin-1 for example with: iconv -f ISO-8859-1 -t UTF-8."
+        return ManifestError(f"{place}: byte {offset:,} of the text (0x{byte:02x}) is not UTF-8", hint)
 
     @cached_property
     def _copy(self) -> IO[bytes] | None:
         """A temporary file with what can be read only once; None for a file on disk."""
         if self._given == STDIN:
             copy = _copied(sys.stdin.buffer)
-        elif self._given.is_dir():
-            raise ManifestError(f"{self.path} is a folder, not a manifest", "Name a file in it.")
         elif self._given.is_char_device() or self._given.is_block_device():
             raise ManifestError(f"{self.path} is a device, not a manifest", "Name a file.")
-        elif self._given.is_file():
+        elif not self._given.is_fifo():
             return None
         else:
             with self._given.open("rb") as stream:

@@ -84,7 +84,7 @@ def test_a_large_batch_comes_in_parts(write: Write, kind: str) -> None:
 def test_progress_is_told_up_to_the_end(write: Write, kind: str) -> None:
     source = write({"n": range(4)}, kind=kind, rows=2)
     told: list[float] = []
-    source.on_progress = told.append
+    source.report = told.append
     values(source, "n")
     assert len(told) == 2
     assert 0 < told[0] < told[1]

@@ -133,7 +133,7 @@ def test_a_row_is_placed_by_its_name_in_the_folder(folder: Folder) -> None:
 def test_rows_come_a_thousand_at_a_time_and_tell_how_far_they_are(folder: Folder) -> None:
     source = folder({f"{index:04d}.wav": b"" for index in range(2500)})
     told: list[float] = []
-    source.on_progress = told.append
+    source.report = told.append
     assert [len(rows.lengths) for rows in FORMAT.rows(source, "duration", None)] == [0, 1000, 1000, 500]
     assert told == [0.4, 0.8, 1.0]
 

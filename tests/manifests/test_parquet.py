@@ -356,7 +356,7 @@ def test_nothing_is_imported_from_the_current_folder(
 def test_progress_is_told_up_to_the_end(write: Write) -> None:
     source = write({"duration": range(5)}, row_group_size=2)
     told: list[float] = []
-    source.on_progress = told.append
+    source.report = told.append
     values(source, "duration")
     assert told == [0.4, 0.8, 1.0]
 

@@ -155,7 +155,7 @@ def test_progress_is_told_from_none_to_all(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "file"
     path.write_bytes(LINES)
     opened, shares = Source(path), []
-    opened.on_progress = shares.append
+    opened.report = shares.append
     list(opened.blocks())
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
