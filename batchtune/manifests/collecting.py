@@ -12,21 +12,11 @@ import numpy.typing as npt
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.base import Rows
-from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.planning import Plan
-from batchtune.manifests.values import (
-    LARGEST,
-    SMALLEST,
-    Count,
-    Reduction,
-    Unreadable,
-    Values,
-    fault,
-    measured,
-    numbers,
-    reduced,
-)
+from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, measured, numbers, reduced
 from batchtune.units import counted
+
+BoolArray = npt.NDArray[np.bool_]
 
 SHOWN = 5
 _LONGEST_SHOWN = 100
@@ -84,27 +74,16 @@ class Part:
 
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
-        options, factor = plan.options, plan.factor
         self.rows += len(rows.lengths)
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        raw = _prepared(rows.lengths, plan.counts[0], options.reduce)
-        with np.errstate(over="ignore"):  # what becomes infinite is invalid
-            lengths = numbers(raw)
-            if factor != 1:
-                lengths = lengths * float(factor.numerator) / float(factor.denominator)
-        kept = (lengths >= SMALLEST) & (lengths <= LARGEST)
-        self._refuse(rows, ~kept, "length", str(plan.length), (rows.lengths, raw), lengths)
+        lengths, kept = self._checked(rows, plan, None)
         targets = np.empty(0)
         if plan.target is not None and rows.targets is not None:
-            raw = _prepared(rows.targets, plan.counts[1], options.reduce)
-            targets = numbers(raw)
-            valid = (targets >= 0) & (targets <= LARGEST)
-            self._refuse(rows, kept & ~valid, "target length", plan.target, (rows.targets, raw), targets)
-            kept &= valid
+            targets, kept = self._checked(rows, plan, kept)
         for limit, beyond, reason in (
-            (options.min_length, np.less, "shorter than --min-length"),
-            (options.max_length, np.greater, "longer than --max-length"),
+            (plan.options.min_length, np.less, "shorter than --min-length"),
+            (plan.options.max_length, np.greater, "longer than --max-length"),
         ):
             if limit is not None and (dropped := kept & beyond(lengths, limit)).any():
                 self.left_out[f"{reason} {limit:.15g}"] += int(dropped.sum())
@@ -116,38 +95,28 @@ class Part:
             names = rows.names()
             self.ids += [names[index] for index in np.flatnonzero(kept).tolist()]
 
-    def _refuse(
-        self,
-        rows: Rows,
-        refused: npt.NDArray[np.bool_],
-        what: str,
-        key: str,
-        values: tuple[Values, Values],
-        scaled: FloatArray,
-    ) -> None:
-        """Count invalid values by reason, and show the first.
-
-        Args:
-            rows: In which they are.
-            refused: Which of the rows.
-            what: They are.
-            key: Their column.
-            values: As they stand in the file, and measured and reduced.
-            scaled: The numbers that came of them.
-        """
-        for index in np.flatnonzero(refused).tolist():
-            stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in values)
-            reason = fault("" if stands == "" else value, scaled[index])
+    def _checked(self, rows: Rows, plan: Plan, kept: BoolArray | None) -> tuple[FloatArray, BoolArray]:
+        """The lengths as numbers, or with `kept` the targets of these rows, and which are valid; counts the others."""
+        if kept is None or rows.targets is None:
+            what, key, values, count, smallest = "length", plan.length, rows.lengths, plan.counts[0], SMALLEST
+        else:
+            what, key, values, count, smallest = "target length", plan.target, rows.targets, plan.counts[1], 0.0
+        raw = values if count is None else measured(values, count)
+        raw = raw if plan.options.reduce is None else reduced(raw, plan.options.reduce)
+        with np.errstate(over="ignore"):  # what becomes infinite is invalid
+            found = numbers(raw)
+            if kept is None and plan.factor != 1:
+                found = found * float(plan.factor.numerator) / float(plan.factor.denominator)
+        valid = (found >= smallest) & (found <= LARGEST)
+        for index in np.flatnonzero(~valid if kept is None else kept & ~valid).tolist():
+            stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in (values, raw))
+            reason = fault("" if stands == "" else value, found[index])
             self.invalid[f"invalid {what} ({reason})"] += 1
             if len(self.shown) < SHOWN:
                 shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
                 said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
                 self.shown.append(f"{rows.place(index)}: {shortened(key, _LONGEST_KEY)} is {said}")
-
-
-def _prepared(values: Values, count: Count | None, reduction: Reduction | None) -> Values:
-    found = values if count is None else measured(values, count)
-    return found if reduction is None else reduced(found, reduction)
+        return found, valid if kept is None else kept & valid
 
 
 def merged(parts: Sequence[Part], plan: Plan) -> Part:
@@ -164,8 +133,16 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         whole.rows += part.rows
         invalid.update(part.invalid)
         left_out.update(part.left_out)
+    if len(parts) == 1 and broken and not skip:
+        raise ManifestError(str(broken[0].broken), broken[0].hint)
     if broken and not skip:
-        raise _broken_error(broken, len(parts))
+        hints = {part.hint for part in broken if part.hint}
+        advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
+        head = f"{len(broken):,} of {len(parts):,} sources can't be read:"
+        raise ManifestError(
+            _first(head, [str(part.broken) for part in broken], len(broken)),
+            f"{advice} Or keep only what precedes the damage with --skip-invalid.",
+        )
     if whole.rows == 0 and not broken:
         raise ManifestError(f"{plan.label} holds no examples", "Check that it was written to its end.")
     if invalid and not skip:
@@ -192,21 +169,10 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
     return whole
 
 
-def _broken_error(broken: Sequence[Part], count: int) -> ManifestError:
-    if count == 1:
-        return ManifestError(str(broken[0].broken), broken[0].hint)
-    hints = {part.hint for part in broken if part.hint}
-    advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
-    return ManifestError(
-        _first(f"{len(broken):,} of {count:,} sources can't be read:", [str(part.broken) for part in broken]),
-        f"{advice} Or keep only what precedes the damage with --skip-invalid.",
-    )
-
-
-def _first(head: str, lines: Sequence[str], count: int | None = None) -> str:
-    """A line for the head, for each of the first, and for the number of the others."""
-    more = (len(lines) if count is None else count) - SHOWN
-    return "\n  ".join([head, *lines[:SHOWN], *([f"and {more:,} more"] if more > 0 else [])])
+def _first(head: str, lines: Sequence[str], count: int) -> str:
+    """A line for the head, for each of the first of so many, and for the number of the others."""
+    more = [f"and {count - SHOWN:,} more"] if count > SHOWN else []
+    return "\n  ".join([head, *lines[:SHOWN], *more])
 
 
 def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> ManifestError:
@@ -221,7 +187,7 @@ def _invalid_error(parts: Sequence[Part], invalid: Counter[str], plan: Plan) -> 
         hint = next((part.advice for part in parts if part.advice), hint)
     elif count == rows and plan.target is not None and all("target" in reason for reason in invalid):
         hint = f"No row is valid. Is {shortened(plan.target)} the column of the targets? See --target-key."
-    elif count == rows and plan.length is not None and FORMATS[plan.format].named_columns:
+    elif count == rows and plan.length is not None:
         hint = f"No row is valid. Is {shortened(plan.length)} the column? See --length-key."
     elif count == rows:
         hint = "No row is valid: is that what it should be?"

@@ -32,10 +32,7 @@ _TOKENS = ("input_ids", "token_ids", "tokens", "labels")
 # Target files of fairseq: letters or words, separated by spaces.
 _SYMBOLS = (".ltr", ".wrd", ".ltr.gz", ".wrd.gz")
 _SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
-_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {
-    ("ms", "s"): Fraction(1, 1000),
-    ("s", "ms"): Fraction(1000),
-}
+_CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {("ms", "s"): Fraction(1, 1000), ("s", "ms"): Fraction(1000)}
 _SAMPLE_RATES = range(4000, 192_001)
 
 

@@ -25,15 +25,7 @@ from batchtune.manifests.collecting import Part, merged
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
 from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.planning import (
-    Plan,
-    check_format,
-    count_of,
-    find_format,
-    keyed_targets,
-    plan_first,
-    plan_of,
-)
+from batchtune.manifests.planning import Plan, check_format, count_of, find_format, keyed_targets, plan_first, plan_of
 from batchtune.manifests.source import Source
 from batchtune.units import counted
 
