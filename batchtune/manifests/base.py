@@ -17,7 +17,6 @@ class Column:
     """A column of a manifest, or a key of its JSON objects.
 
     Attributes:
-        name: As it stands in the file.
         example: The first value that is not missing, or None.
         numeric: Whether one of the first values is a number (in a list: one of its items).
         text: Whether more of the first values are text than numbers: what is measured rather than read.
@@ -37,10 +36,8 @@ class Place:
     id: str | None
 
     def __str__(self) -> str:
-        parts = [] if self.line is None else [f"line {self.line}"]
-        if self.id is not None:
-            parts.append(f"id {shortened(self.id)}")
-        return ", ".join(parts) or "one row"
+        line = [] if self.line is None else [f"line {self.line}"]
+        return ", ".join(line if self.id is None else [*line, f"id {shortened(self.id)}"]) or "one row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +45,12 @@ class Rows:
     """Some consecutive rows of a manifest, unchecked.
 
     Attributes:
-        lengths: Values as they stand in the file: text, or what JSON makes of them (lists too); None if missing. An
-            array of floats if the file has nothing else.
+        lengths: Values as in the file: text, or what JSON makes of them (lists too), None if missing; or an array of
+            floats.
         targets: The same rows' target lengths, or None if none were asked for.
         place: Index in `lengths` → where that row stands. Called for invalid rows, and for ids.
         left_out: Reason → number of examples that the reader itself left out.
-        ids: All rows' ids, if the format has a faster way to them than through `place`.
+        ids: Returns all rows' ids, if the format has a faster way to them than through `place`.
     """
 
     lengths: Sequence[object] | FloatArray
@@ -63,10 +60,8 @@ class Rows:
     ids: Callable[[], Sequence[str | None]] | None = None
 
     def names(self) -> Sequence[str | None]:
-        """The id of every row, None for a row without one."""
-        if self.ids is not None:
-            return self.ids()
-        return [self.place(index).id for index in range(len(self.lengths))]
+        """Return the id of every row, None for a row without one."""
+        return self.ids() if self.ids is not None else [self.place(index).id for index in range(len(self.lengths))]
 
 
 class Format(ABC):

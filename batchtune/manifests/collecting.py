@@ -30,17 +30,13 @@ class Part:
 
     Attributes:
         label: The source, for messages.
-        lengths: Float64, of the valid examples that the user's limits leave, in the order of the file. A block of
-            memory that grows in place, so that numbers are never held twice.
-        targets: Likewise their target lengths; empty without any.
+        lengths, targets: Float64, of the valid examples that the user's limits leave, in the order of the file; no
+            targets if they are not asked for. Blocks of memory that grow in place: numbers are never held twice.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
-        invalid: Reason → number of invalid examples.
-        shown: The first of these, for the message.
-        left_out: Reason → number of examples left out by the reader or the user's limits.
-        broken: Why the source could not be read to its end, or None.
-        hint: What to do about it.
-        notes: For the user.
+        invalid, left_out: Reason → number of examples; what is left out is so by the reader or the user's limits.
+        shown: The first invalid ones, for the message.
+        broken, hint: Why the source could not be read to its end, and what to do; None if it could.
         advice: What to do where most values are missing; the format's own.
     """
 

@@ -71,16 +71,11 @@ def load_ordered_lengths(
 ) -> tuple[FloatArray, FloatArray | None, Unit | None]:
     """Read the lengths of a data set so that entry i is the length of example i.
 
-    Args:
-        manifest: As for `load_lengths`.
-        options: What the user says about it; nothing that leaves examples out.
-
     Returns:
         Lengths and target lengths (None without), shape (count,) each, and the unit of the lengths.
 
     Raises:
-        ManifestError: It can't be read as asked; the message says what is wrong and where.
-        UsageError: The options leave examples out, name no known format, or one column twice.
+        ManifestError, UsageError: As `load_lengths`, or the options leave examples out.
     """
     limits = {
         "--skip-invalid": options.skip_invalid or None,
@@ -192,20 +187,16 @@ def read_all(
             if jobs == 1:
                 culprit = min(left.keys() - parts.keys())  # one process takes them in this order
                 raise ManifestError(
-                    f"{tasks[culprit].source.path}: the process that read it was killed, even though it was the only "
-                    "one",
+                    f"{tasks[culprit].source.path}: the only process that read was killed while it read this",
                     "Most likely the kernel ended it for lack of memory (`dmesg` tells). Free some, or raise the "
                     "container's limit; then run the same command again, with --jobs 1.",
                 ) from None
             jobs //= 2
-            notes.append(
-                "One of the reading processes was killed, likely for lack of memory. Its sources were read again with "
-                f"--jobs {jobs}."
-            )
-    found = [parts[index] for index in range(len(tasks))]
-    if notes:
-        found[0].notes += notes
-    return found
+            lost = "One of the reading processes was killed, likely for lack of memory."
+            notes.append(f"{lost} Its sources were read again with --jobs {jobs}.")
+    for note in notes:
+        parts[0].notes.append(note)
+    return [parts[index] for index in range(len(tasks))]
 
 
 def _in_processes(
@@ -266,8 +257,7 @@ def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     """Read one source.
 
     Raises:
-        ManifestError: It can't be read. Not where it is one of several, or may be broken by the user's leave: that
-            is then noted in the part.
+        ManifestError: It can't be read, and is the only one. Else, or if it may be broken, that is noted in the part.
     """
     plan, source = task.plan, task.source
     part = Part(str(source.path))
@@ -314,11 +304,7 @@ def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray
 
 
 def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
-    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line.
-
-    Raises:
-        ManifestError: The file can't be read, or has fewer or more lines than the manifest has examples.
-    """
+    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
     if target_file is None:
         yield from chunks
         return
@@ -327,18 +313,13 @@ def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) 
         for rows in chunks:
             yield replace(rows, targets=[table.get(name or "") for name in rows.names()])
         return
-    hint = "A target file has one line for each example, in the same order."
+    path, hint = target_file.path, "A target file has one line for each example, in the same order."
     lines, last = target_file.lines(), 0
     for rows in chunks:
         texts = [text for _, text in itertools.islice(lines, len(rows.lengths))]
         last += len(texts)
         if len(texts) < len(rows.lengths):
-            raise ManifestError(
-                f"{target_file.path} ends after line {last:,}, and the manifest has more examples", hint
-            )
+            raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
         yield replace(rows, targets=texts)
-    rest = next((number for number, text in lines if text.strip()), None)
-    if rest is not None:
-        raise ManifestError(
-            f"{target_file.path} goes on at line {rest:,}, where the manifest has no more examples", hint
-        )
+    if rest := next((number for number, text in lines if text.strip()), None):
+        raise ManifestError(f"{path} goes on at line {rest:,}, where the manifest has no more examples", hint)

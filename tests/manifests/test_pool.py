@@ -62,7 +62,7 @@ def test_a_reading_process_that_is_killed_costs_nothing_but_a_note(
 
 def test_a_source_that_kills_every_process_is_one_error(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "read_part", killed_part)
-    with pytest.raises(ManifestError, match=r"b\.csv: the process that read it was killed") as caught:
+    with pytest.raises(ManifestError, match=r"b\.csv: the only process that read was killed") as caught:
         load_lengths(manifests, jobs=2)
     assert "memory" in str(caught.value.hint)
 
