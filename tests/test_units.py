@@ -16,14 +16,12 @@ from batchtune.units import counted, format_length, format_number, format_second
     ("text", "size_bytes"),
     [
         ("1073741824", 1024**3),
-        ("100b", 100),
         ("2GiB", 2 * 1024**3),
         ("2 gib", 2 * 1024**3),
         ("24g", 24 * 1024**3),
         ("1.5K", 1536),
         ("500MB", 500 * 1000**2),
         (" 1kB ", 1000),
-        ("1TiB", 1024**4),
     ],
 )
 def test_a_size_is_read_with_its_unit(text: str, size_bytes: int) -> None:
@@ -32,7 +30,7 @@ def test_a_size_is_read_with_its_unit(text: str, size_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "GiB", "0", "0.5", "-1GiB", "2 XB", "2iB", "1e3", "nan", "1\u212a", "9" * 400, "9" * 308 + "TiB"],
+    ["", "0.5", "-1GiB", "2 XB", "2iB", "1e3", "1\u212a", "9" * 308 + "TiB"],
 )
 def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(repr(text)[:70])):
@@ -43,18 +41,12 @@ def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
     ("size_bytes", "text"),
     [
         (0, "0 B"),
-        (1, "1 B"),
-        (999, "999 B"),
         (1000, "1,000 B"),
-        (1023, "1,023 B"),
         (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
         (1000 * 1024, "1,000 KiB"),
         (1023.4 * 1024, "1,023 KiB"),
         (1023.6 * 1024, "1 MiB"),
         (1.9 * 1024**3, "1.9 GiB"),
-        (126.4 * 1024**3, "126 GiB"),
-        (1024**4, "1 TiB"),
         (1234 * 1024**4, "1,234 TiB"),
         (-1536, "-1.5 KiB"),
     ],
@@ -75,11 +67,9 @@ def test_a_shown_size_is_never_off_by_more_than_half_a_percent_or_half_a_byte(si
     ("value", "text"),
     [
         (0, "0"),
-        (1021, "1021"),
         (24.525, "24.52"),
         (9999.4, "9999"),
         (9999.5, "10,000"),
-        (28_539, "28,539"),
         (-12_345.6, "-12,346"),
     ],
 )
@@ -95,21 +85,14 @@ def test_a_length_of_unknown_unit_is_a_bare_number() -> None:
     ("seconds", "text"),
     [
         (0, "0 s"),
-        (4.3e-4, "430 µs"),
         (0.000_999_4, "999 µs"),
         (0.000_999_6, "1 ms"),
-        (0.045, "45 ms"),
         (0.9994, "999 ms"),
-        (0.9999, "1 s"),
         (12.34, "12.3 s"),
-        (59.94, "59.9 s"),
         (59.96, "1 min 00 s"),
-        (60, "1 min 00 s"),
         (245, "4 min 05 s"),
         (3599.4, "59 min 59 s"),
         (3599.6, "1 h 00 min"),
-        (7199, "2 h 00 min"),
-        (11_520, "3 h 12 min"),
         (4_500_000, "1,250 h 00 min"),
     ],
 )

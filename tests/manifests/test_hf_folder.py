@@ -57,9 +57,7 @@ def test_a_damaged_state_is_refused(folder: Folder, content: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "name", ["../data.arrow", "/etc/passwd", "..", ".", "", "a/b.arrow", "a\\b.arrow", "a\0b", "C:\\a.arrow", "a/"]
-)
+@pytest.mark.parametrize("name", ["../data.arrow", "/etc/passwd", "..", "", "a\\b.arrow", "a\0b", "C:\\a.arrow"])
 def test_files_outside_the_folder_are_refused(folder: Folder, name: str) -> None:
     with pytest.raises(ManifestError, match="not a plain file name"):
         hf_files(folder(state(name)))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import gzip
-import lzma
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -49,6 +47,8 @@ detected_formats = _those(lambda sample: sample.detected)
 text_formats = _those(lambda sample: sample.text)
 line_formats = _those(lambda sample: sample.first_line is not None and not sample.whole)
 free_formats = _those(lambda sample: not sample.whole)
+# One of each way to the bytes, for what is the same whatever the format: blocks, one text, a table, an archive.
+some_formats = pytest.mark.parametrize("name", ["nemo", "speechbrain-json", "parquet", "webdataset"])
 
 
 @pytest.fixture
@@ -71,9 +71,8 @@ def test_every_member_of_the_registry_is_held_to_this_suite() -> None:
     assert set(SAMPLES) == set(FORMATS) - {"audio"}  # a folder, not a file
 
 
-@all_formats
-def test_the_registry_calls_a_format_by_its_name(name: str) -> None:
-    assert FORMATS[name].name == name
+def test_the_registry_calls_each_format_by_its_name() -> None:
+    assert all(member.name == name for name, member in FORMATS.items())
 
 
 @detected_formats
@@ -84,7 +83,8 @@ def test_the_format_is_detected_from_the_content(name: str, write: Writer) -> No
 
 @detected_formats
 def test_the_format_is_detected_where_the_file_is_longer_than_the_head(name: str, write: Writer) -> None:
-    head = Head(write(["1"] * 20_000)[: source.HEAD_BYTES], complete=False)
+    content = write(["1"] * 300)
+    head = Head(content[: min(source.HEAD_BYTES, len(content) * 2 // 3)], complete=False)
     assert next(key for key, member in FORMATS.items() if member.fits(head)) == name
 
 
@@ -115,45 +115,25 @@ def test_the_rows_have_their_ids(tmp_path: Path, write: Writer, sample: Sample, 
 
 
 @all_formats
-@pytest.mark.parametrize(
-    "compress",
-    [gzip.compress, bz2.compress, lzma.compress, lambda data: pyarrow_zstd(data)],
-    ids=["gzip", "bzip2", "xz", "zstd"],
-)
-def test_compression_is_told_by_the_content_not_by_the_name(
-    read, write: Writer, named: dict[str, str], compress: Callable[[bytes], bytes]
-) -> None:
-    assert read(compress(write(VALUES)), **named).values.tolist() == LENGTHS
+def test_compression_is_told_by_the_content_not_by_the_name(read, write: Writer, named: dict[str, str]) -> None:
+    assert read(gzip.compress(write(VALUES)), **named).values.tolist() == LENGTHS
 
 
-@all_formats
-def test_a_plain_file_may_be_called_gz(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(write(VALUES), "manifest.gz", **named).values.tolist() == LENGTHS
+def test_a_plain_file_may_be_called_gz(read) -> None:
+    assert read(SAMPLES["nemo"].content(VALUES), "manifest.gz").values.tolist() == LENGTHS
 
 
 @text_formats
-def test_a_byte_order_mark_is_passed_over(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(b"\xef\xbb\xbf" + write(VALUES), **named).values.tolist() == LENGTHS
-
-
-@text_formats
-def test_windows_line_ends_are_passed_over(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(write(VALUES).replace(b"\n", b"\r\n"), **named).values.tolist() == LENGTHS
-
-
-@text_formats
-def test_mixed_line_ends_are_passed_over(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(write(VALUES).replace(b"\n", b"\r\n", 2), **named).values.tolist() == LENGTHS
-
-
-@text_formats
-def test_blank_lines_at_the_end_are_passed_over(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(write(VALUES) + b"\n \n\n", **named).values.tolist() == LENGTHS
-
-
-@text_formats
-def test_the_last_line_may_lack_its_end(read, write: Writer, named: dict[str, str]) -> None:
-    assert read(write(VALUES).rstrip(), **named).values.tolist() == LENGTHS
+def test_byte_order_marks_line_ends_and_blank_lines_are_passed_over(read, write: Writer, named: dict[str, str]) -> None:
+    content = write(VALUES)
+    for variant in (
+        b"\xef\xbb\xbf" + content,
+        content.replace(b"\n", b"\r\n"),
+        content.replace(b"\n", b"\r\n", 2),
+        content + b"\n \n\n",
+        content.rstrip(),
+    ):
+        assert read(variant, **named).values.tolist() == LENGTHS, variant
 
 
 @all_formats
@@ -167,7 +147,7 @@ def test_a_pipe_is_read(write: Writer, named: dict[str, str]) -> None:
         os.close(reading)
 
 
-@all_formats
+@some_formats
 def test_the_length_scale_is_exact(read, write: Writer, named: dict[str, str]) -> None:
     samples = [24376, 26832, 8144, 15232]
     lengths = read(write([str(value) for value in samples]), length_scale=Fraction(1, 16000), **named)
@@ -175,14 +155,19 @@ def test_the_length_scale_is_exact(read, write: Writer, named: dict[str, str]) -
 
 
 @line_formats
-@pytest.mark.parametrize("value", INVALID)
 def test_an_invalid_length_is_named_with_id_line_and_reason(
-    refusal, write: Writer, sample: Sample, named: dict[str, str], value: str
+    refusal, write: Writer, sample: Sample, named: dict[str, str]
 ) -> None:
-    message = refusal(write(["1", "2", value, "3"]), **named).message
+    message = refusal(write(["1", "2", "abc", "3"]), **named).message
     assert "1 of 4 rows is invalid" in message
     assert f"line {sample.first_line + 2}{f', id {chr(39)}utt2{chr(39)}' if sample.ids else ''}" in message
-    assert f"({INVALID[value]})" in message
+    assert "(text)" in message
+
+
+@line_formats
+def test_invalid_lengths_have_their_reasons(read, write: Writer, named: dict[str, str]) -> None:
+    left_out = read(write(["1", *INVALID]), skip_invalid=True, **named).left_out
+    assert left_out == Counter(f"invalid length ({reason})" for reason in INVALID.values())
 
 
 @free_formats
@@ -195,16 +180,13 @@ def test_an_empty_length_is_invalid(refusal, write: Writer, named: dict[str, str
 def test_of_many_invalid_lengths_the_first_five_are_named_and_all_are_counted(
     refusal, write: Writer, sample: Sample, named: dict[str, str]
 ) -> None:
-    message = refusal(write(["1", *["0"] * 1200]), **named).message
+    error = refusal(write(["1", *["0"] * 1200]), **named)
+    message = error.message
+    assert "--skip-invalid" in error.hint
     assert "1,200 of 1,201 rows are invalid" in message
     if sample.ids:
         assert [f"'utt{i}'" in message for i in range(1, 8)] == [True] * 5 + [False] * 2
     assert "and 1,195 more" in message
-
-
-@free_formats
-def test_the_hint_offers_to_skip_invalid_rows(refusal, write: Writer, named: dict[str, str]) -> None:
-    assert "--skip-invalid" in refusal(write(["1", "0"]), **named).hint
 
 
 @free_formats
@@ -218,12 +200,12 @@ def test_skipped_rows_are_counted_by_reason(read, write: Writer, named: dict[str
     }
 
 
-@free_formats
+@some_formats
 def test_it_is_an_error_when_all_rows_are_skipped(refusal, write: Writer, named: dict[str, str]) -> None:
     assert "none of its 2 examples is left" in refusal(write(["0", "-1"]), skip_invalid=True, **named).message
 
 
-@all_formats
+@some_formats
 def test_the_limits_are_inclusive_after_scaling_and_count_what_they_leave_out(
     read, write: Writer, named: dict[str, str]
 ) -> None:
@@ -233,7 +215,7 @@ def test_the_limits_are_inclusive_after_scaling_and_count_what_they_leave_out(
     assert lengths.left_out == {"shorter than --min-length 1": 1, "longer than --max-length 2.5": 2}
 
 
-@all_formats
+@some_formats
 def test_it_is_an_error_when_the_limits_leave_nothing(refusal, write: Writer, named: dict[str, str]) -> None:
     assert "longer than --max-length 0.5: 4" in refusal(write(VALUES), max_length=0.5, **named).message
 
@@ -245,9 +227,9 @@ def test_a_file_without_rows_holds_no_examples(refusal, write: Writer, name: str
 
 
 @text_formats
-@pytest.mark.parametrize("content", ["", "\n \n\n", "\t"])
-def test_an_empty_file_is_said_to_be_empty(refusal, name: str, content: str) -> None:
-    assert "is empty" in refusal(content, format=name).message
+def test_an_empty_file_is_said_to_be_empty(refusal, name: str) -> None:
+    for content in ("", "\n \n\n", "\t"):
+        assert "is empty" in refusal(content, format=name).message
 
 
 @all_formats
@@ -256,21 +238,15 @@ def test_an_unknown_length_key_is_an_error(refusal, write: Writer, named: dict[s
 
 
 @all_formats
-@pytest.mark.parametrize("values", [[], VALUES])
-def test_a_path_below_the_lengths_leads_nowhere(
-    refusal, write: Writer, sample: Sample, name: str, values: list[str]
-) -> None:
-    refusal(write(values), format=name, length_key=f"{sample.column}.x")
+def test_a_path_below_the_lengths_leads_nowhere(refusal, write: Writer, sample: Sample, name: str) -> None:
+    for values in ([], VALUES):
+        refusal(write(values), format=name, length_key=f"{sample.column}.x")
 
 
 @all_formats
-def test_truncated_gzip_breaks_off(refusal, write: Writer, name: str) -> None:
-    assert "breaks off" in refusal(gzip.compress(write(VALUES * 100))[:-12], format=name).message
-
-
-@all_formats
-def test_corrupt_gzip_is_damaged(refusal, write: Writer, name: str) -> None:
+def test_gzip_that_is_cut_off_or_corrupt_is_named(refusal, write: Writer, name: str) -> None:
     content = bytearray(gzip.compress(write(VALUES * 100)))
+    assert "breaks off" in refusal(bytes(content[:-12]), format=name).message
     content[-6] ^= 0xFF
     assert "is damaged" in refusal(bytes(content), format=name).message
 
@@ -285,9 +261,8 @@ def test_wrong_encoding_is_named_with_line_and_byte(
     assert f"line {sample.first_line + 2}: byte {content.index(0xE9)} of the text (0xe9) is not UTF-8" in message
 
 
-@text_formats
-def test_utf16_is_named(refusal, write: Writer, name: str) -> None:
-    assert "UTF-16" in refusal(write(VALUES).decode().encode("utf-16"), format=name).message
+def test_utf16_is_named(refusal) -> None:
+    assert "UTF-16" in refusal(SAMPLES["nemo"].content(VALUES).decode().encode("utf-16")).message
 
 
 @line_formats
@@ -296,19 +271,19 @@ def test_a_nul_byte_is_named_with_its_line(refusal, write: Writer, sample: Sampl
     assert f"line {sample.first_line + 2}: NUL byte" in refusal(content, format=name).message
 
 
-@all_formats
+@some_formats
 def test_a_missing_file_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ManifestError, match="does not exist"):
         load_lengths(tmp_path / "absent", ReadOptions(format=name))
 
 
-@all_formats
+@some_formats
 def test_an_empty_folder_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ManifestError, match="is a folder in which"):
         load_lengths(tmp_path, ReadOptions(format=name))
 
 
-@all_formats
+@some_formats
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_file_is_an_error(tmp_path: Path, write: Writer, name: str) -> None:
     path = tmp_path / "secret"
@@ -336,7 +311,7 @@ def test_nothing_is_lost_across_blocks(
     assert read(write(values), **named).values.tolist() == [float(value) for value in reversed(values)]
 
 
-@all_formats
+@some_formats
 def test_the_order_of_the_rows_does_not_change_the_fingerprint(read, write: Writer, named: dict[str, str]) -> None:
     assert read(write(VALUES), **named).fingerprint == read(write(VALUES[::-1]), **named).fingerprint
 
@@ -377,16 +352,9 @@ def test_any_bytes_give_lengths_or_a_user_error(
         load_lengths(path, ReadOptions(format=name))
 
 
-@all_formats
+@some_formats
 def test_a_misspelt_format_is_corrected(read, write: Writer, name: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(write(VALUES), format=name + "x")
     assert caught.value.hint is not None
     assert f"Did you mean {name!r}?" in caught.value.hint
-
-
-def pyarrow_zstd(data: bytes) -> bytes:
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return sink.getvalue().to_pybytes()

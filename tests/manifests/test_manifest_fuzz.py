@@ -15,7 +15,7 @@ from batchtune.manifests import ReadOptions, load_lengths
 
 VALUES = [str(1 + number * 37 % 101) for number in range(40)]
 WORDS = (b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b"\r\n", b"\n\n", b'"', b"{", b"[", b"NaN", b"-1e999", b"\t", b",")
-JUNK = (b"x" * 10_000_000, b"{" * 100_000, b"[" * 100_000, b'"' * 100_000, b"1 " * 1_000_000)
+JUNK = (b"x" * 3_000_000, b"{" * 100_000, b"[" * 100_000, b'"' * 100_000, b"1 " * 600_000)
 # In all formats together, 10,000 and more.
 MUTATIONS = 600
 FEW = 40
@@ -76,13 +76,14 @@ def test_any_damage_gives_lengths_or_one_message(name: str, mutations: int, tmp_
         outcome(tmp_path / "manifest", bytes(content), name, skip_invalid=draw.random() < 0.5)
 
 
-@pytest.mark.parametrize("tenths", range(1, 10))
-def test_a_file_cut_off_gives_the_lengths_before_or_one_message(name: str, tmp_path: Path, tenths: int) -> None:
+def test_a_file_cut_off_gives_the_lengths_before_or_one_message(name: str, tmp_path: Path) -> None:
     whole = SAMPLES[name].content(VALUES)
-    outcome(tmp_path / "manifest", whole[: len(whole) * tenths // 10], name)
+    for tenths in range(1, 10):
+        outcome(tmp_path / "manifest", whole[: len(whole) * tenths // 10], name)
 
 
-@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: repr(junk[:2]))
-def test_a_very_long_line_gives_lengths_or_one_message(name: str, tmp_path: Path, junk: bytes) -> None:
-    outcome(tmp_path / "manifest", SAMPLES[name].content(VALUES) + junk, name)
-    outcome(tmp_path / "manifest", junk + b"\n" + SAMPLES[name].content(VALUES), name)
+def test_a_very_long_line_gives_lengths_or_one_message(name: str, tmp_path: Path) -> None:
+    content = SAMPLES[name].content(VALUES)
+    for junk in JUNK:
+        outcome(tmp_path / "manifest", content + junk, name)
+        outcome(tmp_path / "manifest", junk + b"\n" + content, name)

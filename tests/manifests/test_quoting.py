@@ -12,7 +12,7 @@ from batchtune.manifests import ReadOptions, load_lengths, parse_scale
 
 LONG = 20_000
 MOST_CHARACTERS = 1500
-DETECTED = pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.detected])
+KINDS = pytest.mark.parametrize("name", ["nemo", "speechbrain-json", "table", "kaldi", "parquet", "webdataset"])
 
 
 def assert_short(error: BatchtuneError) -> None:
@@ -20,21 +20,21 @@ def assert_short(error: BatchtuneError) -> None:
     assert len(error.hint or "") <= MOST_CHARACTERS
 
 
-@DETECTED
+@KINDS
 def test_a_long_value_is_quoted_by_its_beginning(refusal, name: str) -> None:
     error = refusal(SAMPLES[name].content(["1", "z" * LONG, "2"]), format=name)
     assert_short(error)
     assert "zzzzz" in error.message
 
 
-@DETECTED
+@KINDS
 def test_a_long_id_is_quoted_by_its_beginning(refusal, name: str) -> None:
     text = SAMPLES[name].text
     content = SAMPLES[name].content(["1", "-1", "2"])
     assert_short(refusal(content.replace(b"utt1", b"u" * LONG) if text else content))
 
 
-@DETECTED
+@KINDS
 def test_a_number_of_thousands_of_digits_is_invalid_like_any_other(refusal, name: str) -> None:
     content = SAMPLES[name].content(["1", "7" * LONG, "2"])
     error = refusal(content.replace(b'"' + b"7" * LONG + b'"', b"7" * LONG) if SAMPLES[name].text else content)
@@ -42,7 +42,7 @@ def test_a_number_of_thousands_of_digits_is_invalid_like_any_other(refusal, name
     assert "infinite" in error.message
 
 
-@DETECTED
+@KINDS
 def test_a_long_name_of_a_column_that_is_not_there_is_shortened(read, name: str) -> None:
     with pytest.raises((ManifestError, UsageError)) as caught:
         read(SAMPLES[name].content(["1"]), length_key="k" * LONG)
@@ -63,11 +63,11 @@ def test_a_long_name_of_a_column_that_is_not_there_is_shortened(read, name: str)
     ],
     ids=["JSON Lines", "JSON list", "JSON objects", "table", "twice", "columns", "columns twice", "candidates"],
 )
-@pytest.mark.parametrize("key", ["k" * LONG, "k " * LONG], ids=["one word", "many words"])
-def test_long_and_many_columns_are_listed_in_short(refusal, content: str, key: str) -> None:
-    error = refusal(content.replace("KEY", key))
-    assert len(error.message) <= 3 * MOST_CHARACTERS
-    assert len(error.hint or "") <= MOST_CHARACTERS
+def test_long_and_many_columns_are_listed_in_short(refusal, content: str) -> None:
+    for key in ("k" * LONG, "k " * LONG):
+        error = refusal(content.replace("KEY", key))
+        assert len(error.message) <= 3 * MOST_CHARACTERS
+        assert len(error.hint or "") <= MOST_CHARACTERS
 
 
 def test_long_arguments_are_quoted_by_their_beginning() -> None:

@@ -44,7 +44,7 @@ def test_several_compressed_streams_in_one_file_are_one_text(read, compress: Cal
 
 
 @compressions
-@pytest.mark.parametrize("tenths", range(1, 10))
+@pytest.mark.parametrize("tenths", (1, 5, 9))
 def test_what_is_cut_off_is_said_to_break_off(refusal, compress: Callable[[bytes], bytes], tenths: int) -> None:
     data = compress(LINES)
     assert "breaks off" in refusal(data[: len(data) * tenths // 10]).message
@@ -60,7 +60,7 @@ def test_a_real_bomb_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.json.gz"
     with gzip.open(path, "wb", compresslevel=9) as stream:
         stream.write(b'{"duration": 1}\n')
-        for _ in range(1200):
+        for _ in range(400):
             stream.write(b" " * 999_999 + b"\n")
     code = """
         import sys
