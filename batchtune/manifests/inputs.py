@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -35,11 +35,8 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
 
     Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
     `{train,dev}.json`), also as NeMo writes them (`_OP_0..7_CL_`); or several of these, separated by commas.
-    What exists is taken as it is, whatever characters its name has.
-
-    Args:
-        named: What the user gave, one or several.
-        wanted: A format that the user named, which decides what is looked for in a folder.
+    What exists is taken as it is, whatever characters its name has. In a folder files of the format `wanted`, which
+    the user named, are looked for; if it is None, the only kind that lies there.
 
     Raises:
         ManifestError: One of them means nothing, or a folder holds nothing known, or several kinds.
@@ -113,12 +110,8 @@ def _braces(spec: str) -> list[str]:
 def _sources(path: Path, wanted: str | None) -> list[Source]:
     if path.is_dir():
         return _folder(path, wanted)
-    endings = (
-        one.folder_kind[1]
-        for one in FORMATS.values()
-        if one.of_folder and one.folder_kind is not None and wanted in (None, one.name)
-    )
-    if not any(map(path.name.lower().endswith, endings)):
+    readers = (one for one in FORMATS.values() if one.of_folder and wanted in (None, one.name))
+    if not any(one.folder_kind is not None and path.name.lower().endswith(one.folder_kind[1]) for one in readers):
         return [Source(path)]
     if not path.exists():
         raise ManifestError(f"{path} does not exist", "Check the path.")
@@ -201,8 +194,6 @@ def _stem(name: str) -> str:
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _ANEW = "Save the data set anew with save_to_disk."
 
-Record = TypeVar("Record")
-
 
 class _DataFile(msgspec.Struct):
     filename: str
@@ -215,32 +206,28 @@ class _State(msgspec.Struct):
     indices: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
 
 
-class _Splits(msgspec.Struct):
-    splits: list[str]
-
-
 def hf_files(folder: Path) -> list[Path] | None:
     """Return the Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows.
 
-    They are named in the folder's `state.json`; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the
-    package datasets. None if datasets did not save the folder.
+    The folder's `state.json` names them; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the package
+    datasets. None if datasets did not save the folder.
 
     Raises:
-        ManifestError: It was, but can't be read: it holds several splits, says that its rows are to be taken in
-            another order than they stand in, is damaged, or names files that are absent or outside the folder.
+        ManifestError: It holds several splits, or the order of its rows in a file of its own; it is damaged, or names
+            files that are absent or outside the folder.
     """
     if not (folder / _STATE).is_file():
-        if (folder / _DICT).is_file():
-            splits = _read(folder / _DICT, _Splits).splits
-            if not splits:
-                raise ManifestError(f"{folder} is a DatasetDict without splits", _ANEW)
-            raise ManifestError(
-                f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits)}",
-                f"Name one of them, for example {folder / splits[0]}.",
-            )
-        return None
+        if not (folder / _DICT).is_file():
+            return None
+        splits = _read(folder / _DICT, dict[str, list[str]]).get("splits")
+        if not splits:
+            raise ManifestError(f"{folder} is a DatasetDict without splits", _ANEW)
+        raise ManifestError(
+            f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits)}",
+            f"Name one of them, for example {folder / splits[0]}.",
+        )
     try:
-        state = _read(folder / _STATE, _State)
+        state: _State = _read(folder / _STATE, _State)
     except ManifestError:
         if (folder / _INFO).is_file():
             raise
@@ -254,22 +241,18 @@ def hf_files(folder: Path) -> list[Path] | None:
         raise ManifestError(f"{folder / _STATE} names no data files", _ANEW)
     for file in state.data_files:
         name = file.filename
-        plain = name not in ("", ".", "..") and "\0" not in name
-        if not plain or PurePosixPath(name).name != name or PureWindowsPath(name).name != name:
-            raise ManifestError(
-                f"{folder / _STATE} names {shortened(name)}, which is not a plain file name",
-                "All data files must lie in the folder itself. " + _ANEW,
-            )
+        if name in ("", ".", "..") or "\0" in name or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
+            hint = f"All data files must lie in the folder itself. {_ANEW}"
+            raise ManifestError(f"{folder / _STATE} names {shortened(name)}, which is not a plain file name", hint)
         if file.skip or file.take is not None:
             raise ManifestError(f"{folder / _STATE} takes only a part of the rows of {shortened(name)}", _ANEW)
         if not (folder / name).is_file():
-            raise ManifestError(
-                f"{folder / name} is absent, though {_STATE} names it", "Copy the folder whole, or save it anew."
-            )
+            hint = "Copy the folder whole, or save it anew."
+            raise ManifestError(f"{folder / name} is absent, though {_STATE} names it", hint)
     return [folder / file.filename for file in state.data_files]
 
 
-def _read(path: Path, kind: type[Record]) -> Record:
+def _read(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(Source(path).content(), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -69,12 +69,7 @@ class Plan:
 
 
 def plan_first(source: Source, options: ReadOptions) -> Plan:
-    """Decide by the first source and what the user says.
-
-    Raises:
-        ManifestError: It fits no format, holds no examples, or its columns leave a choice.
-        UsageError: The options name no known format, or one column twice.
-    """
+    """Decide by the first source and what the user says. Raises as `load_lengths` does."""
     given, told = options, None
     reader = find_format(source, options.format)
     if options.length_key is None and options.target_key is None and options.target_file is None:
@@ -103,11 +98,7 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
 
 
 def plan_of(source: Source, reader: Format, plan: Plan, target_file: Source | None) -> Plan:
-    """Decide how one of the sources is read: as the first, by the names of its own columns.
-
-    Raises:
-        ManifestError: It has no such column, or its lengths count something else.
-    """
+    """Decide how one of the sources is read. Raises ManifestError if its columns or its unit are not the first's."""
     options = plan.options
     length, target = Column(plan.length or "", None, False), plan.target
     if plan.length is None or reader.name != plan.format or not reader.optional_columns:
@@ -150,11 +141,7 @@ def check_format(name: str | None) -> None:
 
 
 def find_format(source: Source, name: str | None) -> Format:
-    """Return the format of a source, by the name that the user gives or the source's first bytes.
-
-    Raises:
-        ManifestError: It fits none, or not the named one.
-    """
+    """Return the named format, or the one that a source's first bytes fit. Raises ManifestError if it does not fit."""
     if source.names is None and source.head.blank and source.head.complete:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
@@ -172,10 +159,9 @@ def find_format(source: Source, name: str | None) -> Format:
 
 
 def _columns(source: Source, reader: Format) -> Sequence[Column]:
-    columns = reader.columns(source)
-    if not columns:
-        raise ManifestError(f"{source.path} holds no examples", "Check that it was written to its end.")
-    return columns
+    if columns := reader.columns(source):
+        return columns
+    raise ManifestError(f"{source.path} holds no examples", "Check that it was written to its end.")
 
 
 def _chosen(
@@ -192,10 +178,8 @@ def _chosen(
             return choose_column(path, columns, target.name if target else None), target
     length = find_column(path, columns, key, "--length-key")
     if target is not None and length.name == target.name:
-        raise UsageError(
-            f"--length-key and --target-key both name {shortened(length.name)}",
-            "A target length is another than the length.",
-        )
+        hint = "A target length is another than the length."
+        raise UsageError(f"--length-key and --target-key both name {shortened(length.name)}", hint)
     return length, target
 
 
@@ -209,10 +193,8 @@ def _texts(length: Column, target: Column | None, options: ReadOptions, *, named
     if asked is None or any(texts):
         return texts
     if options.length_key is None and options.target_file is None:
-        raise UsageError(
-            f"{asked} counts texts, and {shortened(length.name)} holds none",
-            "Name the column of the texts with --length-key or --target-key.",
-        )
+        hint = "Name the column of the texts with --length-key or --target-key."
+        raise UsageError(f"{asked} counts texts, and {shortened(length.name)} holds none", hint)
     return options.target_file is None, False
 
 
@@ -305,5 +287,5 @@ def count_of(target_file: Source, reader: Format, options: ReadOptions) -> tuple
     columns = summarise({"target": value} for value in itertools.islice(first, PEEKED_ROWS))
     if not columns or not columns[0].text:
         return None, "numbers"
-    symbols = target_file.path.name.endswith(_SYMBOLS)
-    return counter(options.measure or ("words" if symbols else "characters"), options.tokenizer)
+    measure = options.measure or ("words" if target_file.path.name.endswith(_SYMBOLS) else "characters")
+    return counter(measure, options.tokenizer)

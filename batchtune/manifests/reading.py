@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -161,9 +162,9 @@ def read_all(
     parts: dict[int, Part] = {}
     notes: list[str] = []
 
-    def report(bytes_read: float = 0.0, rows: int = 0) -> None:
+    def report(share: float = 0.0, rows: int = 0, size: int = 0) -> None:
         if on_progress is not None:
-            on_progress((done + bytes_read) / total, examples + rows)
+            on_progress((done + share * size) / total, examples + rows)
 
     def take(index: int, part: Part) -> None:
         nonlocal done, examples
@@ -173,12 +174,7 @@ def read_all(
 
     if jobs == 1 or len(tasks) <= 1 or total < _WORTH_BYTES or not all(task.source.rereadable for task in tasks):
         for index, task in enumerate(tasks):
-            size = sizes[index]
-
-            def tell(share: float, rows: int, size: int = size) -> None:
-                report(share * size, rows)
-
-            take(index, read_part(task, tell))
+            take(index, read_part(task, partial(report, size=sizes[index])))
     while left := {index: task for index, task in enumerate(tasks) if index not in parts}:
         jobs = min(jobs, len(left))
         try:
@@ -204,9 +200,8 @@ def _in_processes(
 ) -> None:
     """Read sources in several new interpreters: a fork of a process with threads can hang.
 
-    They end with this one, however it ends, and at once if it is interrupted. `on_wait` is called every second while
-    none is done. Raises BrokenProcessPool if one is killed from outside, as the kernel kills what takes too much
-    memory.
+    They end with this one, however it ends, and at once if it is interrupted; `on_wait` is called every second. Raises
+    BrokenProcessPool if one is killed from outside, as the kernel kills what takes too much memory.
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
@@ -249,16 +244,11 @@ def _without_interrupts() -> Iterator[None]:
 
 def _die_with_parent() -> None:
     with contextlib.suppress(OSError, AttributeError):  # where there is no such call
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
-    """Read one source.
-
-    Raises:
-        ManifestError: It can't be read, and is the only one. Else, or if it may be broken, that is noted in the part.
-    """
+    """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
     plan, source = task.plan, task.source
     part = Part(str(source.path))
     reader: Format | None = None
