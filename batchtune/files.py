@@ -27,10 +27,10 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
 def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that takes its name when the block ends, and leaves nothing behind on failure.
 
-    Until then it is a temporary file in the same folder.
+    Until then it is a temporary file in the same folder, which is created if missing.
 
     Args:
-        path: The file; its folder is created if missing.
+        path: The file.
         synced: Whether it must survive a loss of power.
         follow: Whether to follow a link, and to write to a device or pipe. False in a run folder, where the file
             replaces them: the folder may come from anywhere, and a link in it lead to any file.
@@ -52,7 +52,9 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
             stream.flush()
             if synced:
                 os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, target)
     except OSError as error:
         raise unwritable(path, error) from error
@@ -63,13 +65,7 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
 
 
 def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None) -> bytes:
-    """Read a file that may come from anywhere.
-
-    Args:
-        path: The file.
-        most_bytes: The largest size that is read.
-        hint: What to do if it can't be read.
-        name: Its name in messages; its path unless given.
+    """Read a file that may come from anywhere, called `name` in messages, by default its path.
 
     Raises:
         ResultError: Missing, unreadable, larger, or not an ordinary file: a pipe or a device might never end.
@@ -96,9 +92,3 @@ def unwritable(path: Path, error: OSError) -> ResultError:
         f"{path} can't be written: {error.strerror or error}",
         "Nothing was left half-written. Make room or choose another place, then run the same command again.",
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -29,11 +29,10 @@ class Lengths:
         values: Shape (count,), float64, positive and finite, sorted in descending order.
         targets: Shape (count,), the target length of the same example, or None. Within equal lengths,
             descending too.
-        unit: What `values` count, or None where nothing says it.
-        left_out: What was left out on the way here, as reason → number of examples ("shorter than --min-length
-            1" → 12); empty where nothing was.
+        unit: What `values` count, or None if unknown.
+        left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         notes: What the reader found out and the user should know, as full sentences.
-        reading: How the manifest was read; None where there was none.
+        reading: How the manifest was read; None without one.
     """
 
     values: FloatArray
@@ -54,18 +53,13 @@ class Lengths:
         notes: tuple[str, ...] = (),
         owned: bool = False,
     ) -> Lengths:
-        """Sorts lengths in descending order, with their targets.
+        """Sort lengths in descending order, with their targets; arguments as the attributes, in any order.
 
-        Args:
-            values: Shape (count,), positive and finite, at least one, in any order.
-            targets: Shape (count,), not negative and finite, or None.
-            unit: What `values` count, or None where nothing says it.
-            left_out: Reason → number of examples that were left out.
-            notes: Full sentences for the user.
-            owned: Whether `values` may be sorted in place, where it is an array of float64.
+        If `owned`, `values` may be sorted in place.
 
         Raises:
-            ValueError: No lengths, or one that is not positive and finite, or targets of another shape.
+            ValueError: No lengths, or one that is not positive and finite; targets of another shape, or one that is
+                negative or not finite.
         """
         # A copy, to be sorted in place: no more than that, as there may be hundreds of millions.
         array = np.asarray(values, dtype=np.float64) if owned else np.array(values, dtype=np.float64)
@@ -79,13 +73,13 @@ class Lengths:
             array.sort()
             np.negative(array, out=array)
             return cls(array, None, unit, left, notes)
-        seconds = np.asarray(targets, dtype=np.float64)
-        if seconds.shape != array.shape:
-            raise ValueError(f"{seconds.size} targets for {array.size} lengths")
-        if not (np.isfinite(seconds).all() and seconds.min() >= 0):
+        target_lengths = np.asarray(targets, dtype=np.float64)
+        if target_lengths.shape != array.shape:
+            raise ValueError(f"{target_lengths.size} targets for {array.size} lengths")
+        if not (np.isfinite(target_lengths).all() and target_lengths.min() >= 0):
             raise ValueError("target lengths must be finite and not negative")
-        order = np.lexsort((seconds, array))[::-1]
-        return cls(array[order], seconds[order], unit, left, notes)
+        order = np.lexsort((target_lengths, array))[::-1]
+        return cls(array[order], target_lengths[order], unit, left, notes)
 
     @property
     def count(self) -> int:
@@ -127,21 +121,11 @@ class Lengths:
         return digest.hexdigest()
 
     def padded_to(self, multiple_of: float) -> Lengths:
-        """The lengths that these examples have in batches whose length is rounded up to a multiple.
-
-        Args:
-            multiple_of: In the unit of the lengths, positive and finite.
-
-        Returns:
-            Each length rounded up (to itself where it is a multiple but for rounding errors), with its target.
-
-        Raises:
-            ValueError: `multiple_of` is not positive and finite.
-        """
+        """Return these lengths rounded up to a multiple, as batches are padded. See the function `padded_to`."""
         return Lengths.of(padded_to(self.values, multiple_of), self.targets, unit=self.unit)
 
     def worst_target(self, length: float) -> float | None:
-        """The longest target of the examples that are at most `length` long; None without targets.
+        """Return the longest target of the examples that are at most `length` long; None without targets.
 
         Raises:
             ValueError: No example is that short.
@@ -183,14 +167,10 @@ class Lengths:
 
 
 def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:
-    """The smallest multiples that are not below the lengths.
+    """Return the smallest multiples that are not below the lengths, which are of any shape and positive.
 
     Multiples of a decimal fraction have rounding errors: a length that lies within a billionth of a multiple counts as
     one, and multiples are given with twelve digits, or as the length itself where that is more.
-
-    Args:
-        lengths: Any shape, positive.
-        multiple_of: Positive and finite.
 
     Raises:
         ValueError: `multiple_of` is not positive and finite.
