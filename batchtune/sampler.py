@@ -371,13 +371,13 @@ def _of_manifest(
     """Read lengths and targets of a manifest, in its order and in the unit of the config."""
     if (scale := reading.get("length_scale")) is not None and not isinstance(scale, Fraction):
         reading["length_scale"] = parse_scale(str(scale))
-    values, targets, unit = load_ordered_lengths(manifest, ReadOptions(**reading))
-    if None not in (unit, config.unit) and unit != config.unit:
+    found = load_ordered_lengths(manifest, ReadOptions(**reading))
+    if None not in (found.unit, config.unit) and found.unit != config.unit:
         raise ValueError(
-            f"{manifest} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the unit) "
+            f"{manifest} counts lengths in {found.unit}, {path} in {config.unit}: say the length_scale (and the unit) "
             "that it was tuned with"
         )
-    return values, targets
+    return found.values, found.targets
 
 
 def _check_choices(ordering: str, overlong: str, rank: int | None, world_size: int | None) -> None:

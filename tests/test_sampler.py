@@ -460,17 +460,17 @@ def test_several_manifests_are_read_one_after_the_other(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.csv" for number in range(3)]
     for number, path in enumerate(paths):
         path.write_text(f"id,duration\na,{9 - number}\nb,{number + 1}\n", encoding="utf-8")
-    values, _, unit = load_ordered_lengths([str(path) for path in reversed(paths)])
-    assert values.tolist() == [7, 3, 8, 2, 9, 1]
-    assert unit == "s"
+    found = load_ordered_lengths([str(path) for path in reversed(paths)])
+    assert found.values.tolist() == [7, 3, 8, 2, 9, 1]
+    assert found.unit == "s"
 
 
 def test_targets_stay_with_their_examples(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("id,duration,words\na,3,10\nb,1,30\nc,2,20\n", encoding="utf-8")
-    values, targets, _ = load_ordered_lengths(path, ReadOptions(target_key="words"))
-    assert targets is not None
-    assert (values.tolist(), targets.tolist()) == ([3, 1, 2], [10, 30, 20])
+    found = load_ordered_lengths(path, ReadOptions(target_key="words"))
+    assert found.targets is not None
+    assert (found.values.tolist(), found.targets.tolist()) == ([3, 1, 2], [10, 30, 20])
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,12 @@ class ManifestOptions:
 
     def read_options(self) -> ReadOptions:
         """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
+        from batchtune.errors import UsageError, shortened
+        from batchtune.lengths import UNITS
         from batchtune.manifests import ReadOptions, parse_scale
 
+        if self.unit is not None and self.unit not in UNITS:
+            raise UsageError(f"unknown unit {shortened(self.unit)}", f"Known units: {', '.join(UNITS)}.")
         given = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
         scale = None if self.length_scale is None else parse_scale(self.length_scale)
         return ReadOptions(**{**given, "length_scale": scale})

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,13 +67,16 @@ def load_lengths(
     return replace(merged(read_all(tasks, jobs, on_progress), plan).sorted(plan), reading=options.record())
 
 
-def load_ordered_lengths(
-    manifest: Manifest, options: ReadOptions = _DEFAULTS
-) -> tuple[FloatArray, FloatArray | None, Unit | None]:
-    """Read the lengths of a data set so that entry i is the length of example i.
+class OrderedLengths(NamedTuple):
+    """Lengths and target lengths (None without), shape (count,) each, by index of the example; the lengths' unit."""
 
-    Returns:
-        Lengths and target lengths (None without), shape (count,) each, and the unit of the lengths.
+    values: FloatArray
+    targets: FloatArray | None
+    unit: Unit | None
+
+
+def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> OrderedLengths:
+    """Read the lengths of a data set so that entry i is the length of example i.
 
     Raises:
         ManifestError, UsageError: As `load_lengths`, or the options leave examples out.
@@ -91,7 +94,7 @@ def load_ordered_lengths(
         )
     plan, tasks = planned(manifest, options)
     whole = merged(read_all(tasks, 1, None), plan)
-    return whole.values, whole.target_values, plan.unit
+    return OrderedLengths(whole.values, whole.target_values, plan.unit)
 
 
 @dataclass(frozen=True, slots=True)
