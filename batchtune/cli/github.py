@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.cli import console
+from batchtune.errors import UsageError
 
 if TYPE_CHECKING:
     from batchtune.reports import RunResults
@@ -20,8 +21,6 @@ _MOST_ANNOTATIONS = 10
 
 def summary_file() -> Path:
     """Return the file from which GitHub takes a step's summary. Raises UsageError outside of GitHub Actions."""
-    from batchtune.errors import UsageError
-
     name = os.environ.get(SUMMARY_VARIABLE)
     if not name:
         raise UsageError(
