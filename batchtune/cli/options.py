@@ -38,14 +38,13 @@ def option(
     values: str | Sequence[str] | None = None,
     **further: Any,
 ) -> Any:
-    """Declare an option of a command that `expand` completes.
+    """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
     Args:
-        help: What it does.
-        metavar: The placeholder for its value in the help.
-        flags: How it is written; derived from the parameter's name unless given.
-        variable: The environment variable that sets it too, without `BATCHTUNE_`; derived from the parameter's name
-            unless given. None for what belongs to one command line alone.
+        help: Its text in the help.
+        metavar: The placeholder for its value.
+        flags: How it is written.
+        variable: The environment variable that sets it too, without `BATCHTUNE_`; None: none, and no setting.
         values: The values that the shell's completion offers, or their registry, `module:NAME`.
         further: Passed to `typer.Option`.
     """
@@ -55,7 +54,7 @@ def option(
     return typer.Option(*flags, help=help, metavar=metavar, envvar=variable, show_envvar=False, **further)
 
 
-def setting(default: Any, help: str, metavar: str | None = None, **further: Any) -> Any:
+def setting(help: str, metavar: str | None = None, *, default: Any = None, **further: Any) -> Any:
     """Declare a field of a group: an `option` with its default. If its type is mutable, use `Annotated` instead."""
     return field(default=default, metadata={"option": option(help, metavar, **further)})
 
@@ -84,7 +83,7 @@ Output = Annotated[Path | None, option("File to write (- for stdout).", "FILE", 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
 ]
-WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
+_WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
 _DEVICE: dict[str, Any] = {"help": f"{DEVICE_FORMS}.", "metavar": "DEVICE", "values": device_names()}
 _MEMORY = "Memory limit of the training process, such as 2GiB"
 _FRACTION = "Fraction of that memory to use."
@@ -106,29 +105,24 @@ class ManifestOptions:
         ),
     ]
     format: str | None = setting(
-        None,
-        "Format of the manifest (default: detected from its content).",
-        "FORMAT",
-        values="batchtune.manifests:FORMATS",
+        "Format of the manifest (default: detected from its content).", "FORMAT", values="batchtune.manifests:FORMATS"
     )
-    length_key: str | None = setting(None, "Column or key of the lengths (default: found by its name).", "NAME")
-    target_key: str | None = setting(None, "Column or key of a second length, such as the transcript's.", "NAME")
+    length_key: str | None = setting("Column or key of the lengths (default: found by its name).", "NAME")
+    target_key: str | None = setting("Column or key of a second length, such as the transcript's.", "NAME")
     unit: str | None = setting(
-        None,
         "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
         "UNIT",
         values="batchtune.lengths:UNITS",
     )
-    length_scale: str | None = setting(None, "Multiply lengths by a number or a fraction, such as 1/16000.", "X")
-    min_length: float | None = setting(None, "Leave out shorter examples.", "X")
-    max_length: float | None = setting(None, "Leave out longer examples.", "X")
+    length_scale: str | None = setting("Multiply lengths by a number or a fraction, such as 1/16000.", "X")
+    min_length: float | None = setting("Leave out shorter examples.", "X")
+    max_length: float | None = setting("Leave out longer examples.", "X")
     skip_invalid: bool = setting(
-        False,
         "Leave out rows with invalid lengths, and the rest of a damaged shard or file if there are several. "
         "Everything left out is counted and reported.",
+        default=False,
     )
     measure: str | None = setting(
-        None,
         "How to measure the length of a text: in characters, words or bytes (default: characters).",
         "WHAT",
         values=("characters", "words", "bytes"),
@@ -137,18 +131,15 @@ class ManifestOptions:
         Path | None, option("A tokenizer.json: the length of a text is its number of tokens.", "FILE")
     ] = None
     reduce: str | None = setting(
-        None,
         "How to make one length of a list: max, sum, first, or count (the number of items).",
         "HOW",
         values=("max", "sum", "first", "count"),
     )
     target_file: str | None = setting(
-        None,
-        "File of target lengths or texts: keyed by id like Kaldi's, or one line for each example (.ltr, .wrd).",
-        "FILE",
+        "File of target lengths or texts: keyed by id like Kaldi's, or one line for each example (.ltr, .wrd).", "FILE"
     )
     jobs: int | None = setting(
-        None, "Number of processes to read many files with (default: one per processor).", "N", min=1, max=1024
+        "Number of processes to read many files with (default: one per processor).", "N", min=1, max=1024
     )
 
     def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
@@ -201,13 +192,13 @@ class RunOptions:
     PANEL: ClassVar = COMMON
 
     max_batch_size: int | None = setting(
-        None, "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
+        "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
     )
     run: Annotated[Path, option("Run folder: where the files of this run are read and written.", "DIR")] = (
         DEFAULT_RUN_FOLDER
     )
-    seed: int = setting(0, "Seed for the workload's random numbers and the sampler's shuffles.", "N")
-    force: bool = setting(False, "If the folder holds another run, remove it and start over.", variable=None)
+    seed: int = setting("Seed for the workload's random numbers and the sampler's shuffles.", "N", default=0)
+    force: bool = setting("If the folder holds another run, remove it and start over.", variable=None, default=False)
     quiet: Quiet = False
     json: Json = False
     full: Full = False
@@ -215,33 +206,32 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """The training step, its device and memory; None for what the user did not give."""
+    """The training step, its device and memory: those of a run, but for what the user gives here."""
 
     PANEL: ClassVar = "Workload and device"
 
     workload: str | None = setting(
-        None,
-        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
-        "code (default: the built-in for the lengths' unit).",
+        "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two "
+        "run your own code, so you must name them here, with their --set options: batchtune runs no code that only a "
+        "file names. A built-in, and the options below, are taken from the run by default.",
         "W",
-        autocompletion=WORKLOADS,
+        autocompletion=_WORKLOADS,
     )
     set: Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")] = None
-    device: str | None = setting(None, **_DEVICE)
-    memory: str | None = setting(None, f"{_MEMORY}.", "SIZE")
-    memory_fraction: float | None = setting(None, _FRACTION, "X")
+    device: str | None = setting(**_DEVICE)
+    memory: str | None = setting(f"{_MEMORY}.", "SIZE")
+    memory_fraction: float | None = setting(_FRACTION, "X")
     reserve: str | None = setting(
-        None,
         "Memory to keep free in addition, such as 500MiB: for what training needs and the workload lacks (NCCL's "
         "buffers, a second model, evaluation).",
         "SIZE",
     )
-    setup_timeout: float = setting(600.0, "Time limit for importing and building the workload.", "SECONDS")
+    setup_timeout: float = setting("Time limit for importing and building the workload.", "SECONDS", default=600.0)
     wait: float = setting(
-        0.0,
         "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
         "follows.",
         "[SECONDS]",
+        default=0.0,
     )
 
     def asked(self) -> dict[str, Any]:
@@ -266,23 +256,29 @@ class WorkloadOptions:
 class ProbeOptions(WorkloadOptions):
     """The options of a probe."""
 
-    device: str | None = setting("auto", **_DEVICE)
-    memory: str | None = setting(None, f"{_MEMORY} (default: the whole device).", "SIZE")
-    memory_fraction: float | None = setting(0.9, _FRACTION, "X")
+    workload: str | None = setting(
+        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
+        "code (default: the built-in for the lengths' unit).",
+        "W",
+        autocompletion=_WORKLOADS,
+    )
+    device: str | None = setting(**_DEVICE, default="auto")
+    memory: str | None = setting(f"{_MEMORY} (default: the whole device).", "SIZE")
+    memory_fraction: float | None = setting(_FRACTION, "X", default=0.9)
     ddp: bool = setting(
-        False, "Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel."
+        "Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel.", default=False
     )
     num_lengths: int = setting(
-        12,
         "Number of lengths to start with, from the shortest to the longest. The probe adds more if the bucket "
         "tables need them.",
         "N",
+        default=12,
     )
-    max_lengths: int | None = setting(None, "Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
+    max_lengths: int | None = setting("Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
     tolerance: float = setting(
-        0.01, "How far a batch size may stay below the largest that fits, as a fraction of it.", "X"
+        "How far a batch size may stay below the largest that fits, as a fraction of it.", "X", default=0.01
     )
-    trial_timeout: float = setting(300.0, "Time limit of one trial.", "SECONDS")
+    trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
 
     def settings(self, lengths: Lengths, run: RunOptions) -> ProbeSettings:
         """Return the settings of the probe.
@@ -318,7 +314,7 @@ class SweepOptions:
 
     PANEL: ClassVar = BUCKETS
 
-    num_buckets: str = setting("10:20", "Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N")
+    num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20")
     strategy: Annotated[
         list[str] | None,
         option(
@@ -328,29 +324,28 @@ class SweepOptions:
         ),
     ] = None
     current: str | None = setting(
-        None,
         "Your current settings, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or their "
         "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
         "WHAT",
     )
     multiple_of: float | None = setting(
-        None,
         "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or few "
         "shapes to compile.",
         "X",
     )
     world_size: int = setting(
-        1, "Number of ranks that train together; each step lasts as long as its slowest rank.", "N"
+        "Number of ranks that train together; each step lasts as long as its slowest rank.", "N", default=1
     )
-    same_bucket: bool = setting(False, "With --world-size: at each step all ranks take batches of the same bucket.")
+    same_bucket: bool = setting(
+        "With --world-size: at each step all ranks take batches of the same bucket.", default=False
+    )
     accumulate: int = setting(
-        1, "Gradient accumulation steps; ranks wait for each other only at the last of them.", "N"
+        "Gradient accumulation steps; ranks wait for each other only at the last of them.", "N", default=1
     )
     throughput_fraction: float = setting(
-        0.95, "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X"
+        "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
     )
     min_randomness: float | None = setting(
-        None,
         "Recommend only tables that are at least this random, from 0 to 1: the probability that two random "
         "examples share a bucket.",
         "X",

@@ -14,7 +14,6 @@ import typer
 from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
-    WORKLOADS,
     Full,
     Json,
     ManifestOptions,
@@ -22,7 +21,6 @@ from batchtune.cli.options import (
     WorkloadOptions,
     expand,
     option,
-    setting,
 )
 from batchtune.errors import ResultError, UsageError
 
@@ -76,24 +74,10 @@ class RunAndManifest(ManifestOptions):
         return Path(first), replace(self, manifest=rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectOptions(WorkloadOptions):
-    """The workload and device, if they are not the run's."""
-
-    workload: str | None = setting(
-        None,
-        "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two "
-        "run your own code, so you must name them here, with their --set options: batchtune runs no code that only a "
-        "file names. A built-in, and the options below, are taken from the run by default.",
-        "W",
-        autocompletion=WORKLOADS,
-    )
-
-
 @expand
 def verify(
     source: RunAndManifest,
-    subject: SubjectOptions,
+    subject: WorkloadOptions,
     run: Annotated[Path | None, option("The run folder (default: batchtune-run).", "DIR")] = None,
     steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
     minutes: Annotated[float | None, option("Run shuffled steps for this long instead.", "X")] = None,
@@ -159,12 +143,23 @@ def verify_with_progress(
     """
     from batchtune.cli.progress import worker_bar
     from batchtune.exports.sampler import read_sampler_yaml
-    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
+    from batchtune.results import PROBE_FILE, SAMPLER_FILE, SWEEP_FILE, Probe, Sweep, read_result
     from batchtune.tuning.run_folder import lengths_of
     from batchtune.tuning.verify_plan import VerifyPlan, check_lengths, subject_of
     from batchtune.tuning.verifying import run_verify
+    from batchtune.units import counted
 
-    _check_sampler_exists(folder)
+    if not (folder / SAMPLER_FILE).exists():
+        sweep = read_result(folder / SWEEP_FILE, Sweep) if (folder / SWEEP_FILE).exists() else None
+        if sweep is not None and sweep.recommended is None:
+            raise ResultError(
+                f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
+                "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+            )
+        raise ResultError(
+            f"{folder / SAMPLER_FILE} does not exist",
+            "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
+        )
     config = read_sampler_yaml(folder / SAMPLER_FILE)
     check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE, lengths_of(folder))
     probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
@@ -196,7 +191,14 @@ def verify_with_progress(
             on_note = partial(console.note, quiet=quiet)
             return run_verify(plan, subject, folder, on_note=on_note, on_progress=on_progress)
     except KeyboardInterrupt:
-        console.note(f"{_how_far(last)} `batchtune report {shlex.quote(str(folder))}` shows what was to be verified.")
+        passed = ""
+        if last is not None and last.doing != "proposal":
+            batches = "of the worst batches" if last.doing == "worst" else "with shuffled batches"
+            passed = f"{counted(last.done, 'step')} {batches} had passed. "
+        console.note(
+            f"{passed}No verify.json was written: that takes a whole verification. "
+            f"`batchtune report {shlex.quote(str(folder))}` shows what was to be verified."
+        )
         raise
 
 
@@ -227,31 +229,3 @@ def _multiple_of(folder: Path) -> float | None:
     if not (folder / SWEEP_FILE).exists():
         return None
     return msgspec.convert(read_result(folder / SWEEP_FILE, Sweep).settings, SweptWith).multiple_of
-
-
-def _how_far(last: VerifyProgress | None) -> str:
-    """Say what had passed before the interruption."""
-    from batchtune.units import counted
-
-    nothing = "No verify.json was written: that takes a whole verification."
-    if last is None or last.doing == "proposal":
-        return nothing
-    batches = "of the worst batches" if last.doing == "worst" else "with shuffled batches"
-    return f"{counted(last.done, 'step')} {batches} had passed. {nothing}"
-
-
-def _check_sampler_exists(folder: Path) -> None:
-    """Raise ResultError if the run folder holds no sampler config, with the reason."""
-    from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep, read_result
-
-    if (folder / SAMPLER_FILE).exists():
-        return
-    if (folder / SWEEP_FILE).exists() and (sweep := read_result(folder / SWEEP_FILE, Sweep)).recommended is None:
-        raise ResultError(
-            f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
-            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
-        )
-    raise ResultError(
-        f"{folder / SAMPLER_FILE} does not exist",
-        "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
-    )
