@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,8 +15,6 @@ from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.commands import Command, ParsingError, improve
 from batchtune.errors import BatchtuneError, WorkloadError, bounded, shortened
-
-EXIT_INTERRUPTED = 130
 
 # The first line of each command's help. Its module is imported only when it is run, or its own help is shown.
 COMMANDS = {
@@ -30,10 +28,6 @@ COMMANDS = {
     "doctor": "Show the devices, memory and software of this machine.",
     "schema": "Print the JSON Schema of a result file.",
 }
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 class Commands(TyperGroup):
@@ -74,7 +68,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        signal.signal(signal.SIGTERM, _interrupt)  # sent by CI systems: workers are ended as on Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by CI systems: workers end as on Ctrl-C
         try:
             try:
                 return super().invoke(ctx)
@@ -89,7 +83,7 @@ class Commands(TyperGroup):
             probing = ctx.invoked_subcommand in ("tune", "probe-oom")
             kept = " All measurements are kept: the same command continues there." if probing else ""
             console.note(f"Interrupted.{kept}")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+            raise typer.Exit(130) from None
 
 
 def _report(error: BatchtuneError | MemoryError | OSError) -> None:

@@ -47,9 +47,9 @@ def publish(results: RunResults, summary: Path) -> None:
         raise unwritable(summary, error) from error
     titles = {"fails": "batchtune: a rule fails", "error": "batchtune: a rule can't be judged"}
     failures = [
-        workflow_command("error", titles[verdict.outcome], f"fails if {verdict.rule}: {verdict.message}")
-        for verdict in results.verdicts
-        if verdict.outcome in titles
+        workflow_command("error", titles[one.outcome], f"fails if {one.rule}: {one.message}")
+        for one in results.verdicts
+        if one.outcome in titles
     ]
     warnings = [workflow_command("warning", "batchtune", text) for text in build_page(results).warnings]
     annotate(failures[:_MOST_ANNOTATIONS] + warnings[:_MOST_ANNOTATIONS])
