@@ -1,6 +1,6 @@
 """On memory laws of many kinds every size that is written down fits, and little is lost for it.
 
-The benchmark `tests/benchmarks/laws_figures.py` prints the figures of all laws on all data sets.
+The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all data sets.
 """
 
 from itertools import cycle
