@@ -40,7 +40,7 @@ def interrupts_reach_what_is_started() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def pytorch_is_imported_once() -> Iterator[None]:
+def pytorch_is_imported_once(temporary_folder_of_this_process: None) -> Iterator[None]:
     """Supervisors in this process start their nurseries from one process that has imported it."""
     if sys.platform != "linux":
         yield

@@ -15,7 +15,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
+
+from batchtune.probe.devices import backends
 
 PR_SET_CHILD_SUBREAPER = 36
 MARK = "BATCHTUNE_PROBE_WORKER"
@@ -28,9 +31,10 @@ class WarmNursery:
     """The process that has imported PyTorch; it starts when it is first needed."""
 
     def __init__(self) -> None:
+        needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
+        self._environment = _shared({**os.environ, **needed, "PYTHONUNBUFFERED": "1"})
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
-        self._environment: dict[str, str] = {}
 
     @property
     def popen(self) -> type[subprocess.Popen[bytes]]:
@@ -38,30 +42,25 @@ class WarmNursery:
         warm = self
 
         class Popen(subprocess.Popen):  # type: ignore[type-arg]
-            def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
-                if "batchtune.probe.nursery" not in command or not warm.is_like(options["env"]):
+            def __new__(cls, args: Any, *others: Any, **options: Any) -> Any:
+                nursery = isinstance(args, list) and "batchtune.probe.nursery" in args
+                if not nursery or _shared(options["env"]) != warm._environment:
                     return super().__new__(cls)
-                return warm.fork(command[command.index("batchtune.probe.nursery") + 1 :], options["env"])
+                return warm.fork(args[args.index("batchtune.probe.nursery") + 1 :], options["env"])
 
         return Popen
 
-    def is_like(self, environment: dict[str, str]) -> bool:
-        """Whether a process with this environment can be forked from it."""
-        shared = {name: value for name, value in environment.items() if name not in FREE}
+    def fork(self, words: list[str], environment: dict[str, str]) -> Forked:
+        """Fork a nursery: a child of this process, with the words of its command line."""
         if self._requests is None:
-            self._environment = shared
             self._requests, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, __file__, str(theirs.fileno())],
-                    env={**shared, MARK: "x" * MARK_BYTES},
+                    env={**self._environment, MARK: "x" * MARK_BYTES},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-        return shared == self._environment
-
-    def fork(self, words: list[str], environment: dict[str, str]) -> Forked:
-        assert self._requests is not None
         request = {"words": words, "environment": environment, "folder": os.getcwd()}
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it comes to this process when what forked it has ended
@@ -74,6 +73,10 @@ class WarmNursery:
         if self._process is not None and self._requests is not None:
             self._requests.close()
             self._process.wait()
+
+
+def _shared(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in FREE}
 
 
 class Forked:
