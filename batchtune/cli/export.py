@@ -126,11 +126,12 @@ def _patched(framework: Export, before: str, tuned: Tuned, path: Path, key_path:
 
 def _text_of(path: Path) -> str:
     """Return a file's text with its line ends. Raises ResultError if it is missing, unreadable, or not UTF-8."""
-    from batchtune.files import read_regular
-    from batchtune.results import LARGEST_BYTES
-
     try:
-        return read_regular(path, LARGEST_BYTES, "Give the training's YAML file.").decode()
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise ResultError(
+            f"{path} can't be read: {error.strerror or error}", "Give the training's YAML file."
+        ) from None
     except UnicodeDecodeError as error:
         raise ResultError(f"{path} is not UTF-8 text: {error}", "Nothing was changed.") from None
 
