@@ -4,12 +4,19 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from made_once import MadeOnce
+from warm_nursery import WarmNursery
+
+# Hundreds of tests start processes, each of which would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,6 +37,19 @@ def interrupts_reach_what_is_started() -> None:
     """A shell starts background jobs with SIGINT ignored, and all that they start would ignore it too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pytorch_is_imported_once(temporary_folder_of_this_process: None) -> Iterator[None]:
+    """Supervisors in this process start their nurseries from one process that has imported it."""
+    if sys.platform != "linux":
+        yield
+        return
+    warm = WarmNursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", warm.popen)
+        yield
+    warm.close()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import tomllib
 from made_once import MadeOnce
 from report_records import made_probe
 from ruamel.yaml import YAML
@@ -123,10 +122,6 @@ def test_the_steps_of_the_job_without_a_gpu_run_where_there_is_no_torch(checkout
     assert "# batchtune report" in (checkout / "summary.md").read_text()
     assert (checkout / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
-
-def test_a_rule_that_does_not_hold_fails_its_step_and_is_shown(checkout: Path) -> None:
-    sweep = step_named("buckets", "Compare the bucket tables")["run"]
-    assert run_step(checkout, sweep).returncode == 0
     gate = step_named("buckets", "Hold the recommendation to the rules")["run"]
     ran = run_step(checkout, gate.replace("> 0.15", "> 0.0001"))
     assert ran.returncode == 3
@@ -162,11 +157,10 @@ def test_what_was_measured_is_committed_to_a_branch_where_it_has_changed(checkou
     assert again.returncode == 0 and "Nothing has changed" in again.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments", [words for _, step in RUNS for words in commands_of(step["run"])], ids=lambda words: " ".join(words)
-)
-def test_every_command_of_every_job_is_one_with_these_options(arguments: list[str]) -> None:
-    load_command(arguments[0]).make_context(arguments[0], list(arguments[1:]))  # raises where one is unknown
+def test_every_command_of_every_job_is_one_with_these_options() -> None:
+    for _, step in RUNS:
+        for name, *arguments in commands_of(step["run"]):
+            load_command(name).make_context(name, arguments)  # raises where one is unknown
 
 
 def test_the_gpu_is_used_by_hand_only_and_pull_requests_can_write_nothing() -> None:
@@ -177,10 +171,9 @@ def test_the_gpu_is_used_by_hand_only_and_pull_requests_can_write_nothing() -> N
     assert "permissions" not in JOBS["buckets"]
 
 
-@pytest.mark.parametrize(("job", "step"), RUNS, ids=lambda value: value if isinstance(value, str) else value["name"])
-def test_no_script_has_anything_put_into_its_text(job: str, step: dict[str, Any]) -> None:
+def test_no_script_has_anything_put_into_its_text() -> None:
     # What GitHub puts into a script's text could be anybody's commands; variables can't.
-    assert "${{" not in step["run"]
+    assert [step["name"] for _, step in RUNS if "${{" in step["run"]] == []
 
 
 def test_what_is_installed_without_torch_is_what_batchtune_depends_on_else() -> None:

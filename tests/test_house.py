@@ -4,10 +4,13 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from without_torch import UNINSTALLED, blocking
+
+from batchtune.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "batchtune"
@@ -42,6 +45,7 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Every module that a file imports, anywhere in it, and whether that is for the type checker alone."""
     found: list[tuple[str, bool]] = []
@@ -66,100 +70,77 @@ def level_of(part: str) -> int:
     return next(number for number, parts in enumerate(LEVELS) if part in parts)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_run_downwards(path: Path) -> None:
-    part = part_of(path)
-    for name, _ in imports(path):
-        names = name.split(".")
-        if names[0] != "batchtune" or len(names) == 1 or not is_part(names[1]):
-            continue
-        other = names[1]
-        assert other == part or level_of(other) < level_of(part) or level_of(part) == -1 == level_of(other), (
-            f"{part} must not import {name}"
-        )
+def test_imports_run_downwards() -> None:
+    for path in modules():
+        part = part_of(path)
+        others = {name.split(".")[1] for name, _ in imports(path) if name.startswith("batchtune.")}
+        for other in filter(is_part, others - {part}):
+            both_low = level_of(part) == -1 == level_of(other)
+            assert level_of(other) < level_of(part) or both_low, f"{path}: {part} must not import {other}"
 
 
 def is_part(name: str) -> bool:
     return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_torch_and_rich_are_imported_only_where_they_belong(path: Path) -> None:
-    part = part_of(path)
-    roots = {name.split(".")[0] for name, for_types in imports(path) if not for_types}
-    assert "torch" not in roots or part in TORCH_ALLOWED
-    assert "rich" not in roots or part == "cli" or path == PACKAGE / "reports" / "terminal.py"
+def test_torch_and_rich_are_imported_only_where_they_belong() -> None:
+    for path in modules():
+        part = part_of(path)
+        roots = {name.split(".")[0] for name, for_types in imports(path) if not for_types}
+        assert "torch" not in roots or part in TORCH_ALLOWED, path
+        assert "rich" not in roots or part == "cli" or path == PACKAGE / "reports" / "terminal.py", path
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--version"],
-        ["tune", "--help"],
-        ["probe-oom", "--help"],
-        ["sweep-buckets", "--help"],
-        ["scan", "--help"],
-        ["doctor", "--help"],
-        ["verify", "--help"],
-        ["report", "--help"],
-        ["schema", "--help"],
-        ["export", "--help"],
-    ],
-    ids=" ".join,
-)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    loaded = loaded_after(arguments)
-    assert not loaded & (HEAVY | {"numpy", "rich", "msgspec"})
-
-
-@pytest.mark.slow
-def test_a_sweep_and_a_report_run_without_torch(tmp_path: Path) -> None:
-    manifest = tmp_path / "lengths.csv"
-    manifest.write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))
-    run = str(tmp_path / "run")
-    assert "torch" not in loaded_after(["sweep-buckets", str(manifest), "--max-batch-length", "60", "--run", run])
-    for report_format in ("terminal", "markdown", "html", "json"):
-        assert "torch" not in loaded_after(["report", run, "--format", report_format])
+def test_help_imports_nothing_heavy() -> None:
+    commands = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+    ran = in_one_process(commands, {})
+    assert ran.returncode == 0, ran.stderr
+    told = [line.split() for line in ran.stderr.splitlines() if line.startswith("LOADED ")]
+    assert len(told) == len(commands)
+    for command, (_, *loaded) in zip(commands, told, strict=True):
+        assert not set(loaded) & (HEAVY | {"numpy", "rich", "msgspec"}), command
 
 
 def test_all_but_measuring_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
-    manifest, run = tmp_path / "lengths.csv", tmp_path / "run"
-    manifest.write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))
-    paths = [str(blocking(UNINSTALLED, tmp_path)), str(ROOT)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "batchtune", *map(str, arguments)]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-
-    blocked = subprocess.run([sys.executable, "-c", "import torch"], env=env, capture_output=True, check=False)
-    assert blocked.returncode == 1
-    for arguments in (
-        ("sweep-buckets", manifest, "--max-batch-length", 60, "--run", run),
-        *(("report", run, "--format", name) for name in ("terminal", "markdown", "html", "json")),
-        ("scan", manifest),
-        ("doctor",),
-    ):
-        assert (found := ran(*arguments)).returncode == 0, found.stderr
-    assert "PyTorch" in ran("doctor").stdout
-    needs = ran("probe-oom", manifest, "--run", tmp_path / "other")
+    manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
+    Path(manifest).write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))
+    commands = [
+        ["sweep-buckets", manifest, "--max-batch-length", "60", "--run", run],
+        *(["report", run, "--format", name] for name in ("terminal", "markdown", "html", "json")),
+        ["report", run, "--manifest", manifest, "--baseline", run, "--fail-if", "stale > 2%"],
+        ["scan", manifest],
+        ["doctor"],
+    ]
+    env = {"PYTHONPATH": os.pathsep.join([str(blocking(UNINSTALLED, tmp_path)), str(ROOT)])}
+    assert in_one_process([], env, before="import torch").returncode == 1
+    done = in_one_process(commands, env)
+    assert done.returncode == 0, done.stderr
+    assert "PyTorch" in done.stdout
+    needs = in_one_process([["probe-oom", manifest, "--run", str(tmp_path / "other")]], env)
     assert needs.returncode == 1
     assert "torch" in needs.stderr and "Traceback" not in needs.stderr.splitlines()[0]
 
 
-def loaded_after(arguments: list[str]) -> set[str]:
-    """The top-level modules that a command has imported when it ends."""
+def in_one_process(
+    commands: list[list[str]], env: dict[str, str], before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs commands until one fails; after each, the top-level modules that are loaded are a line on stderr."""
     code = (
-        "import sys, atexit\n"
-        "atexit.register(lambda: sys.stderr.write('\\nLOADED ' + ' '.join({m.split('.')[0] for m in sys.modules})))\n"
-        f"sys.argv = ['batchtune', *{arguments!r}]\n"
+        f"import sys\n{before}\n"
         "from batchtune.cli import main\n"
-        "main()\n"
+        f"for arguments in {commands!r}:\n"
+        "    sys.argv = ['batchtune', *arguments]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as ended:\n"
+        "        if ended.code:\n"
+        "            raise\n"
+        "    loaded = {name.split('.')[0] for name in sys.modules}\n"
+        "    print('LOADED', *loaded, file=sys.stderr, flush=True)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return set(ran.stderr.rsplit("LOADED ", 1)[1].split())
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
 
 
 def test_importing_the_package_imports_nothing_but_the_standard_library() -> None:

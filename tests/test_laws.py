@@ -1,8 +1,9 @@
 """On memory laws of many kinds every size that is written down fits, and little is lost for it.
 
-The benchmark `tests/benchmarks/laws_figures.py` prints the figures of all laws on all data sets.
+The benchmark `tests/benchmarks/laws.py` prints the figures of all laws on all data sets.
 """
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,7 @@ def test_sizes_for_two_lengths_fit_too() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize(("name", "targets"), ALL, ids=str)
+@pytest.mark.parametrize(("name", "targets", "data"), [(*key, data) for key, data in zip(ALL, cycle(DATA))], ids=str)
 def test_every_size_fits_on_every_law(name: str, targets: bool, data: str) -> None:
     law = ALL[name, targets]
     if law.monotone:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -14,10 +14,7 @@ from typer.core import TyperGroup
 from batchtune import __version__
 from batchtune.cli import console, settings
 from batchtune.cli.commands import Command, ParsingError, improve
-from batchtune.errors import BatchtuneError, bounded, shortened
-
-EXIT_INTERRUPTED = 130
-
+from batchtune.errors import BatchtuneError, WorkloadError, bounded, shortened
 
 # The first line of each command's help. Its module is imported only when it is run, or its own help is shown.
 COMMANDS = {
@@ -31,10 +28,6 @@ COMMANDS = {
     "doctor": "Show the devices, memory and software of this machine.",
     "schema": "Print the JSON Schema of a result file.",
 }
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 class Commands(TyperGroup):
@@ -75,37 +68,38 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        signal.signal(signal.SIGTERM, _interrupt)  # sent by CI systems: workers are ended as on Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by CI systems: workers end as on Ctrl-C
         try:
             try:
                 return super().invoke(ctx)
             finally:  # an error of writing is reported here, not at the end of the process
                 sys.stdout.flush()
-        except BatchtuneError as error:
+        except (BatchtuneError, MemoryError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            console.print_error(error)
-            raise typer.Exit(error.exit_code) from None
-        except MemoryError:
-            if ctx.params.get("debug"):
-                raise
-            console.note("Error: this needs more memory than the process may take\nRaise its limit (ulimit -v).")
-            raise typer.Exit(1) from None
-        except OSError as error:
-            if ctx.params.get("debug"):
-                raise
-            if error.filename is not None:  # a file or folder without a message of its own
-                console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
-                raise typer.Exit(1) from None
-            # It is stdout. Nothing more can be written there, not even at the end of the process.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            console.note(f"Error: the result can't be written: {error.strerror or error}")
-            raise typer.Exit(1) from None
+            _report(error)
+            raise typer.Exit(error.exit_code if isinstance(error, BatchtuneError) else 1) from None
         except KeyboardInterrupt:
             probing = ctx.invoked_subcommand in ("tune", "probe-oom")
             kept = " All measurements are kept: the same command continues there." if probing else ""
             console.note(f"Interrupted.{kept}")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+            raise typer.Exit(130) from None
+
+
+def _report(error: BatchtuneError | MemoryError | OSError) -> None:
+    """Print an error: what and where, what to do, and the end of the workload's traceback if it failed."""
+    if isinstance(error, WorkloadError) and error.traceback:
+        lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
+        console.note(f"End of the workload's own traceback:\n{lines}")
+    if isinstance(error, BatchtuneError):
+        console.note(f"Error: {error.message}" + (f"\n{error.hint}" if error.hint else ""))
+    elif isinstance(error, MemoryError):
+        console.note("Error: this needs more memory than the process may take\nRaise its limit (ulimit -v).")
+    elif error.filename is not None:  # a file or folder without a message of its own
+        console.note(bounded(f"Error: {error.filename}: {error.strerror}"))
+    else:  # it is stdout, and nothing more can be written there, not even at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        console.note(f"Error: the result can't be written: {error.strerror or error}")
 
 
 def load_command(name: str) -> Any:

@@ -27,12 +27,6 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?", re.IGNORECAS
 # Set by batchtune itself for the processes that it starts.
 _INTERNAL = {"BATCHTUNE_PROBE_WORKER"}
 _LAST_PANEL = "Common"
-_EXIT_CODES = {
-    0: "done",
-    1: "failed; the message says what, where, and what to do",
-    2: "wrong usage",
-    130: "interrupted",
-}
 _EXIT_3 = {
     "tune": "with --verify: the recommended batches do not hold",
     "verify": "the recommended batches do not hold",
@@ -45,8 +39,14 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line."""
+        options = args[: args.index("--")] if "--" in args else args
+        waits = [index for index, word in enumerate(options) if word == _WAIT]
+        args = list(args)
+        for index in waits:
+            if not _NUMBER.fullmatch("".join(args[index + 1 : index + 2])):
+                args[index] = f"{_WAIT}=inf"
         try:
-            return super().parse_args(ctx, _with_value(args, _WAIT))
+            return super().parse_args(ctx, args)
         except ParsingError as error:
             improve(error, ctx)
             raise
@@ -69,8 +69,7 @@ class Command(TyperCommand):
         """Write the arguments, then the options by topic."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
+            if (record := parameter.get_help_record(ctx)) is None:
                 continue
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
             if parameter.param_type_name == "argument":
@@ -93,20 +92,9 @@ class Command(TyperCommand):
             with formatter.section("Settings"):
                 formatter.write_text(text)
         with formatter.section("Exit codes"):
-            codes = {**_EXIT_CODES, **({3: _EXIT_3[name]} if name in _EXIT_3 else {})}
-            formatter.write_dl([(str(code), codes[code]) for code in sorted(codes)])
-
-
-def _with_value(args: list[str], option: str) -> list[str]:
-    """Return the arguments, with an infinite value for an option that no number follows."""
-    given = []
-    for index, argument in enumerate(args):
-        given.append(argument)
-        if argument == "--":
-            return given + args[index + 1 :]
-        if argument == option and not _NUMBER.fullmatch((args[index + 1 :] or [""])[0]):
-            given[-1] = f"{option}=inf"
-    return given
+            codes = [("0", "done"), ("1", "failed; the message says what, where, and what to do"), ("2", "wrong usage")]
+            holds = [("3", _EXIT_3[name])] if name in _EXIT_3 else []
+            formatter.write_dl([*codes, *holds, ("130", "interrupted")])
 
 
 def examples(epilog: str) -> list[str]:
@@ -128,18 +116,19 @@ def environment_variables(command: Any) -> tuple[dict[str, str], dict[str, str]]
 
 def _settings_of(command: Any, name: str) -> str | None:
     """Describe how else a command's options can be set; None if none can be."""
-    alike, unlike = environment_variables(command)
-    if not alike and not unlike:
+    alike, others = environment_variables(command)
+    settable = {**alike, **others}
+    if not settable:
         return None
-    option, variable = next(iter({**alike, **unlike}.items()))
+    option, variable = next(iter(settable.items()))
     options = [max(one.opts, key=len) for one in command.params if one.param_type_name == "option"]
-    only_here = [one for one in options if one not in alike and one not in unlike]
+    only_here = ", ".join(one for one in options if one not in settable)
     return (
         f"Options can also be set by environment variables and in pyproject.toml: {option} as {variable}, and as "
         f"{option.lstrip('-')} under [tool.batchtune] or [tool.batchtune.{name}]"
         + ("; the others likewise" if len(alike) > 1 else "")
-        + "".join(f"; {one} as {its}" for one, its in unlike.items() if one != option)
-        + (f"; except {', '.join(only_here)}" if only_here else "")
+        + "".join(f"; {one} as {its}" for one, its in others.items() if one != option)
+        + (f"; except {only_here}" if only_here else "")
         + ". Flags override the environment, which overrides pyproject.toml."
     )
 
@@ -160,17 +149,12 @@ def _meant(option: str, ctx: Any) -> str:
     """Say which option a misspelt one may stand for, or which commands have it."""
     own = {name.lstrip("-"): name for parameter in ctx.command.get_params(ctx) for name in parameter.opts}
     bare = option.lstrip("-").replace("_", "-")
-    if bare in own:
-        return f"Did you mean {own[bare]}?"
     lists = f"`{ctx.command_path} --help` lists all options."
-    others = [
-        f"`batchtune {command.name}`"
-        for command in _siblings(ctx)
-        if any(option in parameter.opts for parameter in command.params)
-    ]
-    if others:
-        return f"It is an option of {', '.join(others)}. {lists}"
-    near = settings.nearest(bare, own)
+    if bare not in own:
+        having = [one.name for one in _siblings(ctx) if any(option in parameter.opts for parameter in one.params)]
+        if having:
+            return f"It is an option of {', '.join(f'`batchtune {name}`' for name in having)}. {lists}"
+    near = bare if bare in own else settings.nearest(bare, own)
     return f"Did you mean {own[near]}?" if near is not None else lists
 
 
@@ -185,15 +169,12 @@ def _origins(error: BatchtuneError, ctx: Any) -> str:
         if (origin := settings.origin_of(ctx, parameter)) is None:
             continue
         (value, where), option = origin, max(parameter.opts, key=len)
-        values = value if isinstance(value, list) else [value]
-        elsewhere.append(f"\n{option} is {', '.join(map(str, values))}, {where}.")
-        if _mentions(text, [*parameter.opts, *map(str, values[:1])]):
+        values = list(map(str, value if isinstance(value, list) else [value]))
+        elsewhere.append(f"\n{option} is {', '.join(values)}, {where}.")
+        words = [re.escape(word) for word in (*parameter.opts, *values[:1]) if word]
+        if re.search(rf"(?<![\w-])({'|'.join(words)})(?![\w-])", text):
             concerned.append(elsewhere[-1])
     return "".join(concerned or (elsewhere if isinstance(error, UsageError) else []))
-
-
-def _mentions(text: str, words: Iterable[str]) -> bool:
-    return any(word and re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
 
 
 def _warn_of_variables(ctx: Any) -> None:

@@ -9,33 +9,30 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from batchtune.errors import BatchtuneError, WorkloadError
+from batchtune.errors import ResultError, UsageError, without_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from batchtune.lengths import Lengths
     from batchtune.results import Sweep
+    from batchtune.results.shared import Result
 
 
-def print_error(error: BatchtuneError) -> None:
-    """Print an error: what and where, what to do, and the end of the workload's traceback if it failed."""
-    if isinstance(error, WorkloadError) and error.traceback:
-        lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
-        note(f"End of the workload's own traceback:\n{lines}")
-    hint = f"\n{error.hint}" if error.hint else ""
-    note(f"Error: {error.message}{hint}")
+def note(text: str, *, quiet: bool = False) -> None:
+    """Print a line to stderr, unless quiet."""
+    if not quiet:
+        print(harmless(text), file=sys.stderr, flush=True)
 
 
-def note(text: str) -> None:
-    """Print a line to stderr."""
-    print(harmless(text), file=sys.stderr, flush=True)
+def notes(texts: Iterable[str], *, quiet: bool) -> None:
+    """Print lines to stderr, unless quiet."""
+    for text in texts:
+        note(text, quiet=quiet)
 
 
 def harmless(text: str) -> str:
     """Return text that can't control a terminal or a log: names of files and columns may come from anywhere."""
-    from batchtune.errors import without_commands
-
     return visible(without_commands(text, wrapped=False))
 
 
@@ -43,20 +40,12 @@ def visible(text: str) -> str:
     """Return text whose control and formatting characters are escapes; line ends and tabs stay."""
     if text.isascii() and text.replace("\n", "").isprintable():
         return text
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
-        return character
-    return character.encode("unicode_escape").decode()
-
-
-def notes(texts: Iterable[str], *, quiet: bool) -> None:
-    """Print lines to stderr, unless quiet."""
-    if not quiet:
-        for text in texts:
-            note(text)
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs")
+        else character
+        for character in text
+    )
 
 
 def result_console() -> Console:
@@ -85,9 +74,15 @@ def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path]
         write_whole(output, text)
 
 
+def write_json(record: Result) -> None:
+    """Write a record to stdout as JSON."""
+    from batchtune.results import encode
+
+    write_result(encode(record).decode(), None)
+
+
 def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
     """Raise UsageError if a file is one of the inputs, or a file of a run folder."""
-    from batchtune.errors import UsageError
     from batchtune.results import PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE
 
     if not output.exists():
@@ -107,7 +102,6 @@ def describe(lengths: Lengths) -> list[str]:
 
 def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:
     """Warn if the table in the run's `sampler.yaml` is not the recommended one of `sweep.json`, which reports show."""
-    from batchtune.errors import ResultError
     from batchtune.exports.sampler import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Annotated
 
+from batchtune.cli import console
 from batchtune.cli.options import Json, expand, option
+from batchtune.errors import UsageError
 
 EXAMPLES = """
 batchtune doctor
@@ -24,19 +27,14 @@ def doctor(
     the settings that a probe would run with, installed packages, and problems. Uses no GPU memory, and reads and writes
     no file. Send its output along with a bug report.
     """
-    import shutil
-
-    from batchtune.cli import console
-    from batchtune.errors import UsageError
     from batchtune.reports.doctor_text import render_doctor
-    from batchtune.results import encode
     from batchtune.tuning.doctor import examine
 
     if not timeout > 0:
         raise UsageError(f"--timeout must be above 0, got {timeout:g}")
     found = examine(timeout)
     if json:
-        console.write_result(encode(found).decode(), None)
+        console.write_json(found)
     else:
         width = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 100
         console.write_result(console.harmless(render_doctor(found, min(width, 100))), None)

@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from batchtune.cli import console
 from batchtune.cli.options import DEFAULT_RUN_FOLDER, Json, Output, Quiet, RunFolder, expand, option
+from batchtune.cli.settings import nearest
+from batchtune.errors import ResultError, UsageError, shortened
 
 if TYPE_CHECKING:
     from batchtune.exports import Export, Tuned
@@ -42,15 +45,22 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the recommendation as a config for another framework."""
-    from batchtune.cli import console
     from batchtune.files import write_whole
-    from batchtune.results import Exported, encode, meta_of
+    from batchtune.reports import load_run
+    from batchtune.results import SWEEP_FILE, Exported, meta_of
 
     if list_known:
         console.write_result(_listed(as_json=json), None)
         return
     framework = _framework(to, patch, key_path)
-    tuned = _read(run)
+    results = load_run(run)
+    if results.sweep is None:
+        raise ResultError(
+            f"{run} holds no {SWEEP_FILE}: nothing is recommended yet",
+            f"`batchtune sweep-buckets MANIFEST --run {run}` writes it.",
+        )
+    console.warn_of_edited_config(results.sweep, run)
+    tuned = tuned_run(results.sweep, results.probe, run)
     to_stdout = str(output) == "-" or (output is None and patch is None)
     target = patch if output is None or to_stdout else output
     if patch is None:
@@ -67,18 +77,14 @@ def export(
                 target.chmod(permissions)
     if json:
         file = str(target or framework.file).encode(errors="backslashreplace").decode()  # a name may not be UTF-8
-        exported = Exported(
-            meta=meta_of(Exported), framework=framework.name, title=framework.title, file=file, content=text
-        )
-        console.write_result(encode(exported).decode(), None)
+        named = {"framework": framework.name, "title": framework.title, "file": file}
+        console.write_json(Exported(meta=meta_of(Exported), content=text, **named))
     elif to_stdout:
         sys.stdout.write(text)
 
 
 def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Export:
-    """Return the framework that `--to` names. Raises UsageError if there is none, or for options that exclude it."""
-    from batchtune.cli.settings import nearest
-    from batchtune.errors import UsageError, shortened
+    """Return the framework that `--to` names. Raises UsageError if it is unknown, or for options that exclude it."""
     from batchtune.exports import FRAMEWORKS, export_of
 
     known = f"Known frameworks: {', '.join(FRAMEWORKS)}."
@@ -96,23 +102,6 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
     return framework
 
 
-def _read(run: Path) -> Tuned:
-    """Read the run. Raises ResultError if it is missing or damaged, or holds no sweep."""
-    from batchtune.cli import console
-    from batchtune.errors import ResultError
-    from batchtune.reports import load_run
-    from batchtune.results import SWEEP_FILE
-
-    results = load_run(run)
-    if results.sweep is None:
-        raise ResultError(
-            f"{run} holds no {SWEEP_FILE}: nothing is recommended yet",
-            f"`batchtune sweep-buckets MANIFEST --run {run}` writes it.",
-        )
-    console.warn_of_edited_config(results.sweep, run)
-    return tuned_run(results.sweep, results.probe, run)
-
-
 def tuned_run(sweep: Sweep, probe: Probe | None, run: Path) -> Tuned:
     """Return a run as exports need it; the path of its config is relative to the working folder if it lies in it."""
     from batchtune.exports import Tuned
@@ -127,8 +116,6 @@ def _patched(framework: Export, before: str, tuned: Tuned, path: Path, key_path:
     """Return the user's file with the recommendation in it, and print the difference."""
     import difflib
 
-    from batchtune.cli import console
-
     assert framework.patch is not None  # _framework has checked
     patched = framework.patch(before, tuned, key_path=key_path, name=str(path))
     lines = (before.splitlines(), patched.text.splitlines())
@@ -139,8 +126,6 @@ def _patched(framework: Export, before: str, tuned: Tuned, path: Path, key_path:
 
 def _text_of(path: Path) -> str:
     """Return a file's text with its line ends. Raises ResultError if it is missing, unreadable, or not UTF-8."""
-    from batchtune.errors import ResultError
-
     try:
         return path.read_bytes().decode()
     except OSError as error:
@@ -161,5 +146,5 @@ def _listed(*, as_json: bool) -> str:
     if as_json:
         listed = [{"framework": one.name, "title": one.title, "file": one.file} for one in known]
         return msgspec.json.format(msgspec.json.encode(listed), indent=2).decode()
-    width = max(len(one.name) for one in known)
+    width = max(map(len, FRAMEWORKS))
     return "".join(f"{one.name:<{width}}  {one.title}\n" for one in known)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchtune.cli import console
+from batchtune.errors import UsageError
 
 if TYPE_CHECKING:
     from batchtune.reports import RunResults
@@ -20,8 +21,6 @@ _MOST_ANNOTATIONS = 10
 
 def summary_file() -> Path:
     """Return the file from which GitHub takes a step's summary. Raises UsageError outside of GitHub Actions."""
-    from batchtune.errors import UsageError
-
     name = os.environ.get(SUMMARY_VARIABLE)
     if not name:
         raise UsageError(
@@ -48,9 +47,9 @@ def publish(results: RunResults, summary: Path) -> None:
         raise unwritable(summary, error) from error
     titles = {"fails": "batchtune: a rule fails", "error": "batchtune: a rule can't be judged"}
     failures = [
-        workflow_command("error", titles[verdict.outcome], f"fails if {verdict.rule}: {verdict.message}")
-        for verdict in results.verdicts
-        if verdict.outcome in titles
+        workflow_command("error", titles[one.outcome], f"fails if {one.rule}: {one.message}")
+        for one in results.verdicts
+        if one.outcome in titles
     ]
     warnings = [workflow_command("warning", "batchtune", text) for text in build_page(results).warnings]
     annotate(failures[:_MOST_ANNOTATIONS] + warnings[:_MOST_ANNOTATIONS])

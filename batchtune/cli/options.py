@@ -1,7 +1,4 @@
-"""The options that several commands share, in groups: each a dataclass, which `expand` makes options of a command.
-
-A field's annotation says how its option is parsed and what the help says; its default is the option's.
-"""
+"""The options that several commands share, in groups: each a dataclass, which `expand` makes options of a command."""
 
 from __future__ import annotations
 
@@ -9,13 +6,15 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
+from batchtune.cli import console
+from batchtune.errors import UsageError, shortened
 from batchtune.probe.devices import DEVICE_FORMS, device_names
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ DEFAULT_RUN_FOLDER = Path("batchtune-run")
 COMMON = "Common"
 BUCKETS = "Bucket tables"
 _VARIABLE = "BATCHTUNE_"
-_FORMATS = "batchtune.manifests:FORMATS"
 
 
 def option(
@@ -40,27 +38,25 @@ def option(
     values: str | Sequence[str] | None = None,
     **further: Any,
 ) -> Any:
-    """Declare an option of a command that `expand` completes.
+    """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
     Args:
-        help: What it does.
-        metavar: The placeholder for its value in the help.
-        flags: How it is written; derived from the parameter's name unless given.
-        variable: The environment variable that sets it too, without `BATCHTUNE_`; derived from the parameter's name
-            unless given. None for what belongs to one command line alone.
+        help: Its text in the help.
+        metavar: The placeholder for its value.
+        flags: How it is written.
+        variable: The environment variable that sets it too, without `BATCHTUNE_`; None: none, and no setting.
         values: The values that the shell's completion offers, or their registry, `module:NAME`.
         further: Passed to `typer.Option`.
     """
     if values is not None:
         further["autocompletion"] = complete_from(values)
-    return typer.Option(
-        *flags,
-        help=help,
-        metavar=metavar,
-        envvar=None if variable is None else _VARIABLE + variable,
-        show_envvar=False,
-        **further,
-    )
+    variable = None if variable is None else _VARIABLE + variable
+    return typer.Option(*flags, help=help, metavar=metavar, envvar=variable, show_envvar=False, **further)
+
+
+def setting(help: str, metavar: str | None = None, *, default: Any = None, **further: Any) -> Any:
+    """Declare a field of a group: an `option` with its default. If its type is mutable, use `Annotated` instead."""
+    return field(default=default, metadata={"option": option(help, metavar, **further)})
 
 
 def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[str], list[str]]:
@@ -76,7 +72,6 @@ def complete_from(values: str | Sequence[str], prefix: str = "") -> Callable[[st
     return complete
 
 
-WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
 Quiet = Annotated[
     bool, option("Print only the result and errors.", None, "--quiet", "-q", variable=None, rich_help_panel=COMMON)
 ]
@@ -88,22 +83,10 @@ Output = Annotated[Path | None, option("File to write (- for stdout).", "FILE", 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
 ]
-MaxBatchSize = Annotated[
-    int | None, option("Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS)
-]
-MaxBatchLength = Annotated[
-    float | None,
-    option(
-        "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
-        "X",
-        rich_help_panel=BUCKETS,
-    ),
-]
-TimeTolerance = Annotated[
-    float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
-]
-DEVICE = option(f"{DEVICE_FORMS}.", "DEVICE", values=device_names())
-MEMORY_FRACTION = option("Fraction of that memory to use.", "X")
+_WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
+_DEVICE: dict[str, Any] = {"help": f"{DEVICE_FORMS}.", "metavar": "DEVICE", "values": device_names()}
+_MEMORY = "Memory limit of the training process, such as 2GiB"
+_FRACTION = "Fraction of that memory to use."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,66 +104,43 @@ class ManifestOptions:
             show_default=False,
         ),
     ]
-    format: Annotated[
-        str | None,
-        option("Format of the manifest (default: detected from its content).", "FORMAT", values=_FORMATS),
-    ] = None
-    length_key: Annotated[str | None, option("Column or key of the lengths (default: found by its name).", "NAME")] = (
-        None
+    format: str | None = setting(
+        "Format of the manifest (default: detected from its content).", "FORMAT", values="batchtune.manifests:FORMATS"
     )
-    target_key: Annotated[str | None, option("Column or key of a second length, such as the transcript's.", "NAME")] = (
-        None
+    length_key: str | None = setting("Column or key of the lengths (default: found by its name).", "NAME")
+    target_key: str | None = setting("Column or key of a second length, such as the transcript's.", "NAME")
+    unit: str | None = setting(
+        "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
+        "UNIT",
+        values="batchtune.lengths:UNITS",
     )
-    unit: Annotated[
-        str | None,
-        option(
-            "Unit of the lengths: s, ms, samples, frames, tokens, words, characters or bytes.",
-            "UNIT",
-            values="batchtune.lengths:UNITS",
-        ),
-    ] = None
-    length_scale: Annotated[str | None, option("Multiply lengths by a number or a fraction, such as 1/16000.", "X")] = (
-        None
+    length_scale: str | None = setting("Multiply lengths by a number or a fraction, such as 1/16000.", "X")
+    min_length: float | None = setting("Leave out shorter examples.", "X")
+    max_length: float | None = setting("Leave out longer examples.", "X")
+    skip_invalid: bool = setting(
+        "Leave out rows with invalid lengths, and the rest of a damaged shard or file if there are several. "
+        "Everything left out is counted and reported.",
+        default=False,
     )
-    min_length: Annotated[float | None, option("Leave out shorter examples.", "X")] = None
-    max_length: Annotated[float | None, option("Leave out longer examples.", "X")] = None
-    skip_invalid: Annotated[
-        bool,
-        option(
-            "Leave out rows with invalid lengths, and the rest of a damaged shard or file if there are several. "
-            "Everything left out is counted and reported."
-        ),
-    ] = False
-    measure: Annotated[
-        str | None,
-        option(
-            "How to measure the length of a text: in characters, words or bytes (default: characters).",
-            "WHAT",
-            values=("characters", "words", "bytes"),
-        ),
-    ] = None
+    measure: str | None = setting(
+        "How to measure the length of a text: in characters, words or bytes (default: characters).",
+        "WHAT",
+        values=("characters", "words", "bytes"),
+    )
     tokenizer: Annotated[
         Path | None, option("A tokenizer.json: the length of a text is its number of tokens.", "FILE")
     ] = None
-    reduce: Annotated[
-        str | None,
-        option(
-            "How to make one length of a list: max, sum, first, or count (the number of items).",
-            "HOW",
-            values=("max", "sum", "first", "count"),
-        ),
-    ] = None
-    target_file: Annotated[
-        str | None,
-        option(
-            "File of target lengths or texts: keyed by id like Kaldi's, or one line for each example (.ltr, .wrd).",
-            "FILE",
-        ),
-    ] = None
-    jobs: Annotated[
-        int | None,
-        option("Number of processes to read many files with (default: one per processor).", "N", min=1, max=1024),
-    ] = None
+    reduce: str | None = setting(
+        "How to make one length of a list: max, sum, first, or count (the number of items).",
+        "HOW",
+        values=("max", "sum", "first", "count"),
+    )
+    target_file: str | None = setting(
+        "File of target lengths or texts: keyed by id like Kaldi's, or one line for each example (.ltr, .wrd).", "FILE"
+    )
+    jobs: int | None = setting(
+        "Number of processes to read many files with (default: one per processor).", "N", min=1, max=1024
+    )
 
     def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
         """Read the lengths, with progress on a terminal unless quiet.
@@ -195,25 +155,18 @@ class ManifestOptions:
         """
         from batchtune.cli.progress import reading_bar
         from batchtune.manifests import load_lengths
-
-        options = self.read_options() if as_in is None else self._as_in(as_in, quiet=quiet)
-        with reading_bar(quiet=quiet) as on_progress:
-            return load_lengths(self.manifest, options, jobs=self.processes, on_progress=on_progress)
-
-    def _as_in(self, folder: Path, *, quiet: bool) -> ReadOptions:
-        """Complete the options with those of a run, and name the ones that were taken from it."""
-        from batchtune.cli import console
         from batchtune.tuning.run_folder import lengths_of
 
-        given, theirs = self.read_options(), lengths_of(folder)
-        if theirs is None or theirs.reading is None:
-            return given
-        options = given.completed(theirs.reading)
-        own = given.record().flags
-        taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in own]
-        if taken:
-            console.notes([f"Options taken from the run in {folder}: {' '.join(taken)}."], quiet=quiet)
-        return options
+        options = self.read_options()
+        theirs = None if as_in is None else lengths_of(as_in)
+        if theirs is not None and theirs.reading is not None:
+            own = options.record().flags
+            options = options.completed(theirs.reading)
+            taken = [f"{name} {value}".strip() for name, value in options.record().flags.items() if name not in own]
+            if taken:
+                console.note(f"Options taken from the run in {as_in}: {' '.join(taken)}.", quiet=quiet)
+        with reading_bar(quiet=quiet) as on_progress:
+            return load_lengths(self.manifest, options, jobs=self.processes, on_progress=on_progress)
 
     @property
     def processes(self) -> int:
@@ -222,7 +175,6 @@ class ManifestOptions:
 
     def read_options(self) -> ReadOptions:
         """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
-        from batchtune.errors import UsageError, shortened
         from batchtune.lengths import UNITS
         from batchtune.manifests import ReadOptions, parse_scale
 
@@ -239,11 +191,14 @@ class RunOptions:
 
     PANEL: ClassVar = COMMON
 
+    max_batch_size: int | None = setting(
+        "Largest number of examples in a batch (default: no limit).", "N", rich_help_panel=BUCKETS
+    )
     run: Annotated[Path, option("Run folder: where the files of this run are read and written.", "DIR")] = (
         DEFAULT_RUN_FOLDER
     )
-    seed: Annotated[int, option("Seed for the workload's random numbers and the sampler's shuffles.", "N")] = 0
-    force: Annotated[bool, option("If the folder holds another run, remove it and start over.", variable=None)] = False
+    seed: int = setting("Seed for the workload's random numbers and the sampler's shuffles.", "N", default=0)
+    force: bool = setting("If the folder holds another run, remove it and start over.", variable=None, default=False)
     quiet: Quiet = False
     json: Json = False
     full: Full = False
@@ -251,40 +206,33 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """The training step, its device and memory; None for what the user did not give."""
+    """The training step, its device and memory: those of a run, but for what the user gives here."""
 
     PANEL: ClassVar = "Workload and device"
 
-    workload: Annotated[
-        str | None,
-        option(
-            "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
-            "code (default: the built-in for the lengths' unit).",
-            "W",
-            autocompletion=WORKLOADS,
-        ),
-    ] = None
+    workload: str | None = setting(
+        "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two "
+        "run your own code, so you must name them here, with their --set options: batchtune runs no code that only a "
+        "file names. A built-in, and the options below, are taken from the run by default.",
+        "W",
+        autocompletion=_WORKLOADS,
+    )
     set: Annotated[list[str] | None, option("Option of the workload; can be repeated.", "KEY=VALUE")] = None
-    device: Annotated[str | None, DEVICE] = None
-    memory: Annotated[str | None, option("Memory limit of the training process, such as 2GiB.", "SIZE")] = None
-    memory_fraction: Annotated[float | None, MEMORY_FRACTION] = None
-    reserve: Annotated[
-        str | None,
-        option(
-            "Memory to keep free in addition, such as 500MiB: for what training needs and the workload lacks (NCCL's "
-            "buffers, a second model, evaluation).",
-            "SIZE",
-        ),
-    ] = None
-    setup_timeout: Annotated[float, option("Time limit for importing and building the workload.", "SECONDS")] = 600.0
-    wait: Annotated[
-        float,
-        option(
-            "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
-            "follows.",
-            "[SECONDS]",
-        ),
-    ] = 0.0
+    device: str | None = setting(**_DEVICE)
+    memory: str | None = setting(f"{_MEMORY}.", "SIZE")
+    memory_fraction: float | None = setting(_FRACTION, "X")
+    reserve: str | None = setting(
+        "Memory to keep free in addition, such as 500MiB: for what training needs and the workload lacks (NCCL's "
+        "buffers, a second model, evaluation).",
+        "SIZE",
+    )
+    setup_timeout: float = setting("Time limit for importing and building the workload.", "SECONDS", default=600.0)
+    wait: float = setting(
+        "If another probe uses the device, wait for it to end: at most this long, or without a limit if no number "
+        "follows.",
+        "[SECONDS]",
+        default=0.0,
+    )
 
     def asked(self) -> dict[str, Any]:
         """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
@@ -308,38 +256,36 @@ class WorkloadOptions:
 class ProbeOptions(WorkloadOptions):
     """The options of a probe."""
 
-    device: Annotated[str | None, DEVICE] = "auto"
-    memory: Annotated[
-        str | None, option("Memory limit of the training process, such as 2GiB (default: the whole device).", "SIZE")
-    ] = None
-    memory_fraction: Annotated[float | None, MEMORY_FRACTION] = 0.9
-    ddp: Annotated[
-        bool,
-        option("Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel."),
-    ] = False
-    num_lengths: Annotated[
-        int,
-        option(
-            "Number of lengths to start with, from the shortest to the longest. The probe adds more if the bucket "
-            "tables need them.",
-            "N",
-        ),
-    ] = 12
-    max_lengths: Annotated[
-        int | None, option("Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
-    ] = None
-    tolerance: Annotated[
-        float, option("How far a batch size may stay below the largest that fits, as a fraction of it.", "X")
-    ] = 0.01
-    trial_timeout: Annotated[float, option("Time limit of one trial.", "SECONDS")] = 300.0
+    workload: str | None = setting(
+        "The training step: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last two run your own "
+        "code (default: the built-in for the lengths' unit).",
+        "W",
+        autocompletion=_WORKLOADS,
+    )
+    device: str | None = setting(**_DEVICE, default="auto")
+    memory: str | None = setting(f"{_MEMORY} (default: the whole device).", "SIZE")
+    memory_fraction: float | None = setting(_FRACTION, "X", default=0.9)
+    ddp: bool = setting(
+        "Keep room for one copy of the gradients: the gradient buckets of DistributedDataParallel.", default=False
+    )
+    num_lengths: int = setting(
+        "Number of lengths to start with, from the shortest to the longest. The probe adds more if the bucket "
+        "tables need them.",
+        "N",
+        default=12,
+    )
+    max_lengths: int | None = setting("Largest number of lengths to probe (default: 5 times --num-lengths).", "N")
+    tolerance: float = setting(
+        "How far a batch size may stay below the largest that fits, as a fraction of it.", "X", default=0.01
+    )
+    trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
 
-    def settings(self, lengths: Lengths, *, max_batch_size: int | None, seed: int) -> ProbeSettings:
+    def settings(self, lengths: Lengths, run: RunOptions) -> ProbeSettings:
         """Return the settings of the probe.
 
         Raises:
             UsageError: A value is invalid, or the workload must be named because the unit is unknown.
         """
-        from batchtune.errors import UsageError
         from batchtune.probe.settings import ProbeSettings
         from batchtune.workloads import default_workload, with_unit
 
@@ -356,9 +302,9 @@ class ProbeOptions(WorkloadOptions):
             num_lengths=self.num_lengths,
             max_lengths=self.max_lengths,
             tolerance=self.tolerance,
-            max_batch_size=max_batch_size,
+            max_batch_size=run.max_batch_size,
             trial_timeout_seconds=self.trial_timeout,
-            seed=seed,
+            seed=run.seed,
         )
 
 
@@ -368,7 +314,7 @@ class SweepOptions:
 
     PANEL: ClassVar = BUCKETS
 
-    num_buckets: Annotated[str, option("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N")] = "10:20"
+    num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="10:20")
     strategy: Annotated[
         list[str] | None,
         option(
@@ -377,53 +323,43 @@ class SweepOptions:
             values="batchtune.batching.strategies:STRATEGIES",
         ),
     ] = None
-    current: Annotated[
-        str | None,
-        option(
-            "Your current settings, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or their "
-            "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
-            "WHAT",
-        ),
-    ] = None
-    multiple_of: Annotated[
-        float | None,
-        option(
-            "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or few "
-            "shapes to compile.",
-            "X",
-        ),
-    ] = None
-    world_size: Annotated[
-        int, option("Number of ranks that train together; each step lasts as long as its slowest rank.", "N")
-    ] = 1
-    same_bucket: Annotated[
-        bool, option("With --world-size: at each step all ranks take batches of the same bucket.")
-    ] = False
-    accumulate: Annotated[
-        int, option("Gradient accumulation steps; ranks wait for each other only at the last of them.", "N")
-    ] = 1
-    throughput_fraction: Annotated[
-        float,
-        option("Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X"),
-    ] = 0.95
-    min_randomness: Annotated[
-        float | None,
-        option(
-            "Recommend only tables that are at least this random, from 0 to 1: the probability that two random "
-            "examples share a bucket.",
-            "X",
-        ),
-    ] = None
+    current: str | None = setting(
+        "Your current settings, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or their "
+        "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
+        "WHAT",
+    )
+    multiple_of: float | None = setting(
+        "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or few "
+        "shapes to compile.",
+        "X",
+    )
+    world_size: int = setting(
+        "Number of ranks that train together; each step lasts as long as its slowest rank.", "N", default=1
+    )
+    same_bucket: bool = setting(
+        "With --world-size: at each step all ranks take batches of the same bucket.", default=False
+    )
+    accumulate: int = setting(
+        "Gradient accumulation steps; ranks wait for each other only at the last of them.", "N", default=1
+    )
+    throughput_fraction: float = setting(
+        "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
+    )
+    min_randomness: float | None = setting(
+        "Recommend only tables that are at least this random, from 0 to 1: the probability that two random "
+        "examples share a bucket.",
+        "X",
+    )
 
-    def settings(self, *, max_batch_size: int | None, seed: int) -> SweepSettings:
+    def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError if a value is invalid."""
         from batchtune.tuning.sweep_settings import ALL_STRATEGIES, Ranks, SweepSettings, parse_num_buckets
 
         return SweepSettings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),
             num_buckets=parse_num_buckets(self.num_buckets),
-            max_batch_size=max_batch_size,
-            seed=seed,
+            max_batch_size=run.max_batch_size,
+            seed=run.seed,
             multiple_of=self.multiple_of,
             ranks=Ranks(world_size=self.world_size, accumulate=self.accumulate, same_bucket=self.same_bucket),
             throughput_fraction=self.throughput_fraction,
@@ -438,14 +374,10 @@ class SweepOptions:
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function that takes option dataclasses: their fields become its options."""
+    """Make a command of a function that takes groups of options: their fields become its options."""
     # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
     declared = inspect.signature(command, eval_str=True).parameters.values()
-    groups: dict[str, type[Any]] = {
-        parameter.name: parameter.annotation
-        for parameter in declared
-        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)
-    }
+    groups: dict[str, Any] = {one.name: one.annotation for one in declared if is_dataclass(one.annotation)}
 
     def parameters() -> Iterator[inspect.Parameter]:
         for parameter in declared:
@@ -454,14 +386,14 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
                 continue
             group = groups[parameter.name]
             own = get_type_hints(group, include_extras=True)
-            for field in fields(group):
-                default = inspect.Parameter.empty if field.default is MISSING else field.default
-                yield _completed(field.name, own[field.name], default, group.PANEL)
+            for one in fields(group):
+                annotation = Annotated[own[one.name], one.metadata["option"]] if one.metadata else own[one.name]
+                default = inspect.Parameter.empty if one.default is MISSING else one.default
+                yield _completed(one.name, annotation, default, group.PANEL)
 
     def run(**values: Any) -> None:
         arguments: dict[str, Any] = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
+            name: group(**{one.name: values.pop(one.name) for one in fields(group)}) for name, group in groups.items()
         }
         command(**arguments, **values)
 

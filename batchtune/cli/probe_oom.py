@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from batchtune.cli.options import ManifestOptions, MaxBatchSize, ProbeOptions, RunOptions, expand
+from batchtune.cli import console
+from batchtune.cli.options import ManifestOptions, ProbeOptions, RunOptions, expand
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
@@ -20,9 +22,7 @@ batchtune probe-oom train.csv --workload train.py:MyStep --device cuda:1 --memor
 
 
 @expand
-def probe_oom(
-    source: ManifestOptions, probe: ProbeOptions, run: RunOptions, max_batch_size: MaxBatchSize = None
-) -> None:
+def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> None:
     """Find the largest batches that fit.
 
     Sorts the lengths in descending order, runs real training steps in a separate process, and bisects between batches
@@ -31,17 +31,14 @@ def probe_oom(
     Reads the manifest. Writes run.json, trials.jsonl and probe.json into the run folder. If interrupted, the same
     command continues where it stopped.
     """
-    from batchtune.cli import console
     from batchtune.reports import RunResults
     from batchtune.reports.terminal import render_terminal
-    from batchtune.results import encode
 
     lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
-    settings = probe.settings(lengths, max_batch_size=max_batch_size, seed=run.seed)
-    found = probe_with_progress(lengths, settings, run, default_workload=probe.workload is None)
+    found = probe_with_progress(lengths, probe.settings(lengths, run), run, default_workload=probe.workload is None)
     if run.json:
-        console.write_result(encode(found).decode(), None)
+        console.write_json(found)
     else:
         results = RunResults(name=run.run.name, probe=found, sweep=None, folder=run.run)
         render_terminal(results, console.result_console(), full=run.full)
@@ -56,7 +53,6 @@ def probe_with_progress(
     sweep_settings: SweepSettings | None = None,
 ) -> Probe:
     """Run the probe with a line for each trial and a bar below."""
-    from batchtune.cli import console
     from batchtune.cli.progress import worker_bar
     from batchtune.tuning.probing import ProbeHooks, run_probe
     from batchtune.tuning.run_folder import holds_other_lengths
@@ -64,13 +60,7 @@ def probe_with_progress(
     holds_other_lengths(lengths, run.run, force=run.force)
     if default_workload:
         chosen = f"Workload: {settings.workload}, the built-in for lengths in {lengths.unit}; --workload names yours."
-        console.notes([chosen], quiet=run.quiet)
+        console.note(chosen, quiet=run.quiet)
     with worker_bar(lengths.unit, ddp=settings.ddp, quiet=run.quiet) as bar:
-        return run_probe(
-            lengths,
-            settings,
-            run.run,
-            force=run.force,
-            sweep_settings=sweep_settings,
-            hooks=ProbeHooks(on_progress=bar.probing, on_note=lambda text: console.notes([text], quiet=run.quiet)),
-        )
+        hooks = ProbeHooks(on_progress=bar.probing, on_note=partial(console.note, quiet=run.quiet))
+        return run_probe(lengths, settings, run.run, force=run.force, sweep_settings=sweep_settings, hooks=hooks)

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, and elsewhere a line now and then while a manifest is read."""
+"""Progress on stderr: bars on a terminal, and elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -55,10 +55,7 @@ class _Lines:
 
 @contextmanager
 def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]:
-    """A bar for reading a manifest, shown once that takes longer than a second.
-
-    If stderr is no terminal: a line after 10 s, and another whenever the time has doubled.
-    """
+    """Show a bar for reading a manifest once that takes longer than a second, or lines if stderr is no terminal."""
     from batchtune.units import counted, format_seconds
 
     started, lines = time.monotonic(), _Lines()
@@ -86,7 +83,7 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]
 
 @contextmanager
 def sweep_bar(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row], None]]:
-    """A bar that counts the rows of a sweep."""
+    """Show a bar that counts the rows of a sweep."""
     with _bar(quiet=quiet) as bar:
         task = bar.add_task("Sweeping", total=len(settings.strategies) * len(settings.num_buckets))
         yield lambda row: bar.update(task, advance=1, description=f"{row.strategy}, {row.num_buckets} buckets")
@@ -94,7 +91,7 @@ def sweep_bar(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row
 
 @contextmanager
 def worker_bar(unit: str | None, *, ddp: bool, quiet: bool) -> Iterator[WorkerBar]:
-    """A bar for the training steps of a worker process; `unit` is that of the lengths."""
+    """Show a bar for the training steps of a worker process; `unit` is that of the lengths."""
     with _bar(quiet=quiet) as bar:
         yield WorkerBar(bar, unit, ddp=ddp, quiet=quiet)
 
@@ -113,68 +110,65 @@ class WorkerBar:
 
     def probing(self, progress: ProbeProgress) -> None:
         """Show the progress of a probe."""
-        self._introduce(progress.device)
         if progress.trial is not None:
+            self._introduce(progress.device)
             line = _trial_line(progress.trial, self._shape(progress.shape))
             self._bar.console.print(line, highlight=False, markup=False)
             self._bar.update(self._task, completed=progress.done, total=progress.total)
-            return
-        doing = "Finding the longest that fits:" if progress.shortening else "Trying"
-        doing = "Confirming in turns:" if progress.confirming else doing
-        self._update(progress, f"{doing} {self._shape(progress.shape)}")
+        elif progress.confirming:
+            self._update(progress, "Confirming in turns:")
+        else:
+            self._update(progress, "Finding the longest that fits:" if progress.shortening else "Trying")
 
     def verifying(self, progress: VerifyProgress) -> None:
         """Show the progress of a verification."""
-        self._introduce(progress.device)
         of = "" if progress.total is None else f" of {progress.total:,}"
-        step = f"{_VERIFYING[progress.doing]}, step {progress.done + 1:,}{of}"
-        self._update(progress, f"{step}: {self._shape(progress.shape)}")
-
-    def _introduce(self, device: Device) -> None:
-        if not self._introduced:
-            self._introduced = True
-            console.notes(_about(device, ddp=self._ddp), quiet=self._quiet)
+        self._update(progress, f"{_VERIFYING[progress.doing]}, step {progress.done + 1:,}{of}:")
 
     def _shape(self, shape: BatchShape) -> str:
         from batchtune.units import format_length
 
         return f"{shape.batch_size:,} × {format_length(shape.length, self._unit)}"
 
+    def _introduce(self, device: Device) -> None:
+        if not self._introduced:
+            self._introduced = True
+            console.notes(_about(device, ddp=self._ddp), quiet=self._quiet)
+
     def _update(self, progress: ProbeProgress | VerifyProgress, doing: str) -> None:
         from batchtune.units import format_seconds
 
+        self._introduce(progress.device)
+        doing = f"{doing} {self._shape(progress.shape)}"
         left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
         if self._lines is not None and (seconds := self._lines.due()):
             console.note(f"{doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it.")
         self._bar.update(self._task, description=doing + left, completed=progress.done, total=progress.total)
 
 
-def _about(device: Device, *, ddp: bool) -> list[str]:
+def _about(device: Device, *, ddp: bool) -> Iterator[str]:
     """Describe the device, its limit, what is kept free and why, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
     from batchtune.units import counted, format_size
 
     part = " (a part of a GPU: MIG)" if device.mig else ""
-    lines = [
-        f"Device: {device.name}{part}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
-    ]
+    first = f"Device: {device.name}{part}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
     if device.load_average is not None:
-        lines[0] += f" Load average: {device.load_average:.1f}, on {counted(device.processors or 1, 'processor')}."
+        first += f" Load average: {device.load_average:.1f}, on {counted(device.processors or 1, 'processor')}."
+    yield first
     if device.outside_bytes:
-        lines.append(
-            f"CUDA and its libraries hold {format_size(device.outside_bytes)} outside PyTorch's allocator, which is "
-            "kept free too."
-        )
+        outside = format_size(device.outside_bytes)
+        yield f"CUDA and its libraries hold {outside} outside PyTorch's allocator, which is kept free too."
     if device.ddp_bytes:
-        lines.append(f"Kept free for DDP's gradient buckets: {format_size(device.ddp_bytes)}, a copy of the gradients.")
+        yield f"Kept free for DDP's gradient buckets: {format_size(device.ddp_bytes)}, a copy of the gradients."
     elif ddp:
-        lines.append(
+        yield (
             "Warning: --ddp keeps nothing free: after the workload's setup no parameter requires a gradient. "
             "Give the size of its gradients with --reserve."
         )
     if device.reserve_bytes:
-        lines.append(f"Kept free by --reserve: {format_size(device.reserve_bytes)}.")
-    return [*lines, *(f"Warning: {text}" for text in trust_warnings(device, ()))]
+        yield f"Kept free by --reserve: {format_size(device.reserve_bytes)}."
+    yield from (f"Warning: {text}" for text in trust_warnings(device, ()))
 
 
 def _trial_line(trial: Trial, shape: str) -> str:
@@ -184,6 +178,4 @@ def _trial_line(trial: Trial, shape: str) -> str:
     peak = format_size(trial.peak_bytes) if trial.peak_bytes is not None else ""
     time = format_seconds(trial.step_seconds) if trial.step_seconds is not None else ""
     outcome = "out of memory" if trial.outcome == "oom" else trial.outcome
-    if trial.caught:
-        time = "caught by the workload"
-    return f"{shape:>22}  {outcome:<13}  {peak:>9}  {time:>8}".rstrip()
+    return f"{shape:>22}  {outcome:<13}  {peak:>9}  {'caught by the workload' if trial.caught else time:>8}".rstrip()

@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from batchtune.cli import console
 from batchtune.cli.options import Json, Output, complete_from, expand
+from batchtune.cli.settings import nearest
+from batchtune.errors import UsageError, shortened
 
 EXAMPLES = """
 batchtune schema
@@ -35,9 +38,6 @@ def schema(
 
     Reads nothing. Writes to FILE if -o is given. A schema is always JSON; --json applies to the list of names.
     """
-    from batchtune.cli import console
-    from batchtune.cli.settings import nearest
-    from batchtune.errors import UsageError, shortened
     from batchtune.schemas import SCHEMAS, render_list, render_names, render_schema
 
     if name is None:

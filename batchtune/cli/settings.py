@@ -31,41 +31,10 @@ def apply_project(ctx: typer.Context, load_commands: Callable[[], Mapping[str, A
     """
     here = Path.cwd()
     path = next((file for parent in (here, *here.parents) if (file := parent / "pyproject.toml").is_file()), None)
-    table = _read(path) if path else {}
-    if path and table:
-        project = project_of(table, path, load_commands())
+    if path and (table := _read(path)):
+        project = _project(table, path, load_commands())
         ctx.default_map = {name: {key: value for key, (value, _) in own.items()} for name, own in project.items()}
         ctx.meta[_ORIGINS] = project
-
-
-def project_of(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) -> Project:
-    """Return what `[tool.batchtune]` sets.
-
-    A key in it has the name of the environment variable and holds for every command that has the option; a key in
-    `[tool.batchtune.COMMAND]` has the name of the option and holds for that command alone. They differ if commands
-    mean different things by one name, such as `--format`.
-
-    Raises:
-        UsageError: A key names no option.
-    """
-    options = {name: _options(command) for name, command in commands.items()}
-    shared = {_shared_name(parameter) for own in options.values() for parameter in own.values()}
-    project: Project = {command: {} for command in commands}
-    general = f"{path}, [tool.batchtune]"
-    for key, value in table.items():
-        if isinstance(value, Mapping) and key in commands:
-            continue
-        name = _checked(key, shared, general, commands if isinstance(value, Mapping) else ())
-        for command, own in options.items():
-            for parameter in own.values():
-                if _shared_name(parameter) == name:
-                    project[command][parameter.name] = _as_text(value, parameter), f"{general} {key}"
-    for command, own in options.items():  # the more specific ones later, so that they win
-        where, of_command = f"{path}, [tool.batchtune.{command}]", table.get(command)
-        for key, value in of_command.items() if isinstance(of_command, Mapping) else ():
-            parameter = own[_checked(key, own, where)]
-            project[command][parameter.name] = _as_text(value, parameter), f"{where} {key}"
-    return project
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -86,18 +55,40 @@ def _read(path: Path) -> Mapping[str, Any]:
     return table
 
 
-def _options(command: Any) -> dict[str, Any]:
-    """Return a command's options by name. The run folder is one, even if a command takes it as an argument."""
-    return {
-        parameter.name: parameter
-        for parameter in command.params
-        if (parameter.param_type_name == "option" or parameter.name == "run") and parameter.name not in _NEVER
-    }
+def _project(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) -> Project:
+    """Return what `[tool.batchtune]` sets.
 
+    A key in it has the name of the environment variable and holds for every command that has the option; a key in
+    `[tool.batchtune.COMMAND]` has the name of the option and holds for that command alone. They differ if commands
+    mean different things by one name, such as `--format`.
 
-def _shared_name(parameter: Any) -> str:
-    """Return the name of an option for all commands: that of its environment variable."""
-    return str(parameter.envvar.removeprefix(PREFIX).lower() if parameter.envvar else parameter.name)
+    Raises:
+        UsageError: A key names no option.
+    """
+    project: Project = {}
+    of_commands = {key: value for key, value in table.items() if isinstance(value, Mapping) and key in commands}
+    options: dict[str, dict[str, Any]] = {}
+    shared: dict[str, list[tuple[str, Any]]] = {}
+    for command, its in commands.items():
+        # The run folder is an option, even if a command takes it as an argument.
+        taken = [one for one in its.params if one.param_type_name == "option" or one.name == "run"]
+        options[command] = {one.name: one for one in taken if one.name not in _NEVER}
+        project[command] = {}
+        for one in options[command].values():
+            name = one.envvar.removeprefix(PREFIX).lower() if one.envvar else one.name
+            shared.setdefault(name, []).append((command, one))
+    general = f"{path}, [tool.batchtune]"
+    for key, value in table.items():
+        if key not in of_commands:
+            tables = commands if isinstance(value, Mapping) else ()
+            for command, one in shared[_checked(key, shared, general, tables)]:
+                project[command][one.name] = _as_text(value, one), f"{general} {key}"
+    for command, own in of_commands.items():  # the more specific ones later, so that they win
+        where = f"{path}, [tool.batchtune.{command}]"
+        for key, value in own.items():
+            one = options[command][_checked(key, options[command], where)]
+            project[command][one.name] = _as_text(value, one), f"{where} {key}"
+    return project
 
 
 def _checked(key: str, known: Collection[str], where: str, tables: Collection[str] = ()) -> str:

@@ -11,13 +11,11 @@ import os
 import sys
 from typing import Any, TextIO
 
-_STDOUT, _STDERR = 1, 2
-
 
 def outlive_readers() -> None:
     """Make stdout and stderr drop what nobody reads any more, if they are pipes, files or closed."""
-    sys.stdout = _outliving(sys.stdout, _STDOUT)
-    sys.stderr = _outliving(sys.stderr, _STDERR)
+    sys.stdout = _outliving(sys.stdout, 1)
+    sys.stderr = _outliving(sys.stderr, 2)
 
 
 class _Dropping(io.FileIO):

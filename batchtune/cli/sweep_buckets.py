@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from batchtune.cli.options import ManifestOptions, MaxBatchLength, MaxBatchSize, RunOptions, SweepOptions, expand
+from batchtune.cli import console
+from batchtune.cli.options import BUCKETS, ManifestOptions, RunOptions, SweepOptions, expand, option
+from batchtune.errors import UsageError
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
@@ -25,8 +27,14 @@ def sweep_buckets(
     source: ManifestOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    max_batch_length: MaxBatchLength = None,
-    max_batch_size: MaxBatchSize = None,
+    max_batch_length: Annotated[
+        float | None,
+        option(
+            "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
+            "X",
+            rich_help_panel=BUCKETS,
+        ),
+    ] = None,
 ) -> None:
     """Compare bucket tables and recommend one.
 
@@ -36,13 +44,10 @@ def sweep_buckets(
     probe is needed. Options for reading the manifest that the run was made with, such as --max-length, are taken from
     there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
-    from batchtune.cli import console
-    from batchtune.errors import UsageError
     from batchtune.reports import load_run
     from batchtune.reports.terminal import render_terminal
-    from batchtune.results import encode
 
-    settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
+    settings = sweep.settings(run)
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
         raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
     current = sweep.read_current()
@@ -52,7 +57,7 @@ def sweep_buckets(
         _check_unit(lengths, max_batch_length, quiet=run.quiet)
     found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length, current=current)
     if run.json:
-        console.write_result(encode(found).decode(), None)
+        console.write_json(found)
     else:
         render_terminal(load_run(run.run), console.result_console(), full=run.full)
 
@@ -69,7 +74,6 @@ def sweep_and_write(
 
     If no row is recommended, the `sampler.yaml` of an earlier sweep is removed, and a note says so.
     """
-    from batchtune.cli import console
     from batchtune.cli.progress import sweep_bar
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
     from batchtune.files import write_whole
@@ -102,8 +106,6 @@ def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> No
     Raises:
         UsageError: It is shorter than every example, so every batch would hold one.
     """
-    from batchtune.cli import console
-    from batchtune.errors import UsageError
     from batchtune.tuning.unit_hints import limit_unit_hint
     from batchtune.units import format_length
 
@@ -115,4 +117,4 @@ def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> No
             f"{hint}." if hint else "Give it in the unit of the lengths.",
         )
     if hint:
-        console.notes([f"Warning: {hint}."], quiet=quiet)
+        console.note(f"Warning: {hint}.", quiet=quiet)

@@ -6,15 +6,11 @@ from typing import Annotated
 
 import typer
 
-from batchtune.cli.options import (
-    ManifestOptions,
-    MaxBatchSize,
-    ProbeOptions,
-    RunOptions,
-    SweepOptions,
-    expand,
-    option,
-)
+from batchtune.cli import console
+from batchtune.cli.options import ManifestOptions, ProbeOptions, RunOptions, SweepOptions, expand, option
+from batchtune.cli.probe_oom import probe_with_progress
+from batchtune.cli.sweep_buckets import sweep_and_write
+from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, verify_with_progress
 
 EXAMPLES = """
 batchtune tune train.csv --workload train.py:MyStep
@@ -31,13 +27,10 @@ def tune(
     probe: ProbeOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    max_batch_size: MaxBatchSize = None,
     verify: Annotated[
         bool, option("Run the recommended batches at the end, like `batchtune verify`.", rich_help_panel=_PANEL)
     ] = False,
-    verify_steps: Annotated[
-        int | None, option("With --verify: number of shuffled steps (default: 200).", "N", rich_help_panel=_PANEL)
-    ] = None,
+    verify_steps: Annotated[int, option("With --verify: number of shuffled steps.", "N", rich_help_panel=_PANEL)] = 200,
     time_tolerance: Annotated[
         float,
         option(
@@ -55,33 +48,24 @@ def tune(
     Reads the manifest. Writes run.json, trials.jsonl, probe.json, sweep.json and sampler.yaml into the run folder, and
     with --verify verify.json. If interrupted, the same command continues where it stopped.
     """
-    from batchtune.cli import console
-    from batchtune.cli.probe_oom import probe_with_progress
-    from batchtune.cli.sweep_buckets import sweep_and_write
-    from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, verify_with_progress
     from batchtune.reports import load_run, render
     from batchtune.reports.terminal import render_terminal
-    from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
+    from batchtune.tuning.verify_plan import VerifySettings
 
-    steps = DEFAULT_STEPS if verify_steps is None else verify_steps
     verify_settings = VerifySettings(
-        steps=steps, time_tolerance=time_tolerance, step_timeout_seconds=probe.trial_timeout
+        steps=verify_steps, time_tolerance=time_tolerance, step_timeout_seconds=probe.trial_timeout
     )
-    sweep_settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
+    sweep_settings = sweep.settings(run)
     current = sweep.read_current()
     lengths = source.load(quiet=run.quiet)
     console.notes(console.describe(lengths), quiet=run.quiet)
-    settings = probe.settings(lengths, max_batch_size=max_batch_size, seed=run.seed)
+    settings = probe.settings(lengths, run)
     probe_with_progress(lengths, settings, run, default_workload=probe.workload is None, sweep_settings=sweep_settings)
     found = sweep_and_write(lengths, sweep_settings, run, current=current)
     holds = True
     if verify and found.recommended is not None:
-        asked = {
-            "workload": settings.workload,
-            "options": settings.options,
-            "setup_timeout_seconds": settings.setup_timeout_seconds,
-            "wait_seconds": settings.wait_seconds,
-        }
+        names = ("workload", "options", "setup_timeout_seconds", "wait_seconds")
+        asked = {name: getattr(settings, name) for name in names}
         holds = verify_with_progress(lengths, run.run, verify_settings, asked, quiet=run.quiet).holds
     elif verify:
         console.note("Warning: nothing to verify, because no bucket table is recommended.")

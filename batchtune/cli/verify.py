@@ -5,23 +5,24 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchtune.cli import console
 from batchtune.cli.options import (
     DEFAULT_RUN_FOLDER,
-    WORKLOADS,
     Full,
     Json,
     ManifestOptions,
     Quiet,
-    TimeTolerance,
     WorkloadOptions,
     expand,
     option,
 )
+from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
     from batchtune.exports.sampler import SamplerConfig
@@ -60,8 +61,6 @@ class RunAndManifest(ManifestOptions):
         Raises:
             UsageError: No manifest is left, or two run folders are named.
         """
-        from batchtune.errors import UsageError
-
         first, *rest = self.manifest
         if not any((Path(first) / name).is_file() for name in _RUN_FILES):
             return run or DEFAULT_RUN_FOLDER, self
@@ -75,31 +74,17 @@ class RunAndManifest(ManifestOptions):
         return Path(first), replace(self, manifest=rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectOptions(WorkloadOptions):
-    """The workload and device, if they are not the run's."""
-
-    workload: Annotated[
-        str | None,
-        option(
-            "The training step that was probed: builtin:NAME, path/to/file.py:NAME or package.module:NAME. The last "
-            "two run your own code, so you must name them here, with their --set options: batchtune runs no code that "
-            "only a file names. A built-in, and the options below, are taken from the run by default.",
-            "W",
-            autocompletion=WORKLOADS,
-        ),
-    ] = None
-
-
 @expand
 def verify(
     source: RunAndManifest,
-    subject: SubjectOptions,
+    subject: WorkloadOptions,
     run: Annotated[Path | None, option("The run folder (default: batchtune-run).", "DIR")] = None,
     steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
     minutes: Annotated[float | None, option("Run shuffled steps for this long instead.", "X")] = None,
     epoch: Annotated[bool, option("Run one whole epoch instead.")] = False,
-    time_tolerance: TimeTolerance = 0.1,
+    time_tolerance: Annotated[
+        float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
+    ] = 0.1,
     step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
     seed: Annotated[int | None, option("Seed for the shuffles (default: that of sampler.yaml).", "N")] = None,
     quiet: Quiet = False,
@@ -116,10 +101,8 @@ def verify(
     options for reading the manifest from its probe.json or run.json. Writes verify.json there. Without --steps,
     --minutes or --epoch, it runs 200 shuffled steps.
     """
-    from batchtune.cli import console
     from batchtune.reports import load_run
     from batchtune.reports.terminal import render_verification
-    from batchtune.results import encode
     from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
@@ -135,7 +118,7 @@ def verify(
     lengths = manifest.load(quiet=quiet, as_in=folder)
     found = verify_with_progress(lengths, folder, settings, asked, seed=seed, quiet=quiet)
     if json:
-        console.write_result(encode(found).decode(), None)
+        console.write_json(found)
     else:
         render_verification(load_run(folder), console.result_console(), full=full)
     if not found.holds:
@@ -158,15 +141,25 @@ def verify_with_progress(
     Raises:
         ResultError: The folder holds no sampler, or of other lengths; and what `run_verify` raises.
     """
-    from batchtune.cli import console
     from batchtune.cli.progress import worker_bar
     from batchtune.exports.sampler import read_sampler_yaml
-    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
+    from batchtune.results import PROBE_FILE, SAMPLER_FILE, SWEEP_FILE, Probe, Sweep, read_result
     from batchtune.tuning.run_folder import lengths_of
     from batchtune.tuning.verify_plan import VerifyPlan, check_lengths, subject_of
     from batchtune.tuning.verifying import run_verify
+    from batchtune.units import counted
 
-    _check_sampler_exists(folder)
+    if not (folder / SAMPLER_FILE).exists():
+        sweep = read_result(folder / SWEEP_FILE, Sweep) if (folder / SWEEP_FILE).exists() else None
+        if sweep is not None and sweep.recommended is None:
+            raise ResultError(
+                f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
+                "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+            )
+        raise ResultError(
+            f"{folder / SAMPLER_FILE} does not exist",
+            "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
+        )
     config = read_sampler_yaml(folder / SAMPLER_FILE)
     check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE, lengths_of(folder))
     probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
@@ -175,11 +168,11 @@ def verify_with_progress(
     subject = subject_of(lengths, probe, asked, folder)
     console.notes(subject.notes, quiet=quiet)
     if not config.shuffle:
-        unshuffled = (
+        console.note(
             "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are formed of "
-            "shuffled examples, as with shuffle: true."
+            "shuffled examples, as with shuffle: true.",
+            quiet=quiet,
         )
-        console.notes([unshuffled], quiet=quiet)
     plan = VerifyPlan(
         lengths=lengths,
         candidate=candidate_of(config, _multiple_of(folder)),
@@ -195,15 +188,17 @@ def verify_with_progress(
                 last = progress
                 bar.verifying(progress)
 
-            return run_verify(
-                plan,
-                subject,
-                folder,
-                on_note=lambda text: console.notes([text], quiet=quiet),
-                on_progress=on_progress,
-            )
+            on_note = partial(console.note, quiet=quiet)
+            return run_verify(plan, subject, folder, on_note=on_note, on_progress=on_progress)
     except KeyboardInterrupt:
-        console.note(f"{_how_far(last)} `batchtune report {shlex.quote(str(folder))}` shows what was to be verified.")
+        passed = ""
+        if last is not None and last.doing != "proposal":
+            batches = "of the worst batches" if last.doing == "worst" else "with shuffled batches"
+            passed = f"{counted(last.done, 'step')} {batches} had passed. "
+        console.note(
+            f"{passed}No verify.json was written: that takes a whole verification. "
+            f"`batchtune report {shlex.quote(str(folder))}` shows what was to be verified."
+        )
         raise
 
 
@@ -234,33 +229,3 @@ def _multiple_of(folder: Path) -> float | None:
     if not (folder / SWEEP_FILE).exists():
         return None
     return msgspec.convert(read_result(folder / SWEEP_FILE, Sweep).settings, SweptWith).multiple_of
-
-
-def _how_far(last: VerifyProgress | None) -> str:
-    """Say what had passed before the interruption."""
-    from batchtune.results import VERIFY_FILE
-    from batchtune.units import counted
-
-    nothing = f"No {VERIFY_FILE} was written: that takes a whole verification."
-    if last is None or last.doing == "proposal":
-        return nothing
-    batches = "of the worst batches" if last.doing == "worst" else "with shuffled batches"
-    return f"{counted(last.done, 'step')} {batches} had passed. {nothing}"
-
-
-def _check_sampler_exists(folder: Path) -> None:
-    """Raise ResultError if the run folder holds no sampler config, with the reason."""
-    from batchtune.errors import ResultError
-    from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep, read_result
-
-    if (folder / SAMPLER_FILE).exists():
-        return
-    if (folder / SWEEP_FILE).exists() and (sweep := read_result(folder / SWEEP_FILE, Sweep)).recommended is None:
-        raise ResultError(
-            f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
-            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
-        )
-    raise ResultError(
-        f"{folder / SAMPLER_FILE} does not exist",
-        "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
-    )

@@ -38,7 +38,7 @@ ANY_TIME = ["--time-tolerance", "1000"]
 
 
 @pytest.fixture
-def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def batchtune(tmp_path: Path) -> Run:
     """`batchtune("sweep-buckets", ...)` in an empty folder, without the caller's settings.
 
     In this process, which saves Python's start; in one of its own if options of `subprocess.run` are given.
@@ -47,13 +47,8 @@ def batchtune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(
         *arguments: object, env: dict[str, str] | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        if options:
-            return run_in(tmp_path, *arguments, env=env, **options)
-        with monkeypatch.context() as patch:
-            patch.chdir(tmp_path)
-            for name in [name for name in os.environ if name.startswith("BATCHTUNE_")]:
-                patch.delenv(name)
-            return run_here(*arguments, env=env)
+        run = run_in if options else run_here_in
+        return run(tmp_path, *arguments, env=env, **options)
 
     return run
 
@@ -70,6 +65,17 @@ def run_here(*arguments: object, env: dict[str, str] | None = None) -> subproces
     return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
 
 
+def run_here_in(
+    folder: Path, *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in this process and in a folder, without the caller's settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in [name for name in os.environ if name.startswith("BATCHTUNE_")]:
+            patch.delenv(name)
+        return run_here(*arguments, env=env)
+
+
 def run_in(
     folder: Path, *arguments: object, env: dict[str, str] | None = None, **options: object
 ) -> subprocess.CompletedProcess[str]:
@@ -82,12 +88,13 @@ def run_in(
 
 @pytest.fixture(scope="session")
 def verified(made_once: MadeOnce) -> Path:
-    """A folder with a manifest and the run folder that `tune --verify` left, and its stdout; not to be written to."""
+    """A folder with a manifest, the run folder of `tune --verify --json`, and its stdout; not to be written to."""
 
     def make(folder: Path) -> None:
         rows = (f"utt{number},{(5, 10, 20)[number % 3]}\n" for number in range(600))
         (folder / "lengths.csv").write_text("id,duration\n" + "".join(rows))
-        ran = run_in(folder, "tune", "lengths.csv", *TUNE_STEADY, "--verify", "--verify-steps", "30", *ANY_TIME)
+        verified = ["--verify", "--verify-steps", "30", *ANY_TIME, "--json"]
+        ran = run_here_in(folder, "tune", "lengths.csv", *TUNE_STEADY, *verified)
         assert ran.returncode == 0, ran.stderr
         (folder / "stdout").write_text(ran.stdout)
 

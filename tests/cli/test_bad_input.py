@@ -1,6 +1,7 @@
 """Bad input: one clear message, the right exit code, no traceback, no half-written file."""
 
 import json
+import math
 import os
 import resource
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from cli.conftest import FAULTY, KNOWN, Run, command
 
 from batchtune.cli import progress
+from batchtune.cli.app import load_command
 
 LIMIT = ["--max-batch-length", 60]
 ROWS = "id,duration\na,1.5\nb,2.5\nc,3.5\n"
@@ -155,9 +157,10 @@ def test_a_meaningless_probe_is_exit_code_2(batchtune: Run, manifest: Path, argu
     assert_one_message(batchtune("probe-oom", manifest, *arguments), 2, pattern)
 
 
-def test_wait_needs_no_number(batchtune: Run, manifest: Path) -> None:
-    ran = batchtune("probe-oom", "--wait", manifest, "--workload", "nowhere.py:Step", "--device", "cpu")
-    assert_one_message(ran, 1, "nowhere.py does not exist")
+def test_wait_needs_no_number() -> None:
+    for words, seconds in ((["--wait", "m.csv"], math.inf), (["--wait", "5", "m.csv"], 5.0), (["m.csv"], 0.0)):
+        parsed = load_command("probe-oom").make_context("probe-oom", words).params
+        assert (parsed["wait"], parsed["manifest"]) == (seconds, ["m.csv"])
 
 
 def test_without_a_unit_the_workload_must_be_named(batchtune: Run, tmp_path: Path) -> None:

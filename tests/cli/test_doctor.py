@@ -80,7 +80,7 @@ def test_a_broken_torch_is_a_problem_and_the_rest_is_shown(
     batchtune: Run, tmp_path: Path, torch: str, told: str
 ) -> None:
     found = doctor(
-        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "2" if "sleep" in torch else "60"
+        batchtune, put_first(tmp_path / "first", torch=torch), "--timeout", "0.5" if "sleep" in torch else "60"
     )
     assert told in found["torch"]["problem"]
     assert told in found["warnings"][0]

@@ -40,17 +40,15 @@ def all_examples() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_says_what_the_commands_own_help_begins_with(name: str) -> None:
-    assert load_command(name).help.strip().splitlines()[0] == COMMANDS[name]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_is_a_manual_page(name: str) -> None:
     text = help_of(name)
+    assert load_command(name).help.strip().splitlines()[0] == COMMANDS[name]
     assert COMMANDS[name] in text
     assert "\nExamples:\n  batchtune " in text
     assert "\nExit codes:\n  0    done\n" in text
     assert all(parameter.help for parameter in load_command(name).params)
+    lines = text.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("  batchtune ")] == []
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if environment_variables(load_command(name))[0]])
@@ -67,23 +65,13 @@ def test_the_help_names_each_option_and_its_variable(name: str) -> None:
     assert options - never <= {*alike, *others}
 
 
-@pytest.mark.parametrize(("name", "line"), all_examples(), ids=lambda value: str(value))
-def test_an_examples_options_are_there(name: str, line: str) -> None:
-    words = shlex.split(line)
-    words = words[: next((place for place, word in enumerate(words) if word in ("|", ">")), None)]
-    assert words[:2] == ["batchtune", name]
-    load_command(name).make_context(name, words[2:])  # raises where one is unknown or its value can't be parsed
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_fits_in_80_columns_but_for_examples(name: str) -> None:
-    lines = help_of(name).splitlines()
-    assert [line for line in lines if len(line) > 80 and not line.startswith("  batchtune ")] == []
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_examples_fit_on_a_usual_terminal(name: str) -> None:
-    assert all(len(line) <= 108 for line in examples(load_command(name).epilog))
+def test_an_examples_options_are_there() -> None:
+    for name, line in all_examples():
+        assert len(line) <= 108  # on a usual terminal
+        words = shlex.split(line)
+        words = words[: next((place for place, word in enumerate(words) if word in ("|", ">")), None)]
+        assert words[:2] == ["batchtune", name]
+        load_command(name).make_context(name, words[2:])  # raises where one is unknown or its value can't be parsed
 
 
 @pytest.mark.parametrize("line", [line for name, line in all_examples() if name in ("sweep-buckets", "schema")])

@@ -48,15 +48,8 @@ def assert_an_epoch_holds(folder: Path, seed: int) -> None:
     assert found["steps"] == sweep["rows"][sweep["recommended"]]["batches"]
 
 
-def test_after_the_three_commands_an_epoch_runs_without_oom(tmp_path: Path) -> None:
-    manifest = write_speech_manifest(tmp_path / "lengths.csv")
-    said_by(tmp_path, "probe-oom", manifest, *WORKLOAD, *MEMORY)
-    said_by(tmp_path, "sweep-buckets", manifest, "--num-buckets", "5:30")
-    said_by(tmp_path, "report", "--fail-if", "unproven > 0")
-    assert_an_epoch_holds(tmp_path, seed=1)
-
-
 def test_after_tune_alone_an_epoch_runs_without_oom(tmp_path: Path) -> None:
     manifest = write_speech_manifest(tmp_path / "lengths.csv")
     said_by(tmp_path, "tune", manifest, *WORKLOAD, *MEMORY)
+    said_by(tmp_path, "report", "--fail-if", "unproven > 0")
     assert_an_epoch_holds(tmp_path, seed=3)

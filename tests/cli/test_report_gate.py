@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from cli.conftest import Run, command, run_here
 from report_records import made_probe, made_sweep, proven_probe, proven_sweep
-from test_house import HEAVY, loaded_after
 
 from batchtune.cli.github import workflow_command
 from batchtune.results import Probe, Sweep, write_result
@@ -290,18 +289,6 @@ def test_elsewhere_than_on_github_its_option_is_wrong_usage(batchtune: Run, swep
 def test_a_command_to_github_can_not_be_broken_out_of() -> None:
     command = workflow_command("error", "a: b, c\n::debug::", "100%\r\n::set-env name=X::1")
     assert command == "::error title=a%3A b%2C c%0A%3A%3Adebug%3A%3A::100%25%0D%0A::set-env name=X::1"
-
-
-def test_the_help_of_report_imports_nothing_heavy() -> None:
-    assert not loaded_after(["report", "--help"]) & (HEAVY | {"numpy", "rich", "msgspec"})
-
-
-def test_the_gate_runs_without_torch(swept: Path) -> None:
-    manifest = str(swept.parent / "train.csv")
-    rules = ["--fail-if", HOLDS, "--fail-if", "stale > 2%", "--fail-if", "batches worse 2%"]
-    assert "torch" not in loaded_after(
-        ["report", str(swept), "--manifest", manifest, "--baseline", str(swept), *rules, "--format", "markdown"]
-    )
 
 
 @pytest.mark.parametrize("setting", ["environment", "project"])

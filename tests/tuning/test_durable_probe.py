@@ -203,7 +203,7 @@ def test_killed_after_every_line_it_finds_what_an_undisturbed_run_finds(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # two runs for each line
 def test_killed_once_after_any_line_it_finds_what_an_undisturbed_run_finds(tmp_path: Path, undisturbed: Path) -> None:
-    for line in range(1, len(read_trials(undisturbed / TRIALS_FILE))):
+    for line in range(1, len(read_trials(undisturbed / TRIALS_FILE)), 3):
         killed_once(Probing(tmp_path / str(line)), line, undisturbed)
 
 

@@ -117,7 +117,7 @@ def test_no_other_table_costs_less_whatever_the_sizes(
 
 @pytest.mark.slow
 @CASES_TO_ENUMERATE
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=150)
 def test_no_other_table_costs_less_in_many_more_cases(
     counts: list[int], seed: int, seconds: Seconds | None, steps: bool
 ) -> None:
