@@ -1,28 +1,39 @@
 """The worker process: builds the workload once, and runs the trials that it is asked for.
 
 Forked by the nursery, or where that can't be, started as `python -m batchtune.probe.worker FD`. It speaks over its
-socket alone: what the workload prints goes to the standard streams and disturbs nothing. Its keeper
-(`batchtune.probe.keeper`) sees to it that it ends.
+socket alone: what the workload prints goes to the standard streams and disturbs nothing.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
-from batchtune.probe.devices import backend_for
-from batchtune.probe.keeper import STACK_SIGNAL
+from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import Failed, Identified, Identify, Load, Loaded, Measure, Ready, Setup, Stage
+from batchtune.probe.protocol import (
+    STACK_SIGNAL,
+    Failed,
+    Identified,
+    Identify,
+    Load,
+    Loaded,
+    Measure,
+    Ready,
+    Setup,
+    Stage,
+)
 from batchtune.probe.session import Session
-from batchtune.probe.surroundings import describe_settings, gradient_bytes
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
 
@@ -35,7 +46,7 @@ def serve(channel: socket.socket) -> None:
     """Serve requests until the supervisor closes the socket."""
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    # Where it hangs, if it does. Not to the stream itself: the workload may close or replace that.
+    # To see where it hangs. Not to the stream itself: the workload may close or replace that.
     faulthandler.register(STACK_SIGNAL, file=os.dup(2), all_threads=False)
     session: Session | None = None
     with channel, channel.makefile("rb") as requests:
@@ -56,17 +67,15 @@ def serve(channel: socket.socket) -> None:
 
 
 def _identify(request: Identify) -> Identified | Failed:
-    """Return which device is meant; whatever goes wrong in that is the device's fault."""
     try:
         return backend_for(request.device).identify(request.device)
     except BatchtuneError as error:
-        return Failed(stage="device", message=error.message, hint=error.hint)
+        return _failed("device", error)
     except Exception as error:
         return Failed(stage="device", message=f"--device {request.device}: {first_line(error)}")
 
 
 def _load(request: Load) -> Loaded | Failed:
-    """Return whether the workload can be imported and takes its options."""
     from batchtune.workloads import load_workload
 
     try:
@@ -77,7 +86,7 @@ def _load(request: Load) -> Loaded | Failed:
 
 
 def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
-    """Open the device, limits it and builds the workload."""
+    """Open and limit the device, and build the workload."""
     from batchtune.workloads import load_workload
 
     stage: Stage = "device"
@@ -103,7 +112,6 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
 
 
 def _failed(stage: Stage, error: BaseException) -> Failed:
-    """Return an error before any trial."""
     if isinstance(error, BatchtuneError):
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
         return Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
@@ -113,6 +121,50 @@ def _failed(stage: Stage, error: BaseException) -> Failed:
         traceback=user_traceback(error),
         out_of_memory=error_verdict(error) == "oom",
     )
+
+
+def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what else decides memory and time, for `Device.settings`: environment variables and torch's switches.
+
+    `switches` are the device's own. A switch that torch can't tell is None: from torch 2.9 on, reading
+    `float32_matmul_precision` raises if its newer form was used too.
+    """
+    import torch
+
+    precision: str | None = None
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        pass
+    return {
+        **describe_environment(),
+        "float32_matmul_precision": precision,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        **switches,
+    }
+
+
+def gradient_bytes() -> int:
+    """Return one copy of the gradients of what the workload trains, in bytes: what DDP's gradient buckets take.
+
+    The parameters of all live optimizers that require a gradient count, each once; without an optimizer, all live
+    parameters. (DistributedDataParallel keeps its buckets besides the gradients, of their full size, unless it is
+    given `gradient_as_bucket_view=True`:
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
+    """
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    gc.collect()  # what is only waiting to be collected is not trained
+    live = gc.get_objects()
+    # By type, not isinstance: that asks an object for its __class__, which a lazy module answers by importing things.
+    optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
+    if optimizers:
+        trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    else:
+        trained = [thing for thing in live if issubclass(type(thing), torch.nn.Parameter)]
+    each_once = {id(parameter): parameter for parameter in trained}.values()
+    return sum(p.numel() * p.element_size() for p in each_once if p.requires_grad and not is_lazy(p))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from cli.conftest import FAULTY, KNOWN, Run, command, run_in, write_manifest
 from made_once import MadeOnce
 from ruamel.yaml import YAML
 
-from batchtune.probe.guards import MARK
+from batchtune.probe.process import MARK
 
 MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
-from batchtune.probe import guards
 from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.protocol import Identified, Identify
 from batchtune.probe.supervisor import Supervisor
@@ -62,10 +61,10 @@ def test_what_the_workload_started_ends_with_its_worker(
     monkeypatch.chdir(tmp_path)
     with supervise("StartsDaemons", timeout_seconds=1.0 if outcome == "timeout" else 60.0) as supervisor:
         supervisor.start()
-        assert len(ours()) == 4  # nursery, keeper, worker, and the daemon of the setup
+        assert len(ours()) == 3  # nursery, worker, and the daemon of the setup
         assert supervisor.measure(shape, 0).trial.outcome == outcome
         if outcome == "ok":
-            assert len(ours()) > 5
+            assert len(ours()) > 4
         else:
             assert len(ours()) == 1
 
@@ -80,32 +79,17 @@ def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     wait_for(tmp_path / "hanging")
-    assert len(processes_of(supervisor.pid)) == 5  # nursery, keeper, worker, and two daemons
+    assert len(processes_of(supervisor.pid)) == 4  # nursery, worker, and two daemons
     supervisor.kill()
     supervisor.wait()
     assert gone(supervisor.pid)
 
 
-def test_nothing_stays_when_the_keeper_itself_is_killed() -> None:
-    with supervise("KillsItsKeeper") as supervisor:
+def test_nothing_stays_when_the_nursery_itself_is_killed() -> None:
+    with supervise("KillsItsParent") as supervisor:
         trial = supervisor.measure(ONE, 0).trial
-        assert len(ours()) == 1  # the nursery
+        assert not ours()
     assert trial.outcome == "crash"
-
-
-@pytest.mark.slow
-def test_where_there_is_no_keeper_the_workers_group_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As outside Linux."""
-    monkeypatch.setattr(guards, "FORKS", False)
-    monkeypatch.chdir(tmp_path)
-    with supervise("ForksAndHangs", timeout_seconds=2.0) as supervisor:
-        supervisor.start()
-        assert len(ours()) == 1
-        assert supervisor.measure(ONE, 0).trial.outcome == "timeout"
-        assert Path("child").exists()
-        assert gone(os.getpid())
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from batchtune.probe.guards import MARK
+from batchtune.probe.process import MARK
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 

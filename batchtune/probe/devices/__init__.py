@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,12 @@ def backend_for(device: str) -> DeviceBackend:
     if device == "auto":
         return next(backend for backend in backends() if backend.is_available())
     return _backend(device.partition(":")[0])
+
+
+def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that change a step's memory or time, those that are set."""
+    names = ["PYTORCH_ALLOC_CONF", *(name for backend in backends() for name in backend.VARIABLES)]
+    return {name: environment[name] for name in names if environment.get(name)}
 
 
 @cache
