@@ -44,7 +44,7 @@ class Supervisor:
         limit_bytes: int | None = None,
         *,
         first_worker: int = 1,
-        on_note: Callable[[str], None] = lambda text: None,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
         self._limit_bytes = limit_bytes
@@ -54,7 +54,7 @@ class Supervisor:
         self._unused = False
         self._lock: DeviceLock | None = None
         self._busy: DeviceBusy | None = None
-        self._note = on_note
+        self._note = on_note or (lambda text: None)
 
     def __enter__(self) -> Supervisor:
         return self
