@@ -12,23 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from batchtune.probe.devices.base import DeviceBackend
 
-# The name for `--device`, with `:N` where the machine may have several, and the class that is imported when it is
-# needed. `auto` takes the first that is available.
+# The name for `--device`, with `:N` if a machine may have several, and the class that is imported when it is needed.
+# `auto` takes the first that is available.
 _BACKENDS = {
     "cuda:N": "batchtune.probe.devices.cuda:CudaBackend",
     "cpu": "batchtune.probe.devices.cpu:CpuBackend",
 }
 _KINDS = {name.removesuffix(":N"): target for name, target in _BACKENDS.items()}
 _COMPLETED = 4
+_FORMS = sorted({*_KINDS, *_BACKENDS})
 
-
-def _forms() -> str:
-    kinds = sorted(_BACKENDS)
-    names = [word for name in kinds for word in dict.fromkeys((name.removesuffix(":N"), name))]
-    return f"auto, {', '.join(names[:-1])} or {names[-1]}"
-
-
-DEVICE_FORMS = _forms()
+DEVICE_FORMS = f"auto, {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """`auto, cpu, cuda or cuda:N`."""
 
 
@@ -67,7 +61,7 @@ def backend_for(device: str) -> DeviceBackend:
 
 
 def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that change a step's memory or time, those that are set."""
+    """Return the variables that change a step's memory or time, if they are set."""
     names = ["PYTORCH_ALLOC_CONF", *(name for backend in backends() for name in backend.VARIABLES)]
     return {name: environment[name] for name in names if environment.get(name)}
 
