@@ -38,7 +38,6 @@ _IMPORTING_SECONDS = 120.0
 _CLEARING_SECONDS = 60.0
 _KILLING_SECONDS = 5.0
 _OUTPUT_KEPT_BYTES = 64 * 1024
-_LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
 # How long a worker whose channel has closed may take to end.
 _ENDING_SECONDS = 5.0
@@ -186,10 +185,9 @@ class WorkerProcess:
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         self._oom_kills = oom_kills()
-        self._channel, theirs = socket.socketpair()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             output = nursery.start_worker(theirs)
-        self._buffer = b""
         self._output: deque[bytes] = deque()
         self._reader = threading.Thread(target=self._drain, args=[output], daemon=True)
         self._reader.start()
@@ -201,19 +199,17 @@ class WorkerProcess:
             WorkerDied: The process ended before it answered, or something else came over its channel.
             WorkerHung: The time ran out.
         """
-        if not self._buffer and ready([self._channel], 0):
-            self._receive()
-        if self._buffer:  # nothing was asked
-            self._disturbed(self._buffer)
+        if ready([self._channel], 0) and (said := self._receive()):  # nothing was asked
+            self._disturbed(said)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.sendall(protocol.encode(request) + b"\n")
-        line = self._line(time.monotonic() + timeout_seconds)
+            self._channel.sendall(protocol.encode(request))
+        said = self._answer(time.monotonic() + timeout_seconds)
         try:
-            reply = protocol.decode_reply(line)
+            reply = protocol.decode_reply(said)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self._disturbed(line)
+            self._disturbed(said)
         if not isinstance(reply, kinds):
-            self._disturbed(line)
+            self._disturbed(said)
         return reply
 
     def output(self) -> str:
@@ -226,30 +222,24 @@ class WorkerProcess:
         self._nursery.end_worker()
         self._reader.join(timeout=1)
 
-    def _line(self, deadline: float) -> bytes:
-        """Return the next line from the channel, without its end."""
-        while b"\n" not in self._buffer:
+    def _answer(self, deadline: float) -> bytes:
+        while True:
             # First look whether it has ended, then read: its last words are read even then.
             ended = self._nursery.exit_code() is not None
             if ready([self._channel], 0 if ended else _POLL_SECONDS):
-                if not self._receive():
-                    self._died()
+                if said := self._receive():
+                    return said
+                self._died()
             elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
                 self._died()
             elif time.monotonic() > deadline:
                 raise WorkerHung(self._stack())
-            if len(self._buffer) > _LONGEST_REPLY_BYTES:
-                self._disturbed(self._buffer)
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return line
 
-    def _receive(self) -> bool:
-        """Take what has come over the channel; False if it is closed."""
-        data = b""
+    def _receive(self) -> bytes:
+        """Return the next message; empty if the channel is closed."""
         with contextlib.suppress(ConnectionResetError):
-            data = self._channel.recv(65536)
-        self._buffer += data
-        return bool(data)
+            return self._channel.recv(protocol.LONGEST_BYTES)
+        return b""
 
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""

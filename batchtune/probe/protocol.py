@@ -1,4 +1,4 @@
-"""The messages between the supervisor and its worker process: one JSON document a line, over a socket."""
+"""The messages between the supervisor and its worker process: JSON documents, over a socket that keeps them apart."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from batchtune.shapes import BatchShape
 
 STACK_SIGNAL = signal.SIGUSR2
 """Asks a worker to print its stack."""
+LONGEST_BYTES = 1 << 20
 
 Stage = Literal["import", "device", "setup", "make_batch", "step"]
 
@@ -20,10 +21,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
     """Base of the messages."""
 
 
-class Identify(Message, frozen=True):
-    """Asks which device is meant, without using its memory."""
+class Prepare(Message, frozen=True):
+    """Asks for what comes before any trial.
 
-    device: str
+    Attributes:
+        limit_bytes: The limit to enforce; None: worked out from the cap and the fraction.
+        up_to: `device`: say which one is meant, without using its memory (`Identified`); `import`: import the
+            workload and check its options, without using the device (`Loaded`); `setup`: build it (`Ready`).
+    """
+
+    workload: str
+    options: dict[str, Any]
+    settings: ProbedWith
+    limit_bytes: int | None
+    up_to: Literal["device", "import", "setup"]
 
 
 class Identified(Message, frozen=True):
@@ -40,27 +51,8 @@ class Identified(Message, frozen=True):
     shared: bool = False
 
 
-class Load(Message, frozen=True):
-    """Asks to import the workload and check its options, without using the device."""
-
-    workload: str
-    options: dict[str, Any]
-
-
 class Loaded(Message, frozen=True):
     """The workload can be imported."""
-
-
-class Setup(Message, frozen=True):
-    """Asks to build the workload on its device.
-
-    `limit_bytes` is the limit to enforce; None: worked out from the cap and the fraction.
-    """
-
-    workload: str
-    options: dict[str, Any]
-    settings: ProbedWith
-    limit_bytes: int | None
 
 
 class Ready(Message, frozen=True):
@@ -112,7 +104,7 @@ class Failed(Message, frozen=True):
     out_of_memory: bool = False
 
 
-Request = Identify | Load | Setup | Measure | Step
+Request = Prepare | Measure | Step
 Reply = Identified | Loaded | Ready | Ran | Failed
 
 encode = msgspec.json.Encoder().encode

@@ -6,21 +6,21 @@ import math
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.process import Nursery, WorkerDied, WorkerHung, WorkerProcess
-from batchtune.probe.protocol import Failed, Identified, Identify, Load, Loaded, Measure, Ran, Ready, Setup, Step
+from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ran, Ready, Step
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, DeviceProcess, Outcome, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
 from batchtune.workloads.tracebacks import last_frame
 
-Built = TypeVar("Built", Identified, Loaded, Ready)
+Prepared = TypeVar("Prepared", Identified, Loaded, Ready)
 
 # How often to look whether another probe has ended.
 _POLL_SECONDS = 0.5
@@ -149,15 +149,11 @@ class Supervisor:
         )
 
     def _start_once(self) -> Device:
-        settings = self._settings
         self._renew()
         try:
             if self._lock is None:
                 self._take_device()
-            setup = Setup(
-                workload=settings.workload, options=settings.options, settings=settings, limit_bytes=self._limit_bytes
-            )
-            device = self._build(setup, Ready).device
+            device = self._prepare("setup", Ready).device
         except BaseException:
             self._drop()
             raise
@@ -171,13 +167,12 @@ class Supervisor:
 
         The workload's own errors come before that of a device that is in use, and before any waiting.
         """
-        known = self._build(Identify(device=self._settings.device), Identified)
+        known = self._prepare("device", Identified)
         try:
             self._lock = DeviceLock(known.id, known.name)
-            return
         except DeviceBusy as busy:
             if self._busy is None:
-                self._build(Load(workload=self._settings.workload, options=self._settings.options), Loaded)
+                self._prepare("import", Loaded)
                 self._renew()  # importing it must not count against the device
                 self._lock = self._wait(known, busy)
             if self._lock is None and not known.shared:
@@ -199,17 +194,24 @@ class Supervisor:
                 continue
         return None
 
-    def _build(self, request: Identify | Load | Setup, kind: type[Built]) -> Built:
+    def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
         assert self._worker is not None
-        workload = self._settings.workload
+        settings, workload = self._settings, self._settings.workload
+        request = Prepare(
+            workload=workload,
+            options=settings.options,
+            settings=settings,
+            limit_bytes=self._limit_bytes,
+            up_to=up_to,
+        )
         try:
-            reply = self._worker.ask(request, (kind, Failed), self._settings.setup_timeout_seconds)
+            reply = self._worker.ask(request, (kind, Failed), settings.setup_timeout_seconds)
         except WorkerHung as hung:
-            seconds = format_seconds(self._settings.setup_timeout_seconds)
-            if isinstance(request, Identify):
+            seconds = format_seconds(settings.setup_timeout_seconds)
+            if up_to == "device":
                 raise ProbeError(
-                    f"--device {request.device}: PyTorch did not answer within {seconds} which device it is",
+                    f"--device {settings.device}: PyTorch did not answer within {seconds} which device it is",
                     "`batchtune doctor` shows the devices of this machine.",
                 ) from None
             raise WorkloadError(

@@ -21,18 +21,7 @@ from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import (
-    STACK_SIGNAL,
-    Failed,
-    Identified,
-    Identify,
-    Load,
-    Loaded,
-    Measure,
-    Ready,
-    Setup,
-    Stage,
-)
+from batchtune.probe.protocol import STACK_SIGNAL, Failed, Identified, Loaded, Measure, Prepare, Ready, Stage
 from batchtune.probe.session import Session
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
@@ -49,54 +38,35 @@ def serve(channel: socket.socket) -> None:
     # To see where it hangs. Not to the stream itself: the workload may close or replace that.
     faulthandler.register(STACK_SIGNAL, file=os.dup(2), all_threads=False)
     session: Session | None = None
-    with channel, channel.makefile("rb") as requests:
-        for line in requests:
-            request = protocol.decode_request(line)
-            reply: protocol.Reply
-            if isinstance(request, Identify):
-                reply = _identify(request)
-            elif isinstance(request, Load):
-                reply = _load(request)
-            elif isinstance(request, Setup):
-                session, reply = _set_up(request)
-            else:
-                assert session is not None, "a trial before the setup"
-                reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
-            channel.sendall(protocol.encode(reply) + b"\n")
+    while message := channel.recv(protocol.LONGEST_BYTES):
+        request = protocol.decode_request(message)
+        reply: protocol.Reply
+        if isinstance(request, Prepare):
+            session, reply = _prepare(request)
+        else:
+            assert session is not None, "a trial before the setup"
+            reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
+        channel.sendall(protocol.encode(reply))
     os._exit(0)  # no finalizer of the workload's may hang the end
 
 
-def _identify(request: Identify) -> Identified | Failed:
-    try:
-        return backend_for(request.device).identify(request.device)
-    except BatchtuneError as error:
-        return _failed("device", error)
-    except Exception as error:
-        return Failed(stage="device", message=f"--device {request.device}: {first_line(error)}")
-
-
-def _load(request: Load) -> Loaded | Failed:
-    from batchtune.workloads import load_workload
-
-    try:
-        load_workload(request.workload, request.options)
-    except BaseException as error:
-        return _failed("import", error)
-    return Loaded()
-
-
-def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
-    """Open and limit the device, and build the workload."""
+def _prepare(request: Prepare) -> tuple[Session | None, Identified | Loaded | Ready | Failed]:
+    """Identify the device, or import the workload, or open and limit the device and build the workload."""
     from batchtune.workloads import load_workload
 
     stage: Stage = "device"
     settings = request.settings
     try:
-        meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
-        import torch
-
+        if request.up_to == "device":
+            return None, backend_for(settings.device).identify(settings.device)
+        if request.up_to == "setup":
+            meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
         stage = "import"
         workload = load_workload(request.workload, request.options)
+        if request.up_to == "import":
+            return None, Loaded()
+        import torch
+
         stage = "device"
         meter.limit()
         stage = "setup"
@@ -106,21 +76,18 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
         stage = "device"
         meter.settle(settings.reserve_bytes, gradient_bytes() if settings.ddp else 0)
         settings_now = describe_settings(meter.switches())
-    except BaseException as error:
-        return None, _failed(stage, error)
-    return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
-
-
-def _failed(stage: Stage, error: BaseException) -> Failed:
-    if isinstance(error, BatchtuneError):
+    except BatchtuneError as error:
         last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        return Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
-    return Failed(
-        stage=stage,
-        message=first_line(error),
-        traceback=user_traceback(error),
-        out_of_memory=error_verdict(error) == "oom",
-    )
+        return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
+    except BaseException as error:
+        where = f"--device {settings.device}: " if stage == "device" else ""
+        return None, Failed(
+            stage=stage,
+            message=where + first_line(error),
+            traceback=user_traceback(error),
+            out_of_memory=error_verdict(error) == "oom",
+        )
+    return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
 
 
 def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
 from batchtune.probe.lock import DeviceBusy, DeviceLock
-from batchtune.probe.protocol import Identified, Identify
+from batchtune.probe.protocol import Identified
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import DeviceProcess
 from batchtune.shapes import BatchShape
@@ -240,12 +240,12 @@ def test_a_second_probe_on_the_cpu_goes_on_and_knows_of_the_first() -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU goes by a GPU's id: another probe of it is then no small matter."""
-    build = Supervisor._build
+    prepare = Supervisor._prepare
 
-    def made(self: Supervisor, request: Any, kind: Any) -> Any:
-        return Identified(id="GPU-made", name="GPU") if isinstance(request, Identify) else build(self, request, kind)
+    def made(self: Supervisor, up_to: Any, kind: Any) -> Any:
+        return Identified(id="GPU-made", name="GPU") if up_to == "device" else prepare(self, up_to, kind)
 
-    monkeypatch.setattr(Supervisor, "_build", made)
+    monkeypatch.setattr(Supervisor, "_prepare", made)
 
 
 def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
