@@ -1,4 +1,4 @@
-"""What a batch shape costs: models of peak memory and step time, and the frontier between measurements."""
+"""The cost of a batch shape: models of peak memory and step time, and the frontier between measurements."""
 
 from batchtune.cost.fitting import fit_cost
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length

@@ -1,12 +1,11 @@
-"""What a batch shape costs, as a function of its size and lengths.
+"""The cost of a batch shape, as a function of its size and lengths.
 
 cost = max(floor, constant + B·(example + linear·L + quadratic·L² + target_linear·T + target_quadratic·T² + cross·L·T))
 
 The form is that of a network whose layers work on each example whatever its length (example: a pooled vector, a
-memory of fixed size), on each position (linear), on each pair of positions of a sequence (attention: quadratic) or on
-each pair of an input's and a target's position (a transducer's joint network, the attention of a decoder to an
-encoder: cross), over a constant part (parameters, optimizer state, launch overhead); the floor is what the smallest
-shapes cost whatever their size.
+memory of fixed size), on each position (linear), on each pair of positions of a sequence (attention: quadratic) or of
+an input and a target (a transducer's joint network, a decoder's attention to an encoder: cross), over a constant part
+(parameters, optimizer state, launch overhead); the floor is the cost of the smallest shapes whatever their size.
 """
 
 from __future__ import annotations
