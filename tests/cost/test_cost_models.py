@@ -105,7 +105,7 @@ def errors(model: CostModel, shapes: tuple[FloatArray, FloatArray, FloatArray], 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))]
 
 
-@pytest.mark.parametrize("count", [12, 40])
+@pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cost", "with_targets"), LAYERS.values(), ids=LAYERS)
 def test_what_layers_cost_is_found_and_holds_for_other_shapes(cost: Cost, with_targets: bool, count: int) -> None:
     sizes, lengths, targets = drawn(count)
@@ -126,7 +126,7 @@ def test_a_floor_is_found() -> None:
     assert (model.floor, model.constant, model.linear) == pytest.approx((3e8, 1e8, 4e3), rel=1e-5)
 
 
-@pytest.mark.parametrize("count", [15, 20, 30])
+@pytest.mark.parametrize("count", [15, *(pytest.param(count, marks=pytest.mark.slow) for count in (20, 30))])
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> None:
     law = law_of(name)

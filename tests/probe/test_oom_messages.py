@@ -117,19 +117,11 @@ NEITHER = {
 }
 
 
-@pytest.mark.parametrize("message", OOM.values(), ids=OOM.keys())
-def test_a_lack_of_memory_is_told_from_its_message(message: str) -> None:
-    assert message_verdict(message) == "oom"
-
-
-@pytest.mark.parametrize("message", DISGUISED.values(), ids=DISGUISED.keys())
-def test_a_lack_of_memory_in_disguise_is_only_suspected(message: str) -> None:
-    assert message_verdict(message) == "disguised"
-
-
-@pytest.mark.parametrize("message", NEITHER.values(), ids=NEITHER.keys())
-def test_any_other_message_is_no_lack_of_memory(message: str) -> None:
-    assert message_verdict(message) is None
+@pytest.mark.parametrize(
+    ("messages", "verdict"), [(OOM, "oom"), (DISGUISED, "disguised"), (NEITHER, None)], ids=["oom", "disguised", "none"]
+)
+def test_a_lack_of_memory_is_told_from_its_message(messages: dict[str, str], verdict: str | None) -> None:
+    assert {name: message_verdict(text) for name, text in messages.items()} == dict.fromkeys(messages, verdict)
 
 
 def test_torchs_own_exception_needs_no_message() -> None:

@@ -4,23 +4,42 @@ import os
 import time
 from pathlib import Path
 
-from batchtune.probe.process import MARK
+from batchtune.probe.process import MARK, Nursery
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 
 FAULTY = Path(__file__).parent / "faulty_workload.py"
 
 
+class SharedNursery(Nursery):
+    """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
+
+    def close(self) -> None:
+        if self._exit_code is None or self._process is None or self._process.poll() is not None:
+            super().close()
+
+    def pids(self) -> set[int]:
+        """Its process."""
+        return {self._process.pid} if self._process is not None else set()
+
+
+SHARED = SharedNursery()
+
+
 def supervise(
     name: str,
     *,
+    shared: bool = True,
     timeout_seconds: float = 60.0,
     setup_timeout_seconds: float = 60.0,
     memory_bytes: int = 1 << 30,
     device: str = "cpu",
     **options: float,
 ) -> Supervisor:
-    """A supervisor of one of the faulty workloads, or of any other by its whole name."""
+    """A supervisor of one of the faulty workloads, or of any other by its whole name.
+
+    If its workers use the current folder or the environment, they can't be `shared` with other tests.
+    """
     settings = ProbeSettings(
         workload=name if ":" in name else f"{FAULTY}:{name}",
         options=options,
@@ -30,7 +49,10 @@ def supervise(
         trial_timeout_seconds=timeout_seconds,
         setup_timeout_seconds=setup_timeout_seconds,
     )
-    return Supervisor(settings)
+    supervisor = Supervisor(settings)
+    if shared:
+        supervisor._nursery = SHARED
+    return supervisor
 
 
 def processes_of(supervisor: int) -> set[int]:
@@ -71,5 +93,5 @@ def wait_for(path: Path, seconds: float = 60.0) -> str:
 
 
 def ours() -> set[int]:
-    """The processes of this process's supervisors."""
-    return processes_of(os.getpid())
+    """The processes of this process's supervisors, but for what tests share."""
+    return processes_of(os.getpid()) - SHARED.pids()
