@@ -2,7 +2,7 @@
 
 from batchtune.cost.fitting import fit_cost
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length
-from batchtune.cost.models import needs_targets, per_example, predict, scaled
+from batchtune.cost.models import needs_targets, predict, scaled
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "fit_step_seconds",
     "largest_max_batch_length",
     "needs_targets",
-    "per_example",
     "predict",
     "scaled",
 ]

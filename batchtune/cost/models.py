@@ -27,22 +27,11 @@ def predict(
     Raises:
         ValueError: The model needs target lengths, and there are none.
     """
-    size = np.asarray(batch_size, dtype=np.float64)
-    cost = model.constant + size * per_example(model, length, target_length)
-    return np.maximum(cost, model.floor)
-
-
-def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None) -> FloatArray:
-    """Return what one more example in the batch costs, at least 0: the slope over the batch size, where no floor holds.
-
-    Arguments, units and errors are those of `predict`.
-    """
-    long = np.asarray(length, dtype=np.float64)
-    if target_length is None:
-        if needs_targets(model):
-            raise ValueError("the cost model was fitted with target lengths and needs them to predict")
-        return model.per_example(long)
-    return model.per_example(long, np.asarray(target_length, dtype=np.float64))
+    if target_length is None and needs_targets(model):
+        raise ValueError("the cost model was fitted with target lengths and needs them to predict")
+    size, long = np.asarray(batch_size, dtype=np.float64), np.asarray(length, dtype=np.float64)
+    target = 0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
+    return np.maximum(model.constant + size * model.per_example(long, target), model.floor)
 
 
 def scaled(model: CostModel, factor: float) -> CostModel:

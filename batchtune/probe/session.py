@@ -91,26 +91,17 @@ class Session:
 
     def _ran(self, attempt: _Attempt) -> Ran:
         trial = attempt.trial()
+        # After anything but a plain lack of memory the worker must be replaced. So must it be if the very first step
+        # ran out of memory: the optimizer's state may be half made, and the next step would fail for want of the rest.
+        plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
+        harmless = attempt.error is None or (plain and self._meter.healthy())
         return Ran(
             trial=trial,
             stage=attempt.stage if trial.error is not None else None,
             traceback=attempt.traceback,
             hint=steady.LEAK_HINT if attempt.leak is not None else None,
-            renew=self._is_damaged(attempt),
+            renew=attempt.leak is not None or not harmless or self._meter.worn(),
         )
-
-    def _is_damaged(self, attempt: _Attempt) -> bool:
-        """Return whether the worker must be replaced: after anything but a plain lack of memory.
-
-        So must it be if the very first step ran out of memory: the optimizer's state may be half made, and the next
-        step would fail for want of the rest.
-        """
-        if self._meter.worn() or attempt.leak:
-            return True
-        if attempt.error is None:
-            return False
-        plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
-        return not (plain and self._meter.healthy())
 
 
 @dataclass

@@ -131,15 +131,24 @@ class Supervisor:
             if died is not None:
                 self._note(f"The worker process {died} while it built the workload: it is built once more.")
             try:
-                device = self._start_once()
-            except WorkerDied as error:
+                self._renew()
+                if self._lock is None:
+                    self._take_device()
+                device = self._prepare("setup", Ready).device
+            except BaseException as error:
+                self._drop()
+                if not isinstance(error, WorkerDied):
+                    raise
+                if error.out_of_memory:
+                    raise self._too_small(str(error)) from None
                 died = error
-                if died.out_of_memory:
-                    raise self._too_small(str(died)) from None
                 continue
             self._limit_bytes = device.limit_bytes
             self._unused = True
-            return device
+            if self._lock is not None or self._busy is None or self._busy.process is None:
+                return device
+            other = DeviceProcess(pid=self._busy.process, used_bytes=None)
+            return replace(device, other_processes=1, processes=[other])
         assert died is not None
         raise WorkloadError(
             f"{self._settings.workload}: the worker process {died} while it built the workload, twice",
@@ -148,51 +157,31 @@ class Supervisor:
             _tail(died.output),
         )
 
-    def _start_once(self) -> Device:
-        self._renew()
-        try:
-            if self._lock is None:
-                self._take_device()
-            device = self._prepare("setup", Ready).device
-        except BaseException:
-            self._drop()
-            raise
-        if self._lock is not None or self._busy is None or self._busy.process is None:
-            return device
-        other = DeviceProcess(pid=self._busy.process, used_bytes=None)
-        return replace(device, other_processes=1, processes=[other])
-
     def _take_device(self) -> None:
         """Hold the device for this probe alone, or go on without if another one holds the CPU.
 
         The workload's own errors come before that of a device that is in use, and before any waiting.
         """
         known = self._prepare("device", Identified)
-        try:
-            self._lock = DeviceLock(known.id, known.name)
-        except DeviceBusy as busy:
-            if self._busy is None:
-                self._prepare("import", Loaded)
-                self._renew()  # importing it must not count against the device
-                self._lock = self._wait(known, busy)
-            if self._lock is None and not known.shared:
-                raise
-            self._busy = busy
-
-    def _wait(self, known: Identified, busy: DeviceBusy) -> DeviceLock | None:
-        """Wait for another probe to end; None if it does not, in time."""
-        seconds = self._settings.wait_seconds
-        if seconds > 0:
-            most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"
-            self._note(f"Waiting for it to end{most}: {busy.message}.")
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+        deadline = 0.0
+        while self._lock is None:
             try:
-                return DeviceLock(known.id, known.name)
-            except DeviceBusy:
-                continue
-        return None
+                self._lock = DeviceLock(known.id, known.name)
+            except DeviceBusy as busy:
+                if self._busy is None:
+                    self._prepare("import", Loaded)
+                    self._renew()  # importing it must not count against the device
+                    if (seconds := self._settings.wait_seconds) > 0:
+                        most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"
+                        self._note(f"Waiting for it to end{most}: {busy.message}.")
+                    deadline = time.monotonic() + seconds
+                self._busy = busy
+                if (left := deadline - time.monotonic()) > 0:
+                    time.sleep(min(_POLL_SECONDS, left))
+                elif known.shared:
+                    return
+                else:
+                    raise
 
     def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
