@@ -36,6 +36,7 @@ _STOPPING_SIGNALS = {signal.SIGTERM, signal.SIGHUP}
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGINT, *_STOPPING_SIGNALS)
 # Every process was sent SIGKILL long before; one that the kernel can't end yet (in a driver) is left to it.
 _PATIENCE_SECONDS = 30.0
+_ALONE_SECONDS = 1.0
 _NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads")
 
 
@@ -90,11 +91,11 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
                     os.kill(worker, STACK_SIGNAL)
             _reap(exit_codes)
             if worker and (message == b"end" or worker in exit_codes):
-                _clear_up(exit_codes)
+                _clear_up(worker, exit_codes)
                 control.send(b"%d" % exit_codes.get(worker, -signal.SIGKILL))
                 worker = 0
                 exit_codes.clear()
-    _clear_up(exit_codes)
+    _clear_up(worker, exit_codes)
     os._exit(0)
 
 
@@ -154,13 +155,17 @@ def _reap(exit_codes: dict[int, int]) -> bool:
     return False
 
 
-def _clear_up(exit_codes: dict[int, int]) -> None:
+def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
     """Kill all descendants, again and again until none is left: each pass may find what was just forked."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while _reap(exit_codes) and time.monotonic() < deadline:
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # gone, or another user's
-                process.kill()
+    started = time.monotonic()
+    while _reap(exit_codes) and (elapsed := time.monotonic() - started) < _PATIENCE_SECONDS:
+        if worker and worker not in exit_codes:
+            os.kill(worker, signal.SIGKILL)
+        # Not before the worker has ended: to look for others takes memory, which later workers would inherit.
+        if worker in exit_codes or not worker or elapsed > _ALONE_SECONDS:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # gone, or another user's
+                    process.kill()
         time.sleep(0.005)
 
 
