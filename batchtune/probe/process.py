@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import msgspec
 import psutil
@@ -38,6 +38,7 @@ _IMPORTING_SECONDS = 120.0
 _CLEARING_SECONDS = 60.0
 _KILLING_SECONDS = 5.0
 _OUTPUT_KEPT_BYTES = 64 * 1024
+_LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
 # How long a worker whose channel has closed may take to end.
 _ENDING_SECONDS = 5.0
@@ -47,27 +48,19 @@ _OUTERMOST_FRAME = " in _run_module_as_main\n"
 _numbers = itertools.count(1)
 
 
-class WorkerDied(Exception):
-    """The worker process ended, or lost its channel, in the middle of a request.
+class WorkerLost(Exception):
+    """The worker process did not answer; `str` of it goes on after "the worker process".
 
     Args:
-        how: Goes on after "the worker process".
-        output: The end of what it printed.
-        out_of_memory: Whether the kernel's OOM killer did it, or an allocation failed where C++ can't raise.
+        outcome: `timeout` if the time ran out; `oom` if the kernel's OOM killer ended it, or an allocation failed where
+            C++ can't raise; else `crash`.
+        output: The end of what it printed; if it hangs, its stack as `user_stack` writes it. Empty: unknown.
     """
 
-    def __init__(self, how: str, output: str = "", *, out_of_memory: bool = False) -> None:
+    def __init__(self, outcome: Literal["timeout", "oom", "crash"], how: str, output: str = "") -> None:
         super().__init__(how)
+        self.outcome: Literal["timeout", "oom", "crash"] = outcome
         self.output = output
-        self.out_of_memory = out_of_memory
-
-
-class WorkerHung(Exception):
-    """The worker process did not answer in time; `stack` is as `user_stack` writes it, empty if it printed none."""
-
-    def __init__(self, stack: str) -> None:
-        super().__init__(stack)
-        self.stack = stack
 
 
 class Nursery:
@@ -185,7 +178,8 @@ class WorkerProcess:
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         self._oom_kills = oom_kills()
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, theirs = socket.socketpair()
+        self._said = b""
         with theirs:
             output = nursery.start_worker(theirs)
         self._output: deque[bytes] = deque()
@@ -196,20 +190,23 @@ class WorkerProcess:
         """Send a request, and wait for a reply of these kinds.
 
         Raises:
-            WorkerDied: The process ended before it answered, or something else came over its channel.
-            WorkerHung: The time ran out.
+            WorkerLost: The process ended before it answered, something else came over its channel, or the time ran out.
         """
-        if ready([self._channel], 0) and (said := self._receive()):  # nothing was asked
-            self._disturbed(said)
+        if not self._said and ready([self._channel], 0):
+            self._receive()
+        if self._said:  # nothing was asked
+            self._disturbed()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.sendall(protocol.encode(request))
-        said = self._answer(time.monotonic() + timeout_seconds)
+            self._channel.sendall(protocol.encode(request) + b"\n")
+        self._wait_for_line(time.monotonic() + timeout_seconds)
+        line, _, rest = self._said.partition(b"\n")
         try:
-            reply = protocol.decode_reply(said)
+            reply = protocol.decode_reply(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self._disturbed(said)
+            self._disturbed()
         if not isinstance(reply, kinds):
-            self._disturbed(said)
+            self._disturbed()
+        self._said = rest
         return reply
 
     def output(self) -> str:
@@ -222,24 +219,25 @@ class WorkerProcess:
         self._nursery.end_worker()
         self._reader.join(timeout=1)
 
-    def _answer(self, deadline: float) -> bytes:
-        while True:
+    def _wait_for_line(self, deadline: float) -> None:
+        while b"\n" not in self._said and len(self._said) < _LONGEST_REPLY_BYTES:
             # First look whether it has ended, then read: its last words are read even then.
             ended = self._nursery.exit_code() is not None
             if ready([self._channel], 0 if ended else _POLL_SECONDS):
-                if said := self._receive():
-                    return said
-                self._died()
+                if not self._receive():
+                    self._died()
             elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
                 self._died()
             elif time.monotonic() > deadline:
-                raise WorkerHung(self._stack())
+                raise WorkerLost("timeout", "hangs", self._stack())
 
-    def _receive(self) -> bytes:
-        """Return the next message; empty if the channel is closed."""
+    def _receive(self) -> bool:
+        """Take what has come over the channel; False if it is closed."""
+        data = b""
         with contextlib.suppress(ConnectionResetError):
-            return self._channel.recv(protocol.LONGEST_BYTES)
-        return b""
+            data = self._channel.recv(65536)
+        self._said += data
+        return bool(data)
 
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
@@ -254,7 +252,9 @@ class WorkerProcess:
         deadline = time.monotonic() + _ENDING_SECONDS
         while (code := self._nursery.exit_code()) is None:
             if time.monotonic() > deadline:
-                raise WorkerDied("closed its channel to the probe: the workload closes files that are not its own")
+                raise WorkerLost(
+                    "crash", "closed its channel to the probe: the workload closes files that are not its own"
+                )
             time.sleep(0.01)
         self._reader.join(timeout=1)
         output = self.output()
@@ -267,7 +267,7 @@ class WorkerProcess:
             or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
             or (code == -signal.SIGKILL and self._oom_killed())
         )
-        raise WorkerDied(how, output, out_of_memory=out_of_memory)
+        raise WorkerLost("oom" if out_of_memory else "crash", how, output)
 
     def _oom_killed(self) -> bool:
         """Return whether the kernel has killed for want of memory since the worker started.
@@ -279,10 +279,9 @@ class WorkerProcess:
             return self._oom_kills is now
         return now > self._oom_kills
 
-    def _disturbed(self, said: bytes) -> NoReturn:
-        raise WorkerDied(
-            f"said {said[:100]!r} over its channel to the probe: the workload writes to files that are not its own"
-        )
+    def _disturbed(self) -> NoReturn:
+        said = f"said {self._said[:100]!r} over its channel to the probe"
+        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
 
     def _drain(self, stream: int) -> None:
         kept = 0

@@ -1,4 +1,4 @@
-"""The messages between the supervisor and its worker process: JSON documents, over a socket that keeps them apart."""
+"""The messages between the supervisor and its worker process: one JSON document a line, over a socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from batchtune.shapes import BatchShape
 
 STACK_SIGNAL = signal.SIGUSR2
 """Asks a worker to print its stack."""
-LONGEST_BYTES = 1 << 20
 
 Stage = Literal["import", "device", "setup", "make_batch", "step"]
 

@@ -1,4 +1,4 @@
-"""Which batch shape to try next: a pure function of the trials so far.
+"""Says which batch shape to try next: a pure function of the trials so far.
 
 The search has no state of its own. Given the same trials it proposes the same shape, so that a search that was
 interrupted goes on from its journal, and a made device tests it without torch.
@@ -25,7 +25,7 @@ from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
 Refine = Callable[[Findings], "Anchor | None"]
-"""What is known → where to measure next, or None if more is not worth it."""
+"""Findings → where to measure next, or None if more is not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class FrontierSearch:
         If the longest does not fit: how many were tried for the longest that does, and how many may have to be.
         """
         findings = self.findings(trials)
-        if self.longest_failure(trials) is not None:
+        if findings.failure(findings.anchor(self._lengths.longest).shape(1)) is not None:
             tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
             return tried, max(tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length())
         order = self._order(findings)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.lock import DeviceBusy, DeviceLock
-from batchtune.probe.process import Nursery, WorkerDied, WorkerHung, WorkerProcess
+from batchtune.probe.process import Nursery, WorkerLost, WorkerProcess
 from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ran, Ready, Step
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, DeviceProcess, Outcome, Trial
@@ -114,11 +114,12 @@ class Supervisor:
         limit = self._settings.trial_timeout_seconds
         try:
             ran = self._worker.ask(request, (Ran,), limit)
-        except WorkerDied as died:
-            words = f"the worker process {died}" + (f": {tail}" if (tail := _tail(died.output, lines=3)) else "")
-            ran = _lost(request.shape, "oom" if died.out_of_memory else "crash", words)
-        except WorkerHung as hung:
-            ran = _lost(request.shape, "timeout", f"no answer within {limit:g} s{_hangs_at('; ', hung)}")
+        except WorkerLost as lost:
+            if lost.outcome == "timeout":
+                error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
+            else:
+                error = f"the worker process {lost}" + (f": {tail}" if (tail := _tail(lost.output, lines=3)) else "")
+            ran = _lost(request.shape, lost.outcome, error)
         if ran.renew:
             self._drop()
         elapsed = round(time.monotonic() - started, 6)
@@ -126,7 +127,7 @@ class Supervisor:
 
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may share the process that the last one was forked from."""
-        died: WorkerDied | None = None
+        died: WorkerLost | None = None
         for _ in range(2):
             if died is not None:
                 self._note(f"The worker process {died} while it built the workload: it is built once more.")
@@ -137,9 +138,9 @@ class Supervisor:
                 device = self._prepare("setup", Ready).device
             except BaseException as error:
                 self._drop()
-                if not isinstance(error, WorkerDied):
+                if not isinstance(error, WorkerLost):
                     raise
-                if error.out_of_memory:
+                if error.outcome == "oom":
                     raise self._too_small(str(error)) from None
                 died = error
                 continue
@@ -196,7 +197,9 @@ class Supervisor:
         )
         try:
             reply = self._worker.ask(request, (kind, Failed), settings.setup_timeout_seconds)
-        except WorkerHung as hung:
+        except WorkerLost as lost:
+            if lost.outcome != "timeout":
+                raise
             seconds = format_seconds(settings.setup_timeout_seconds)
             if up_to == "device":
                 raise ProbeError(
@@ -204,9 +207,9 @@ class Supervisor:
                     "`batchtune doctor` shows the devices of this machine.",
                 ) from None
             raise WorkloadError(
-                f"{workload}: its setup took longer than {seconds}{_hangs_at(': ', hung)}",
+                f"{workload}: its setup took longer than {seconds}{_hangs_at(': ', lost)}",
                 "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
-                hung.stack or None,
+                lost.output or None,
             ) from None
         if not isinstance(reply, Failed):
             assert isinstance(reply, kind)
@@ -241,8 +244,8 @@ def _tail(output: str, lines: int = 12) -> str:
     return "\n".join(output.rstrip().splitlines()[-lines:])
 
 
-def _hangs_at(lead: str, hung: WorkerHung) -> str:
-    return f"{lead}it hangs at {last_frame(hung.stack)}" if hung.stack else ""
+def _hangs_at(lead: str, lost: WorkerLost) -> str:
+    return f"{lead}it hangs at {last_frame(lost.output)}" if lost.output else ""
 
 
 def _lost(shape: BatchShape, outcome: Outcome, error: str) -> Ran:

@@ -38,15 +38,16 @@ def serve(channel: socket.socket) -> None:
     # To see where it hangs. Not to the stream itself: the workload may close or replace that.
     faulthandler.register(STACK_SIGNAL, file=os.dup(2), all_threads=False)
     session: Session | None = None
-    while message := channel.recv(protocol.LONGEST_BYTES):
-        request = protocol.decode_request(message)
-        reply: protocol.Reply
-        if isinstance(request, Prepare):
-            session, reply = _prepare(request)
-        else:
-            assert session is not None, "a trial before the setup"
-            reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
-        channel.sendall(protocol.encode(reply))
+    with channel, channel.makefile("rb") as requests:
+        for line in requests:
+            request = protocol.decode_request(line)
+            reply: protocol.Reply
+            if isinstance(request, Prepare):
+                session, reply = _prepare(request)
+            else:
+                assert session is not None, "a trial before the setup"
+                reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
+            channel.sendall(protocol.encode(reply) + b"\n")
     os._exit(0)  # no finalizer of the workload's may hang the end
 
 

@@ -4,26 +4,13 @@ import os
 import time
 from pathlib import Path
 
-from batchtune.probe.process import MARK, Nursery
+from shared_nursery import SHARED
+
+from batchtune.probe.process import MARK
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 
 FAULTY = Path(__file__).parent / "faulty_workload.py"
-
-
-class SharedNursery(Nursery):
-    """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
-
-    def close(self) -> None:
-        if self._exit_code is None or self._process is None or self._process.poll() is not None:
-            super().close()
-
-    def pids(self) -> set[int]:
-        """Its process."""
-        return {self._process.pid} if self._process is not None else set()
-
-
-SHARED = SharedNursery()
 
 
 def supervise(
