@@ -71,7 +71,7 @@ class _Timed:
         return cls(
             sizes=np.array([size for size, _, _ in by_shape], dtype=np.float64),
             lengths=np.array([length for _, length, _ in by_shape], dtype=np.float64),
-            targets=np.array(targets) if targets and len(targets) == len(by_shape) else None,
+            targets=np.array(targets, dtype=np.float64) if with_targets and len(targets) == len(by_shape) else None,
             seconds=np.array(seconds, dtype=np.float64),
             errors=np.array(errors, dtype=np.float64),
             common_error=common_error,

@@ -28,8 +28,8 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from batchtune.probe.devices import backends
-from batchtune.probe.protocol import STACK_SIGNAL
 
+_libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STOPPING_SIGNALS = {signal.SIGTERM, signal.SIGHUP}
@@ -44,9 +44,12 @@ def main() -> None:
     """Serve the supervisor that the command line names."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
+    # While it imports it can't watch the supervisor. Later this would end it with the thread that started it.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(BaseException):  # what fails here fails in the worker again, and is shown there
         for module in _NEEDED:
             importlib.import_module(module)
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     serve(control, int(sys.argv[2]), _work)
 
 
@@ -58,8 +61,7 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
         supervisor: Its process id: a process forked from it may hold the socket open.
         work: Called in each worker's process with its channel, the only descriptor but the standard streams.
     """
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakeup, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -83,12 +85,12 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
                 if not message:
                     break
                 if message == b"start":
-                    worker = _fork(libc, own, work, *descriptors)
+                    worker = _fork(own, work, *descriptors)
                     for descriptor in descriptors:
                         os.close(descriptor)
                     control.send(b"started")
                 elif message == b"stack" and worker:
-                    os.kill(worker, STACK_SIGNAL)
+                    os.kill(worker, signal.SIGUSR2)
             _reap(exit_codes)
             if worker and (message == b"end" or worker in exit_codes):
                 _clear_up(worker, exit_codes)
@@ -107,7 +109,7 @@ def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) 
     return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
-def _fork(libc: ctypes.CDLL, own: Sequence[int], work: Callable[[int], object], channel: int, output: int) -> int:
+def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, output: int) -> int:
     """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
@@ -115,7 +117,7 @@ def _fork(libc: ctypes.CDLL, own: Sequence[int], work: Callable[[int], object], 
         if worker := os.fork():
             return worker
     try:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == nursery:
             signal.set_wakeup_fd(-1)
             for number in _HANDLED_SIGNALS:

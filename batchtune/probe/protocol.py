@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any, Literal
 
 import msgspec
 
 from batchtune.results import Device, ProbedWith, Trial
 from batchtune.shapes import BatchShape
-
-STACK_SIGNAL = signal.SIGUSR2
-"""Asks a worker to print its stack."""
 
 Stage = Literal["import", "device", "setup", "make_batch", "step"]
 

@@ -21,7 +21,7 @@ from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import STACK_SIGNAL, Failed, Identified, Loaded, Measure, Prepare, Ready, Stage
+from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ready, Stage
 from batchtune.probe.session import Session
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
@@ -36,7 +36,7 @@ def serve(channel: socket.socket) -> None:
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
     # To see where it hangs. Not to the stream itself: the workload may close or replace that.
-    faulthandler.register(STACK_SIGNAL, file=os.dup(2), all_threads=False)
+    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
     session: Session | None = None
     with channel, channel.makefile("rb") as requests:
         for line in requests:
