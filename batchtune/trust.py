@@ -33,10 +33,10 @@ def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
         trials: All that was measured on it.
     """
     passed = [trial for trial in trials if trial.outcome == "ok"]
-    if device.kind == "cpu":
-        found = [*_on_the_cpu(device), *_about_processors(device, passed)]
+    if device.processors is not None:  # it computes on the machine's own, as all programs do
+        found = [*_on_a_shared_device(device), *_about_processors(device, passed)]
     else:
-        found = [*_on_the_gpu(device, trials), *_about_clocks(passed)]
+        found = [*_on_a_device_of_its_own(device, trials), *_about_clocks(passed)]
     return [*found, *_about_times(passed), *settings_warnings(device.settings)]
 
 
@@ -110,7 +110,7 @@ def _worded(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _on_the_cpu(device: Device) -> Iterator[str]:
+def _on_a_shared_device(device: Device) -> Iterator[str]:
     if device.processes:
         yield (
             f"Another probe (process {device.processes[0].pid}) used the CPU when this one began: don't trust the step "
@@ -139,7 +139,7 @@ def _about_processors(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
         )
 
 
-def _on_the_gpu(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
+def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
     if device.processes is None:
         who = _other_processes(device.other_processes) if device.other_processes else None
     else:

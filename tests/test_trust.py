@@ -92,7 +92,7 @@ def test_programs_that_take_processors_give_a_warning(others: float, threads: in
 
 
 def test_another_probe_on_the_cpu_gives_a_warning() -> None:
-    cpu = device(kind="cpu", processes=[DeviceProcess(pid=7, used_bytes=None)])
+    cpu = device(kind="cpu", processors=2, processes=[DeviceProcess(pid=7, used_bytes=None)])
     assert trust_warnings(cpu, [])[0].startswith("Another probe (process 7) used the CPU when this one began")
 
 
@@ -114,7 +114,7 @@ def test_memory_outside_the_allocator_that_grows_names_a_reserve(grown: int, rem
 
 
 def test_a_cpu_limit_beyond_free_memory_gives_a_warning() -> None:
-    cpu = device(kind="cpu", limit_bytes=20 * GIB, free_bytes=10 * GIB)
+    cpu = device(kind="cpu", processors=2, limit_bytes=20 * GIB, free_bytes=10 * GIB)
     assert trust_warnings(cpu, [])[0].startswith("The limit is 20 GiB, but only 10 GiB of memory were free")
 
 

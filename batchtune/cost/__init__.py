@@ -1,8 +1,8 @@
-"""What a batch shape costs: models of peak memory and step time, and the frontier between measurements."""
+"""The cost of a batch shape: models of peak memory and step time, and the frontier between measurements."""
 
 from batchtune.cost.fitting import fit_cost
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length
-from batchtune.cost.models import needs_targets, per_example, predict, scaled
+from batchtune.cost.models import needs_targets, predict, scaled
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "fit_step_seconds",
     "largest_max_batch_length",
     "needs_targets",
-    "per_example",
     "predict",
     "scaled",
 ]

@@ -12,13 +12,15 @@ import numpy.typing as npt
 from batchtune.lengths import FloatArray, Histogram, IntArray
 from batchtune.results import FrontierPoint
 
+_UNLIMITED = 2**53
+
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
     """The measured frontier, made a function of the length; nothing is interpolated.
 
     At a measured length it is the measured batch size, between two that of the next longer one: memory grows with the
-    length, so what fits there fits at any shorter length. Where a shorter length was seen to hold fewer (not for want
+    length, so what fits there fits at any shorter length. If a shorter length was seen to hold fewer (not for want
     of examples), longer ones get no more than it.
 
     Attributes:
@@ -41,8 +43,8 @@ class Frontier:
             raise ValueError("frontier points must be given in strictly ascending order of length")
         sizes = np.array([point.batch_size for point in points], dtype=np.int64)
         # Not for want of examples: there the data end, not the memory.
-        held = np.array([2**53 if point.closed_by == "data" else point.batch_size for point in points])
-        failed = np.array([point.oom_batch_size or 2**53 for point in points], dtype=np.int64)
+        held = np.array([_UNLIMITED if point.closed_by == "data" else point.batch_size for point in points])
+        failed = np.array([point.oom_batch_size or _UNLIMITED for point in points], dtype=np.int64)
         # A step of the search lies between what passed and what failed: only a real dip counts.
         dips = np.minimum.accumulate(np.where(np.append(held[:-1] < held[1:], False), held, failed - 1))
         return cls(lengths, np.maximum.accumulate(np.minimum(sizes, dips)[::-1])[::-1])
@@ -62,10 +64,9 @@ class Frontier:
         An example there needs at most (L / longest)² times the memory of the longest: memory grows with the length or
         its square. That has not been run.
         """
-        wanted = np.asarray(length, dtype=np.float64)
-        stretched = np.maximum(wanted / self.lengths[-1], 1.0)
+        stretched = np.maximum(np.asarray(length, dtype=np.float64) / self.lengths[-1], 1.0)
         beyond = np.maximum(1.0, np.floor(self.batch_sizes[-1] / stretched**2))
-        return np.where(stretched > 1, beyond, self(wanted)).astype(np.int64)
+        return np.where(stretched > 1, beyond, self(length)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,15 +111,12 @@ class JointFrontier:
 
 
 def largest_max_batch_length(frontier: Frontier, histogram: Histogram, max_batch_size: int | None = None) -> float:
-    """The largest M such that for every distinct length u of the data max(1, int(M / u)) examples of length u fit.
+    """Return the largest M such that for every distinct length u max(1, int(M / u)) examples of length u fit.
 
-    A batch never holds more examples of length at most u than there are in the data, so where the frontier reaches
-    that number u sets no limit; nor does it where the frontier reaches `max_batch_size`, beyond which nothing was
-    tried. Every example must fit alone.
-
-    Returns:
-        M in the manifest's unit. Where all lengths are whole numbers, the largest whole M; else M is rounded down
-        to six significant digits.
+    A batch never holds more examples of length at most u than there are in the data, so if the frontier reaches
+    that number u sets no limit; nor does it if the frontier reaches `max_batch_size`, beyond which nothing was
+    tried. Every example must fit alone. If all lengths are whole numbers, M is whole; else it is rounded down to six
+    significant digits.
     """
     lengths = histogram.lengths
     fits = frontier(lengths)

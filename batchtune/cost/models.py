@@ -1,12 +1,11 @@
-"""What a batch shape costs, as a function of its size and lengths.
+"""The cost of a batch shape, as a function of its size and lengths.
 
 cost = max(floor, constant + B·(example + linear·L + quadratic·L² + target_linear·T + target_quadratic·T² + cross·L·T))
 
 The form is that of a network whose layers work on each example whatever its length (example: a pooled vector, a
-memory of fixed size), on each position (linear), on each pair of positions of a sequence (attention: quadratic) or on
-each pair of an input's and a target's position (a transducer's joint network, the attention of a decoder to an
-encoder: cross), over a constant part (parameters, optimizer state, launch overhead); the floor is what the smallest
-shapes cost whatever their size.
+memory of fixed size), on each position (linear), on each pair of positions of a sequence (attention: quadratic) or of
+an input and a target (a transducer's joint network, a decoder's attention to an encoder: cross), over a constant part
+(parameters, optimizer state, launch overhead); the floor is the cost of the smallest shapes whatever their size.
 """
 
 from __future__ import annotations
@@ -28,22 +27,11 @@ def predict(
     Raises:
         ValueError: The model needs target lengths, and there are none.
     """
-    size = np.asarray(batch_size, dtype=np.float64)
-    cost = model.constant + size * per_example(model, length, target_length)
-    return np.maximum(cost, model.floor)
-
-
-def per_example(model: CostModel, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None) -> FloatArray:
-    """Return what one more example in the batch costs, at least 0: the slope over the batch size, where no floor holds.
-
-    Arguments, units and errors are those of `predict`.
-    """
-    long = np.asarray(length, dtype=np.float64)
-    if target_length is None:
-        if needs_targets(model):
-            raise ValueError("the cost model was fitted with target lengths and needs them to predict")
-        return model.per_example(long)
-    return model.per_example(long, np.asarray(target_length, dtype=np.float64))
+    if target_length is None and needs_targets(model):
+        raise ValueError("the cost model was fitted with target lengths and needs them to predict")
+    size, long = np.asarray(batch_size, dtype=np.float64), np.asarray(length, dtype=np.float64)
+    target = 0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
+    return np.maximum(model.constant + size * model.per_example(long, target), model.floor)
 
 
 def scaled(model: CostModel, factor: float) -> CostModel:

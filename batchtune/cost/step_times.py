@@ -1,4 +1,4 @@
-"""How long one training step takes: the model, and the measurements that it passes through."""
+"""The time of one training step: the model, and the measurements that it passes through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchtune.cost.fitting import fit_cost
 from batchtune.cost.models import FloatArray, needs_targets, predict
 from batchtune.results import CostModel, Trial
 
-# What no repetition of a measurement can mend, as a share of it: the model's own error, and that of another day.
+# The error that no repetition of a measurement can reduce, as a share of it: the model's own, and that of another day.
 _MODEL_ERROR = 0.05
 # How far off the time of a single step may be, as a share of it.
 _ONE_STEP_ERROR = 0.1
@@ -35,43 +35,65 @@ _CHUNK = 4096
 _SAME = 1e-20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
-    """One batch shape that was timed.
+    """The batch shapes that were timed, in the order in which they first were; arrays of shape (measured,).
 
     Attributes:
-        seconds: The expected time of a step: the median over its trials, times the mean over the median.
-        error: Its standard error, as a share of it.
+        targets: None if none was asked for, or one is unknown.
+        seconds: The expected time of a step: the median over the shape's trials, times the mean over the median.
+        errors: Its standard error, as a share of it.
+        common_error: The standard error of the mean over the median, as a share of it: all times have it in common.
     """
 
-    batch_size: float
-    length: float
-    target_length: float | None
-    seconds: float
-    error: float
+    sizes: FloatArray
+    lengths: FloatArray
+    targets: FloatArray | None
+    seconds: FloatArray
+    errors: FloatArray
+    common_error: float
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial], *, with_targets: bool) -> _Timed:
+        """Return the shapes of trials that passed; targets tell them apart only if they are asked for."""
+        mean_to_median, common_error = _mean_to_median(trials)
+        by_shape: dict[tuple[int, float, float | None], list[Trial]] = defaultdict(list)
+        for trial in trials:
+            if trial.outcome == "ok" and trial.step_seconds:
+                by_shape[trial.batch_size, trial.length, trial.target_length if with_targets else None].append(trial)
+        seconds, errors = [], []
+        for same in by_shape.values():
+            # A single step needs no factor.
+            expected = [(trial.step_seconds or 0.0) * (mean_to_median if _steps(trial) > 1 else 1.0) for trial in same]
+            seconds.append(np.median(expected))
+            errors.append(np.median([_error(trial) for trial in same]) / math.sqrt(len(same)))
+        targets = [target for _, _, target in by_shape if target is not None]
+        return cls(
+            sizes=np.array([size for size, _, _ in by_shape], dtype=np.float64),
+            lengths=np.array([length for _, length, _ in by_shape], dtype=np.float64),
+            targets=np.array(targets, dtype=np.float64) if with_targets and len(targets) == len(by_shape) else None,
+            seconds=np.array(seconds, dtype=np.float64),
+            errors=np.array(errors, dtype=np.float64),
+            common_error=common_error,
+        )
 
     @property
-    def weight(self) -> float:
-        """How much its relative error counts in a fit."""
-        return float(_MODEL_ERROR / np.hypot(_MODEL_ERROR, self.error))
+    def weights(self) -> FloatArray:
+        """How much their relative errors count in a fit."""
+        weights: FloatArray = _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
+        return weights
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
-    """Return the model of a step's expected time that trials give; None where too few passed.
+    """Return the model of a step's expected time that trials give; None if too few passed.
 
     Each shape counts once, with the median of its trials, and the less the more its steps' times differ. All are
-    multiplied by how many times its median a step takes on average, where the trials know their means.
+    multiplied by how many times its median a step takes on average, if the trials know their means.
     """
-    timed = _timed(trials, _MeanToMedian.of(trials), with_targets=True)
-    if not timed:
-        return None
-    targets = [shape.target_length for shape in timed]
+    timed = _Timed.of(trials, with_targets=True)
+    targets = None if timed.targets is None else timed.targets.tolist()
     return fit_cost(
-        [shape.batch_size for shape in timed],
-        [shape.length for shape in timed],
-        [shape.seconds for shape in timed],
-        [target for target in targets if target is not None] if None not in targets else None,
-        weights=[shape.weight for shape in timed],
+        timed.sizes.tolist(), timed.lengths.tolist(), timed.seconds.tolist(), targets, weights=timed.weights.tolist()
     )
 
 
@@ -83,7 +105,7 @@ class StepTimes:
     trials: a trial alone is too short to see the steps that are slow only now and then. Elsewhere it is the model
     times a correction: the geometric mean of the measured ratios to the model, weighted by the inverse fourth power
     of the distance (Shepard 1968), and by their certainty. Distances are in the logarithms of the length, of the
-    padded length and, where the time depends on it, of the target length. The model takes part as if it had been
+    padded length and, if the time depends on it, of the target length. The model takes part as if it had been
     measured at a distance of 1, a factor of e away: far from all measurements it is alone.
 
     Attributes:
@@ -105,21 +127,15 @@ class StepTimes:
     @classmethod
     def of(cls, trials: Sequence[Trial], model: CostModel) -> StepTimes:
         """Return the times of trials that passed, by a model that was fitted to them."""
-        mean_to_median = _MeanToMedian.of(trials)
-        timed = _timed(trials, mean_to_median, with_targets=needs_targets(model))
-        sizes, lengths, seconds = (
-            np.array([getattr(shape, name) for shape in timed], dtype=np.float64)
-            for name in ("batch_size", "length", "seconds")
-        )
-        targets = np.array([shape.target_length for shape in timed]) if needs_targets(model) else None
-        fitted = predict(model, sizes, lengths, targets)
+        timed = _Timed.of(trials, with_targets=needs_targets(model))
+        fitted = predict(model, timed.sizes, timed.lengths, timed.targets)
         return cls(
             model=model,
-            points=_coordinates(sizes, lengths, targets),
-            certainty=np.array([shape.weight**2 for shape in timed], dtype=np.float64),
-            ratios=np.log(seconds / fitted),
-            errors=np.array([shape.error for shape in timed], dtype=np.float64),
-            common_error=mean_to_median.error,
+            points=_coordinates(timed.sizes, timed.lengths, timed.targets),
+            certainty=np.float_power(timed.weights, 2),
+            ratios=np.log(timed.seconds / fitted),
+            errors=timed.errors,
+            common_error=timed.common_error,
         )
 
     def __call__(
@@ -130,8 +146,9 @@ class StepTimes:
         if not self.ratios.size:
             return seconds
         corrected: FloatArray = seconds.reshape(-1).copy()
-        for part, shapes in self._chunks(seconds.shape, batch_sizes, lengths, target_lengths):
-            corrected[part] *= np.exp(self._correction(self._closeness(shapes)))
+        for part, closeness in self._chunks(seconds.shape, batch_sizes, lengths, target_lengths):
+            logarithm = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
+            corrected[part] *= np.exp(logarithm)
         result: FloatArray = corrected.reshape(seconds.shape)
         return result
 
@@ -168,8 +185,7 @@ class StepTimes:
         each = self(batch_sizes, lengths, target_lengths)
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
         gradient = np.zeros(self.ratios.size + 2)
-        for part, shapes in self._chunks(each.shape, batch_sizes, lengths, target_lengths):
-            closeness = self._closeness(shapes)
+        for part, closeness in self._chunks(each.shape, batch_sizes, lengths, target_lengths):
             scaled = seconds[part] / (self.certainty @ closeness + 1.0)
             gradient[:-2] += self.certainty * (closeness @ scaled)
             gradient[-2] += scaled.sum()
@@ -188,26 +204,14 @@ class StepTimes:
         return math.sqrt(max(missed - noise, _LEAST_MISSED * missed))
 
     def _chunks(
-        self,
-        shape: tuple[int, ...],
-        batch_sizes: npt.ArrayLike,
-        lengths: npt.ArrayLike,
-        target_lengths: npt.ArrayLike | None,
+        self, shape: tuple[int, ...], batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, targets: npt.ArrayLike | None
     ) -> Iterator[tuple[slice, FloatArray]]:
-        """Return the coordinates of batch shapes, broadcast to `shape` and made flat, a few at a time."""
-        given = [np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)]
-        if needs_targets(self.model):
-            given.append(np.asarray(target_lengths, dtype=np.float64))
-        flat = [np.broadcast_to(values, shape).reshape(-1) for values in given]
+        """Yield the closeness of batch shapes, broadcast to `shape` and made flat, a few at a time."""
+        given = [batch_sizes, lengths, *([targets] if targets is not None and needs_targets(self.model) else [])]
+        flat = [np.broadcast_to(np.asarray(values, dtype=np.float64), shape).reshape(-1) for values in given]
         for start in range(0, flat[0].size, _CHUNK):
             part = slice(start, start + _CHUNK)
-            size, long, *target = (values[part] for values in flat)
-            yield part, _coordinates(size, long, *target)
-
-    def _correction(self, closeness: FloatArray) -> FloatArray:
-        """Return the logarithm of what the model's time is multiplied by, at shapes so close to the measured ones."""
-        correction: FloatArray = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
-        return correction
+            yield part, self._closeness(_coordinates(*(values[part] for values in flat)))
 
     def _closeness(self, shapes: FloatArray) -> FloatArray:
         """Return shape (measured, n): the inverse fourth powers of the distances; `shapes` is (coordinates, n)."""
@@ -228,77 +232,42 @@ def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | N
     return np.stack(columns)
 
 
-@dataclass(frozen=True, slots=True)
-class _MeanToMedian:
-    """How many times its median a step takes on average, over all trials.
+def _mean_to_median(trials: Sequence[Trial]) -> tuple[float, float]:
+    """Return how many times its median a step takes on average, and the standard error of that.
 
     A trial of a few steps seldom sees one that is slow only now and then, and its median leaves that out. All trials
-    together tell how much such steps add.
+    together show how much such steps add: the mean of each trial's mean / median, weighted by its steps, with its error
+    from their scatter; 1 and 0 if no trial has a mean.
 
-    Attributes:
-        ratio: 1 where no trial has a mean.
-        error: Its standard error, which is no larger as a share of it; 0 where no trial has a mean.
+    A trial stops when its steps agree, or goes on if they don't. Weighted by steps, that makes no bias: Σ of all steps
+    / Σ of their number has the expectation of one step whatever the rule for stopping (Wald 1944). A single step is
+    its own median, so it says nothing of the ratio.
     """
-
-    ratio: float
-    error: float
-
-    @classmethod
-    def of(cls, trials: Sequence[Trial]) -> _MeanToMedian:
-        """Return the mean of each trial's mean / median, weighted by its steps, with its error from their scatter.
-
-        A trial stops when its steps agree, or goes on where they don't. Weighted by steps, that makes no bias: Σ of
-        all steps / Σ of their number has the expectation of one step whatever tells when to stop (Wald 1944). A single
-        step is its own median, so it says nothing of the ratio.
-        """
-        known = [
-            (_timed_steps(trial), trial.mean_step_seconds / trial.step_seconds)
-            for trial in trials
-            if trial.outcome == "ok" and trial.step_seconds and trial.mean_step_seconds
-        ]
-        if not known:
-            return cls(1.0, 0.0)
-        unseen = math.sqrt(_UNSEEN_STEPS) * _SLOW_EXCESS / sum(steps for steps, _ in known)
-        several = np.array([pair for pair in known if pair[0] > 1], dtype=np.float64).reshape(-1, 2)
-        if not several.size:
-            return cls(1.0, unseen)
-        steps, ratios = several.T
-        mean = float(np.average(ratios, weights=steps))
-        scatter = float(np.linalg.norm(steps * (ratios - mean)) / steps.sum())
-        # Not divided by the mean: with few slow steps seen, both come out low.
-        return cls(mean, math.hypot(scatter, unseen))
-
-    def expected_seconds(self, trial: Trial) -> float:
-        """Return the time that a step of a timed trial's shape takes on average; a single step needs no factor."""
-        median = trial.step_seconds or 0.0
-        return median * self.ratio if _timed_steps(trial) > 1 else median
-
-
-def _timed(trials: Sequence[Trial], mean_to_median: _MeanToMedian, *, with_targets: bool) -> list[_Timed]:
-    """The shapes that were timed, in the order in which they first were; targets apart only where they matter."""
-    by_shape: dict[tuple[int, float, float | None], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        if trial.outcome == "ok" and trial.step_seconds:
-            by_shape[trial.batch_size, trial.length, trial.target_length if with_targets else None].append(trial)
-    return [
-        _Timed(
-            batch_size=size,
-            length=length,
-            target_length=target,
-            seconds=float(np.median([mean_to_median.expected_seconds(trial) for trial in same])),
-            error=float(np.median([_error(trial) for trial in same])) / math.sqrt(len(same)),
-        )
-        for (size, length, target), same in by_shape.items()
+    known = [
+        (_steps(trial), trial.mean_step_seconds / trial.step_seconds)
+        for trial in trials
+        if trial.outcome == "ok" and trial.step_seconds and trial.mean_step_seconds
     ]
+    if not known:
+        return 1.0, 0.0
+    unseen = math.sqrt(_UNSEEN_STEPS) * _SLOW_EXCESS / sum(steps for steps, _ in known)
+    several = np.array([pair for pair in known if pair[0] > 1], dtype=np.float64).reshape(-1, 2)
+    if not several.size:
+        return 1.0, unseen
+    steps, ratios = several.T
+    mean = float(np.average(ratios, weights=steps))
+    scatter = float(np.linalg.norm(steps * (ratios - mean)) / steps.sum())
+    # Not divided by the mean: with few slow steps seen, both come out low.
+    return mean, math.hypot(scatter, unseen)
 
 
 def _error(trial: Trial) -> float:
     """Return the standard error of a trial's step time, as a share of it."""
     if trial.step_seconds_spread is None or not trial.step_seconds:
         return _ONE_STEP_ERROR
-    return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_timed_steps(trial))
+    return _ERROR_OF_MEDIAN * trial.step_seconds_spread / trial.step_seconds / math.sqrt(_steps(trial))
 
 
-def _timed_steps(trial: Trial) -> int:
+def _steps(trial: Trial) -> int:
     """The steps of a trial without the first, which is a warm-up; those that were only watched for a leak count too."""
     return 1 if trial.step_seconds_spread is None else max(trial.steps - 1, 2)

@@ -1,14 +1,13 @@
-"""Do the batches at the limit also fit one after the other? Training never runs one shape alone.
+"""Checks that the batches at the limit also fit one after the other: training never runs one shape alone.
 
 An allocator keeps what it freed in blocks that another shape may not fit into. So the shapes run in turns, the cache
 kept, first in the worker that the search leaves behind, then in a fresh one, as training starts. The first step of a
-fresh worker may need more than later ones with the same batch: by how much is measured, and becomes a part of the
-margin.
+fresh worker may need more than later ones with the same batch: the difference becomes a part of the margin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from types import TracebackType
@@ -35,7 +34,7 @@ class Stepper(Protocol):
 
 
 class Measurer(Stepper, Protocol):
-    """What measures: the probe's `Supervisor`, or a made one."""
+    """Measures: the probe's `Supervisor`, or a made one."""
 
     @property
     def worker(self) -> int:
@@ -53,17 +52,17 @@ class Measurer(Stepper, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Turns:
-    """What the turns showed.
+    """The outcome of the turns.
 
     Attributes:
         steps: That passed.
         alloc_retries: How often the allocator emptied its cache to go on.
-        reserved_growth_bytes: By how much its cache grew after each shape had been run once; None where it has none.
-        failures: The shapes that failed; they take no further turns, and no fresh worker is started after them.
-        peaks: Peaks of the steps of each shape that passed, but for the first step of the fresh worker.
-        seconds: Their times, likewise.
-        first_step: The shape of that step, and its peak; None where it did not come to it, or it ran out of memory.
-        first_failed: What ran out of memory in the first step of the fresh worker; it may fit in later ones.
+        reserved_growth_bytes: By how much its cache grew after each shape had run once; None if it has no cache.
+        failures: The shapes that failed; they take no further turns, and no fresh worker starts after them.
+        peaks, seconds: Of the steps of each shape that passed, but for the first step of the fresh worker.
+        first_step: The shape of that step, and its peak; None if it never ran, or ran out of memory.
+        first_failed: The shape that ran out of memory in that step; it may fit in later ones.
+        reserved_first: The largest cache of the current worker while each shape ran once.
     """
 
     steps: int = 0
@@ -74,7 +73,7 @@ class Turns:
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
     first_step: tuple[BatchShape, int] | None = None
     first_failed: Ran | None = None
-    _reserved_first: int = 0
+    reserved_first: int = 0
 
     @property
     def hold(self) -> bool:
@@ -82,19 +81,15 @@ class Turns:
         return not self.failures and self.first_failed is None
 
     def time_ratio(self, trials: Sequence[Trial]) -> float | None:
-        """Return what the turns' steps took over what the trials of the same shapes took; None for too few shapes."""
+        """Return the time of the turns' steps over that of the same shapes' trials; None for too few shapes."""
         alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
         both = [(fmean(seconds), alone[shape]) for shape, seconds in self.seconds.items() if shape in alone]
         if len(both) < _FEWEST_TIMED:
             return None
         return sum(in_turns for in_turns, _ in both) / sum(repeated for _, repeated in both)
 
-    def start_anew(self) -> None:
-        """Forget the cache of the worker before: another's says nothing of it."""
-        self._reserved_first = 0
-
-    def passed(self, turn: int, step: Trial, *, first: bool) -> None:
-        """Take in a step that passed; `first`: it was the first of the fresh worker."""
+    def passed(self, step: Trial, *, again: bool, first: bool) -> None:
+        """Take in a step that passed: `first` of the fresh worker, or `again` after an earlier turn of this worker."""
         self.steps += 1
         self.alloc_retries += step.alloc_retries or 0
         if step.step_seconds is not None and not first:
@@ -103,18 +98,18 @@ class Turns:
             self.first_step = step.shape, step.peak_bytes
         elif step.peak_bytes is not None:
             self.peaks.setdefault(step.shape, []).append(step.peak_bytes)
-        if step.reserved_bytes is not None and turn == 0:
-            self._reserved_first = max(self._reserved_first, step.reserved_bytes)
+        if step.reserved_bytes is not None and not again:
+            self.reserved_first = max(self.reserved_first, step.reserved_bytes)
         elif step.reserved_bytes is not None:
-            growth = step.reserved_bytes - self._reserved_first
+            growth = step.reserved_bytes - self.reserved_first
             self.reserved_growth_bytes = max(0, growth, self.reserved_growth_bytes or 0)
 
 
 def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
     """Run the shapes in turns, and find all that fail so in the first worker, else in the fresh one.
 
-    A shape fails where it runs out of memory, or where it crashes or hangs a second time, in a fresh worker. Where it
-    passes because the allocator empties its cache, that is counted: it fits, at the cost of time. `on_step` is called
+    A shape fails if it runs out of memory, or if it crashes or hangs a second time, in a fresh worker. If it passes
+    because the allocator empties its cache, that is counted: it fits, at the cost of time. `on_step` is called
     before each step.
 
     Raises:
@@ -124,11 +119,12 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
     faults: set[BatchShape] = set()
 
     def run_worker(rounds: int, *, fresh: bool) -> bool:
-        """Run one worker's turns; False where they have to be run once more, because it died."""
-        turns.start_anew()
+        """Run one worker's turns; return whether it died, so that they have to be run once more."""
+        turns.reserved_first = 0  # another worker's cache says nothing of this one's
         if fresh:
             stepper.start()
-        for turn, first, shape in _turns(shapes, rounds):
+        for number in range(rounds * len(shapes)):
+            shape, first = shapes[number % len(shapes)], number == 0
             if any(failed.trial.shape == shape for failed in turns.failures):
                 continue
             on_step(shape)
@@ -136,9 +132,9 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
             outcome = ran.trial.outcome
             if outcome in ("crash", "timeout") and shape not in faults:
                 faults.add(shape)
-                return False
+                return True
             if outcome == "ok":
-                turns.passed(turn, ran.trial, first=first and fresh)
+                turns.passed(ran.trial, again=number >= len(shapes), first=first and fresh)
             elif first and fresh and outcome == "oom":
                 turns.first_failed = ran
                 break
@@ -146,10 +142,10 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
                 turns.failures.append(ran)
             if outcome == "error":  # the workload's own: nothing more can be learnt
                 break
-        return True
+        return False
 
     for worker, rounds in enumerate(ROUNDS):
-        while not run_worker(rounds, fresh=worker > 0):
+        while run_worker(rounds, fresh=worker > 0):
             pass
         if not turns.hold:
             break
@@ -173,13 +169,5 @@ def first_step_excess(stepper: Stepper, shape: BatchShape) -> int | None:
     """Return by how many bytes a fresh worker's first step exceeds the second, with one batch; None if not known."""
     stepper.start()
     steps = [stepper.step(shape).trial for _ in range(2)]
-    peaks = [step.peak_bytes for step in steps if step.outcome == "ok"]
-    if len(peaks) < 2 or peaks[0] is None or peaks[1] is None:
-        return None
-    return max(0, peaks[0] - peaks[1])
-
-
-def _turns(shapes: Sequence[BatchShape], rounds: int) -> Iterator[tuple[int, bool, BatchShape]]:
-    for turn in range(rounds):
-        for position, shape in enumerate(shapes):
-            yield turn, turn == 0 and position == 0, shape
+    peaks = [step.peak_bytes for step in steps if step.outcome == "ok" and step.peak_bytes is not None]
+    return max(0, peaks[0] - peaks[1]) if len(peaks) == 2 else None

@@ -1,7 +1,7 @@
-"""What a machine offers, told by a process of its own: a broken torch or driver may take that down and nothing else.
+"""Describes a machine's devices in a process of its own: a broken torch or driver may end that, and nothing else.
 
-`python -m batchtune.probe.inventory` writes one JSON document a line, each as soon as it is known: what the driver
-says of the devices, then what torch says.
+`python -m batchtune.probe.inventory` writes one JSON document a line, each as soon as it is known: the devices by the
+driver, then by torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from batchtune.results import DoctorGpu, DoctorTorch
 
 
 class DriverFacts(msgspec.Struct, frozen=True, kw_only=True, tag="driver"):
-    """The driver's own description; `problem` tells why it can't be asked."""
+    """The driver's own description; `problem` says why it can't be asked."""
 
     driver: str | None
     gpus: list[DoctorGpu]
@@ -36,20 +36,17 @@ decode_line = _lines.decode
 
 def main() -> None:
     """Write all of it to stdout; what libraries print goes to stderr."""
-    told = os.dup(1)
+    answers = os.dup(1)
     os.dup2(2, 1)
-    os.write(told, msgspec.json.encode(_driver_facts()) + b"\n")
-    os.write(told, msgspec.json.encode(_torch_facts()) + b"\n")
-    os._exit(0)  # nothing that a library does at its end can spoil it
-
-
-def _driver_facts() -> DriverFacts:
     asked = [backend.seen_by_driver() for backend in backends()]
-    return DriverFacts(
+    by_driver = DriverFacts(
         driver=next((version for _, version, _ in asked if version), None),
         gpus=[gpu for gpus, _, _ in asked for gpu in gpus],
         problem=next((problem for _, _, problem in asked if problem), None),
     )
+    os.write(answers, msgspec.json.encode(by_driver) + b"\n")
+    os.write(answers, msgspec.json.encode(_torch_facts()) + b"\n")
+    os._exit(0)  # nothing that a library does at its end can spoil it
 
 
 def _torch_facts() -> TorchFacts:

@@ -16,11 +16,7 @@ FOLDER = "batchtune-locks"
 
 
 class DeviceBusy(ProbeError):
-    """Another probe holds the device.
-
-    Attributes:
-        process: Its process; None where that is not known.
-    """
+    """Another probe holds the device; `process` is its process, None if unknown."""
 
     def __init__(self, device_name: str, process: int | None) -> None:
         self.process = process
@@ -36,10 +32,10 @@ class DeviceLock:
     """Holds a device for this process, from construction to `release`.
 
     The lock is an flock on a file in the machine's temporary folder, which several users may share. Whoever made
-    the file, it is only opened where it is a plain file there, never followed elsewhere.
+    the file, it is only opened if it is a plain file there, never followed elsewhere.
 
     Args:
-        device_id: What tells the device from all others of this machine.
+        device_id: Tells the device from all others of this machine.
         device_name: Its name, for people.
 
     Raises:
@@ -48,18 +44,22 @@ class DeviceLock:
     """
 
     def __init__(self, device_id: str, device_name: str) -> None:
+        import fcntl  # not on Windows
+
         path = lock_path(device_id)
         try:
-            self._handle: int | None = _open_in(_open_folder(path.parent), path.name)
+            self._handle: int | None = _open(path)
         except OSError as error:
             raise ProbeError(
                 f"the device's lock {path} can't be used: {error.strerror or error}",
                 "Remove it, or set TMPDIR to a folder that you can write to.",
             ) from error
-        if not _take(self._handle):
-            holder = _holder(self._handle)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            written = os.pread(self._handle, 32, 0).strip()
             self.release()
-            raise DeviceBusy(device_name, holder)
+            raise DeviceBusy(device_name, int(written) if written.isdigit() else None) from None
         with contextlib.suppress(OSError):  # another user's file may be closed to writing: the lock holds all the same
             os.ftruncate(self._handle, 0)
             os.write(self._handle, b"%d\n" % os.getpid())
@@ -84,35 +84,33 @@ def lock_path(device_id: str) -> Path:
     return Path(tempfile.gettempdir()) / FOLDER / (re.sub(r"[^A-Za-z0-9._-]", "_", device_id) + ".lock")
 
 
-def _open_folder(folder: Path) -> int:
-    """Open the folder of the locks, made for everybody where it is missing (as /tmp is: the sticky bit)."""
-    made = True
+def _open(path: Path) -> int:
+    """Open the lock's file, not inherited by any process that this one starts.
+
+    Its folder is made for everybody if missing, as /tmp is (the sticky bit).
+    """
     try:
-        folder.mkdir()
+        path.parent.mkdir()
+        made = True
     except FileExistsError:
         made = False
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if made:
-        os.fchmod(handle, 0o1777)
-    return handle
-
-
-def _open_in(folder: int, name: str) -> int:
-    """Open the lock's file, not inherited by any process that this one starts; closes the folder."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        handle = _open_or_make(folder, name)
+        if made:
+            os.fchmod(folder, 0o1777)
+        handle = _open_or_make(folder, path.name)
     finally:
         os.close(folder)
     facts = os.fstat(handle)
     # A hard link could lead to a file that must not be written.
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
         os.close(handle)
-        raise OSError("it is no plain file")
+        raise OSError("it is not a plain file")
     return handle
 
 
 def _open_or_make(folder: int, name: str) -> int:
-    """Open or makes the file, never both in one call: where /tmp is guarded (fs.protected_regular), that fails."""
+    """Open or make the file, never both in one call: where /tmp is guarded (fs.protected_regular), that fails."""
     # O_NONBLOCK, because opening a pipe that someone has put there would wait.
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     while True:
@@ -125,22 +123,3 @@ def _open_or_make(folder: int, name: str) -> int:
                 handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=folder)
                 os.fchmod(handle, 0o666)
                 return handle
-
-
-def _take(handle: int) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(handle: int) -> int | None:
-    """Return the process that wrote itself into the file; None where the file does not tell."""
-    with contextlib.suppress(OSError):
-        written = os.pread(handle, 32, 0).strip()
-        if written.isdigit():
-            return int(written)
-    return None

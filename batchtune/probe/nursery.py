@@ -1,92 +1,174 @@
-"""The nursery: a process that has imported PyTorch, and forks the workers of one supervisor (Linux).
+"""The nursery: a process that has imported PyTorch, forks one worker after another, and clears up after each (Linux).
 
-Started as `python -m batchtune.probe.nursery REQUESTS SUPERVISOR`. Each message over the socket REQUESTS brings a
-worker's control socket, channel and output; for it a keeper is forked (`batchtune.probe.keeper`), which forks the
-worker. Importing PyTorch takes seconds; this does it once. It uses no device, so each worker finds one untouched. It
-ends with the supervisor, however that ends.
+Started as `python -m batchtune.probe.nursery CONTROL SUPERVISOR`. Importing PyTorch takes seconds; this does it once,
+and uses no device, so each worker finds one untouched. Over the socket CONTROL the supervisor sends `start` (with a
+worker's channel and output), `stack` (the worker prints its stack) and `end`. The nursery answers `started`, and the
+worker's exit code when nothing is left of it.
+
+As a *child subreaper* (man 2 prctl) it adopts whatever a worker's children leave behind: a process that left its
+session, or whose parent has ended, still comes to it. When the worker ends, or the supervisor ends or asks for it, the
+nursery kills all that is left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
+import time
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from batchtune.probe import keeper
+import psutil
+
 from batchtune.probe.devices import backends
 
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_STOPPING_SIGNALS = {signal.SIGTERM, signal.SIGHUP}
+_HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGINT, *_STOPPING_SIGNALS)
+# Every process was sent SIGKILL long before; one that the kernel can't end yet (in a driver) is left to it.
+_PATIENCE_SECONDS = 30.0
+_ALONE_SECONDS = 1.0
 _NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads")
 
 
 def main() -> None:
-    """Serve requests until the supervisor closes the socket, or ends."""
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    requests.set_inheritable(False)
-    ends = ends_of(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers tell of themselves
-    _import_ahead()
-    while keeper.ready([requests.fileno(), *ends]) == [requests.fileno()]:
-        message, descriptors, _, _ = socket.recv_fds(requests, 16, 3)
-        if not message:
-            break
-        if _fork() == 0:
-            requests.close()
-            _keep(descriptors, ends)
-            os._exit(0)
-        for descriptor in descriptors:
-            os.close(descriptor)
-    os._exit(0)
+    """Serve the supervisor that the command line names."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    # While it imports it can't watch the supervisor. Later this would end it with the thread that started it.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(BaseException):  # what fails here fails in the worker again, and is shown there
+        for module in _NEEDED:
+            importlib.import_module(module)
+    _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    serve(control, int(sys.argv[2]), _work)
 
 
-def ends_of(supervisor: int) -> list[int]:
-    """Return a descriptor that becomes readable when the supervisor has ended; none on a kernel that has no such thing.
+def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]) -> None:
+    """Fork workers as the supervisor asks for them; end the process when the supervisor closes the socket, or ends.
 
-    Besides the socket's end, which a process forked from the supervisor may hold open, too.
+    Args:
+        control: See above; a socket that keeps messages apart.
+        supervisor: Its process id: a process forked from it may hold the socket open.
+        work: Called in each worker's process with its channel, the only descriptor but the standard streams.
     """
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wakeup, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in _HANDLED_SIGNALS:  # Ctrl-C too: the supervisor decides when to stop
+        signal.signal(number, lambda number, frame: None)  # its number arrives through the pipe
     ends = []
-    with contextlib.suppress(AttributeError, OSError):
+    with contextlib.suppress(AttributeError, OSError):  # a kernel before Linux 5.3
         ends.append(os.pidfd_open(supervisor))
     if os.getppid() != supervisor:
         os._exit(0)
-    return ends
+    own = [control.fileno(), wakeup, wake, *ends]
+    worker = 0
+    exit_codes: dict[int, int] = {}
+    with contextlib.suppress(OSError):  # the supervisor is gone
+        while not set(ends) & set(woken := ready([control, wakeup, *ends])):
+            if wakeup in woken and _STOPPING_SIGNALS & set(os.read(wakeup, 4096)):
+                break
+            message = b""
+            if control.fileno() in woken:
+                message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+                if not message:
+                    break
+                if message == b"start":
+                    worker = _fork(own, work, *descriptors)
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    control.send(b"started")
+                elif message == b"stack" and worker:
+                    os.kill(worker, signal.SIGUSR2)
+            _reap(exit_codes)
+            if worker and (message == b"end" or worker in exit_codes):
+                _clear_up(worker, exit_codes)
+                control.send(b"%d" % exit_codes.get(worker, -signal.SIGKILL))
+                worker = 0
+                exit_codes.clear()
+    _clear_up(worker, exit_codes)
+    os._exit(0)
 
 
-def _import_ahead() -> None:
-    """Import what workers need. What fails here fails in the worker again, and is shown there."""
-    with contextlib.suppress(BaseException):
-        for module in _NEEDED:
-            importlib.import_module(module)
+def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) -> list[int]:
+    """Return which descriptors have something to read, or have ended; `select.select` takes none above 1023."""
+    waiting = select.poll()
+    for stream in watched:
+        waiting.register(stream, select.POLLIN)
+    return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
-def _fork() -> int:
+def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, output: int) -> int:
+    """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
+    nursery = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads: those of numpy's BLAS, which knows of forks
-        return os.fork()
+        warnings.simplefilter("ignore")  # of threads: those of numpy's BLAS, which handles forks
+        if worker := os.fork():
+            return worker
+    try:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == nursery:
+            signal.set_wakeup_fd(-1)
+            for number in _HANDLED_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            for descriptor in (*own, output):
+                os.close(descriptor)
+            os.setsid()
+            work(channel)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
-def _keep(descriptors: Sequence[int], ends: Sequence[int]) -> None:
-    control, channel, output = descriptors
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.close(output)
+def _work(channel: int) -> None:
+    from batchtune.probe.worker import serve as serve_channel
 
-    def work() -> None:
-        from batchtune.probe.worker import serve
+    if any(backend.is_broken_by_fork() for backend in backends()):
+        os.set_inheritable(channel, True)
+        os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # otherwise each worker would draw the same; Python's own generator is seeded anew
+    serve_channel(socket.socket(fileno=channel))
 
-        if any(backend.is_broken_by_fork() for backend in backends()):
-            os.set_inheritable(channel, True)
-            os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed()  # else each worker would draw the same; Python's own generator sees to itself
-        serve(socket.socket(fileno=channel))
 
-    keeper.keep(socket.socket(fileno=control), ends, channel, work)
+def _reap(exit_codes: dict[int, int]) -> bool:
+    """Note every child that has ended; return whether others are left."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return True
+            exit_codes[pid] = os.waitstatus_to_exitcode(status)
+    return False
+
+
+def _clear_up(worker: int, exit_codes: dict[int, int]) -> None:
+    """Kill all descendants, again and again until none is left: each pass may find what was just forked."""
+    started = time.monotonic()
+    while _reap(exit_codes) and (elapsed := time.monotonic() - started) < _PATIENCE_SECONDS:
+        if worker and worker not in exit_codes:
+            os.kill(worker, signal.SIGKILL)
+        # Not before the worker has ended: to look for others takes memory, which later workers would inherit.
+        if worker in exit_codes or not worker or elapsed > _ALONE_SECONDS:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # gone, or another user's
+                    process.kill()
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

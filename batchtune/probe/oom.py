@@ -1,4 +1,4 @@
-"""Was it a lack of memory? Judged by the exception's type, then from the messages along its causes.
+"""Judges whether an exception was a lack of memory: by its type, then by the messages along its causes.
 
 The messages are those of the libraries themselves: PyTorch's allocators (CUDA, HIP, XPU, MPS, CPU), the CUDA
 driver and runtime, cuBLAS, cuSOLVER, cuFFT, cuDNN, oneDNN, Triton and NCCL.
@@ -35,7 +35,7 @@ _DISGUISED = re.compile(
     "|".join(
         [
             r"could not create a (primitive|memory object)",
-            r"can't start new thread",  # its stack needs memory, too; but it may be the number of threads
+            r"can't start new thread",  # its stack needs memory too; but it may be the number of threads
             *(pattern for backend in backends() for pattern in backend.DISGUISED_MESSAGES),
         ]
     )
@@ -51,24 +51,23 @@ Verdict = Literal["oom", "disguised"]
 
 
 def message_verdict(message: str) -> Verdict | None:
-    """Return what an error message says: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
+    """Judge an error message: `oom`, `disguised` (an OOM if a smaller shape passes), or None for neither."""
     if _OOM.search(message):
         return "oom"
     return "disguised" if _DISGUISED.search(message) else None
 
 
 def error_verdict(error: BaseException) -> Verdict | None:
-    """Return what an exception says, its own type and message first, then those of what it was raised from.
+    """Judge an exception by its own type and message, then by those of what it was raised from.
 
-    `raise ... from cause` says that the cause is why, so the cause's verdict is taken. An exception that came up
-    while another was being handled (its `__context__`) may be that one in other words, or a fault in the handling;
-    so where only that other was a lack of memory, this is one if a smaller shape passes: `disguised`. `from None`
-    says that it has nothing to do with it.
+    `raise ... from cause` says that the cause is why, so the cause's verdict holds. An exception that came up while
+    another was being handled (its `__context__`) may be that one in other words, or a fault in the handling: if only
+    that other was a lack of memory, the verdict is `disguised`. `from None` says that it has nothing to do with it.
     """
-    verdicts = {_own_verdict(cause) for cause in _causes(error)}
+    verdicts = {_own_verdict(cause) for cause in _linked(error)}
     if "oom" in verdicts:
         return "oom"
-    if "disguised" in verdicts or any(_own_verdict(other) for other in _contexts(error)):
+    if "disguised" in verdicts or any(_own_verdict(other) for other in _linked(error, contexts=True)):
         return "disguised"
     return None
 
@@ -78,7 +77,7 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
     """Note the first lack of memory that is raised within, and where, whether or not the workload catches it.
 
     Python calls back for every exception that passes a frame of this thread (`sys.settrace`), and for every call: a
-    step takes a little longer, so none that is timed should run in here.
+    step takes a little longer, so nothing that is timed may run in here.
     """
 
     def on_event(frame: FrameType, event: str, argument: Any) -> Any:
@@ -97,7 +96,7 @@ def noting_ooms(found: list[str]) -> Iterator[None]:
 
 
 def requested_bytes(message: str) -> int | None:
-    """Return how much memory was asked for where an error says that it was not there; None where it does not say."""
+    """Return how much memory was asked for in vain, by an error's message; None if it does not say."""
     if match := _REQUESTED_BYTES.search(message):
         return int(match[1])
     match = _REQUESTED_SIZE.search(message)
@@ -115,26 +114,11 @@ def _own_verdict(error: BaseException) -> Verdict | None:
         return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return the exception and what it was raised from, each once."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__
-
-
-def _contexts(error: BaseException) -> Iterator[BaseException]:
-    """Return what was being handled when the exception, or one of those behind it, came up; each once."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        waiting.append(current.__cause__)
-        if not current.__suppress_context__:
-            waiting.append(current.__context__)
+def _linked(error: BaseException, *, contexts: bool = False) -> list[BaseException]:
+    """Return the exception and what it was raised from, each once; with `contexts`, also what was handled then."""
+    found = [error]
+    for one in found:  # which grows
+        context = one.__context__ if contexts and not one.__suppress_context__ else None
+        linked = [other for other in (one.__cause__, context) if other is not None]
+        found += [other for other in linked if all(other is not known for known in found)]
+    return found

@@ -1,37 +1,94 @@
-"""What happened to each batch shape, by the trials so far: which are proven, which are ruled out."""
+"""The outcome of each batch shape, by the trials so far: which are proven, which are ruled out."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.dominance import Anchor, Shapes
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import CostModel, Margin, Trial
 from batchtune.shapes import BatchShape
 
 PeakFit = Callable[[Sequence[float], Sequence[float], Sequence[float], "Sequence[float] | None"], "CostModel | None"]
-"""(batch sizes, lengths, peaks, target lengths) → the fitted model, or None where there are too few."""
+"""(batch sizes, lengths, peaks, target lengths) → the fitted model, or None if they are too few."""
 
 # The margin: so many times the widest spread that was seen, and this part of the limit.
 _SPREADS = 1.1
 _LEAST_MARGIN = 0.001
 
 
+class Anchor(NamedTuple):
+    """A place to search the largest batch size at: the batch's longest length and its longest target.
+
+    `target_length` is None if the data have no targets.
+    """
+
+    length: float
+    target_length: float | None
+
+    def shape(self, batch_size: int) -> BatchShape:
+        """Return a batch of this size here."""
+        return BatchShape(batch_size, self.length, self.target_length)
+
+    def is_within(self, other: Anchor) -> bool:
+        """Return whether it is no larger than another in any respect."""
+        return self.length <= other.length and (self.target_length or 0.0) <= (other.target_length or 0.0)
+
+    @property
+    def arrays(self) -> tuple[FloatArray, FloatArray]:
+        """Its length and its target, each an array of one."""
+        return np.array([self.length]), np.array([self.target_length or 0.0])
+
+
+class Shapes:
+    """Many batch shapes, to be compared with many lengths and targets, shape (n,) each."""
+
+    def __init__(self, shapes: Iterable[BatchShape]) -> None:
+        rows = sorted((shape.batch_size, shape.length, shape.target_length or 0.0) for shape in shapes)
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        self.sizes, self.lengths, self.targets = np.ascontiguousarray(columns)
+
+    def exceeds(self, shape: BatchShape) -> bool:
+        """Return whether one is at least as large as another in every respect, and not the same."""
+        length, target = shape.length, shape.target_length or 0.0
+        no_less = (self.sizes >= shape.batch_size) & (self.lengths >= length) & (self.targets >= target)
+        same = (self.sizes == shape.batch_size) & (self.lengths == length) & (self.targets == target)
+        return bool((no_less & ~same).any())
+
+    def largest_beyond(self, lengths: FloatArray, targets: FloatArray, within: npt.ArrayLike = True) -> FloatArray:
+        """Return shape (n,): the largest batch size at no shorter length and target, or 0; of those `within`."""
+        beyond = (lengths[:, None] <= self.lengths) & (targets[:, None] <= self.targets)
+        largest: FloatArray = np.where(beyond & within, self.sizes, 0.0).max(axis=1, initial=0.0)
+        return largest
+
+    def smallest_below(self, lengths: FloatArray, targets: FloatArray, within: npt.ArrayLike = True) -> FloatArray:
+        """Return shape (n,): the smallest batch size at no longer length and target, or infinity; of those `within`."""
+        below = (lengths[:, None] >= self.lengths) & (targets[:, None] >= self.targets)
+        smallest: FloatArray = np.where(below & within, self.sizes, np.inf).min(axis=1, initial=np.inf)
+        return smallest
+
+    def elsewhere(self, anchor: Anchor) -> npt.NDArray[np.bool_]:
+        """Return which have another length or target; shape (shapes,)."""
+        other: npt.NDArray[np.bool_] = (self.lengths != anchor.length) | (self.targets != (anchor.target_length or 0.0))
+        return other
+
+
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """What the search is about.
+    """The search's task.
 
     Attributes:
         lengths: The data set.
-        settings: How to search.
         limit_bytes: Memory limit that is enforced on the device.
         fit: Fits the model of peak memory.
+        rungs: The batch sizes that the tolerance tells apart.
         spread_bytes: By how much peaks of equal batches were seen to differ outside of the trials.
         first_step_bytes: By how much the first step of a process was seen to exceed later ones.
     """
@@ -40,19 +97,19 @@ class Task:
     settings: ProbeSettings
     limit_bytes: int
     fit: PeakFit
+    rungs: Sequence[int]
     spread_bytes: int = 0
     first_step_bytes: int = 0
 
 
 class Outcomes:
-    """What the trials say of each batch shape; derived from them, never stored.
+    """The outcome of each batch shape; derived from the trials, never stored.
 
     A shape is proven if a trial ran that is no smaller in any respect, and that leaves the margin free: memory is
-    taken to grow with batch size, length and target. Where a failure shows that it does not, the failure counts: it
+    taken to grow with batch size, length and target. If a failure shows that it does not, the failure counts: it
     rules out all that is no smaller in any respect, whatever passed there.
 
     Args:
-        task: What the search is about.
         trials: In the order in which they were run.
         confirmed: The shapes that may count as proven; None: all.
     """
@@ -78,17 +135,14 @@ class Outcomes:
                 self._sizes[Anchor(trial.length, trial.target_length)].append(trial.batch_size)
             self._by_shape[shape].append(trial)
 
-    @property
+    @cached_property
     def anchors(self) -> list[Anchor]:
         """Where a largest batch size was searched: all that were tried, but for those that were merely timed."""
-        return [anchor for anchor in self._sizes if not self._is_timing(anchor)]
-
-    def _is_timing(self, anchor: Anchor) -> bool:
-        return all(
-            trial.timing and trial.outcome == "ok"
-            for size in self._sizes[anchor]
-            for trial in self._by_shape[anchor.shape(size)]
-        )
+        searched = [
+            trial for trials in self._by_shape.values() for trial in trials if not trial.timing or trial.outcome != "ok"
+        ]
+        found = {Anchor(trial.length, trial.target_length) for trial in searched}
+        return [anchor for anchor in self._sizes if anchor in found]
 
     def anchor(self, length: float) -> Anchor:
         """Return a length with the longest target at or below it."""
@@ -103,50 +157,44 @@ class Outcomes:
         """Return how many trials a shape had."""
         return len(self._by_shape.get(shape, ()))
 
-    def passes(self, shape: BatchShape) -> int:
-        """Return how many trials of a shape passed."""
-        return sum(trial.outcome == "ok" for trial in self._by_shape.get(shape, ()))
+    def passes(self, shape: BatchShape) -> bool:
+        """Return whether a trial of a shape passed."""
+        return any(trial.outcome == "ok" for trial in self._by_shape.get(shape, ()))
 
     def failure(self, shape: BatchShape) -> Trial | None:
         """Return the trial that rules a shape out.
 
-        One that ran out of memory, unless a larger shape passed: then two. Two crashes or time-outs. One that failed
-        in alternation with the others.
+        That is one that ran out of memory, or if a larger shape passed, the first of two; the last of two or more
+        crashes or time-outs; one that failed in alternation with the others.
         """
         return self._failures.get(shape)
 
     @cached_property
     def _failures(self) -> dict[BatchShape, Trial]:
-        """Those shapes that are ruled out."""
-        found = {shape: self._failure(shape) for shape in self._by_shape}
-        return {shape: trial for shape, trial in found.items() if trial is not None}
-
-    def _failure(self, shape: BatchShape) -> Trial | None:
-        trials = self._by_shape[shape]
-        if all(trial.outcome == "ok" for trial in trials):
-            return None
-        faults = [trial for trial in trials if trial.outcome in ("crash", "timeout")]
-        ooms = [trial for trial in trials if trial.outcome == "oom"]
-        given_up = [trial for trial in trials if trial.confirmation and trial.outcome != "ok"]
-        if given_up:
-            return given_up[0]
-        if len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
-            return ooms[0]
-        return faults[-1] if len(faults) > 1 else None
+        found = {}
+        for shape, trials in self._by_shape.items():
+            failed = [trial for trial in trials if trial.outcome != "ok"]
+            ooms = [trial for trial in failed if trial.outcome == "oom"]
+            faults = [trial for trial in failed if trial.outcome != "oom"]
+            given_up = [trial for trial in failed if trial.confirmation]
+            if given_up:
+                found[shape] = given_up[0]
+            elif len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
+                found[shape] = ooms[0]
+            elif len(faults) > 1:
+                found[shape] = faults[-1]
+        return found
 
     def to_retry(self, anchor: Anchor) -> int | None:
         """Return a batch size here that is tried once more, in a fresh worker, before its failure is believed.
 
-        One whose only trial crashed or timed out; or ran out of memory, though a larger shape passed.
+        That is one whose only trial crashed or timed out, or ran out of memory though a larger shape passed.
         """
         for size in self._sizes.get(anchor, ()):
-            trials = self._by_shape[anchor.shape(size)]
-            if len(trials) != 1 or trials[0].confirmation:
-                continue
-            if trials[0].outcome in ("crash", "timeout"):
-                return size
-            if trials[0].outcome == "oom" and self.is_dominated(anchor.shape(size)):
-                return size
+            trial, *others = self._by_shape[anchor.shape(size)]
+            if not others and not trial.confirmation and trial.outcome != "ok":
+                if trial.outcome != "oom" or self.is_dominated(trial.shape):
+                    return size
         return None
 
     def is_dominated(self, shape: BatchShape) -> bool:
@@ -154,7 +202,7 @@ class Outcomes:
         return self._ran.exceeds(shape)
 
     def highest_peak(self, shape: BatchShape) -> int | None:
-        """Return the highest peak that was measured for a shape; None where none is known."""
+        """Return the highest peak that was measured for a shape; None if none is known."""
         return max(self._peaks(shape), default=None)
 
     def peak_range(self, shape: BatchShape, others: Sequence[int] = ()) -> int:
@@ -165,7 +213,7 @@ class Outcomes:
     def _peaks(self, shape: BatchShape) -> list[int]:
         """Return the highest and the lowest peak of each of a shape's trials.
 
-        What a process's first step needs besides is a part of the margin, not of the shape.
+        The excess of a process's first step is a part of the margin, not of the shape.
         """
         peaks = []
         for trial in self._by_shape.get(shape, ()):
@@ -186,7 +234,7 @@ class Outcomes:
         return lowest is None or lowest + self.margin.bytes <= self.task.limit_bytes
 
     def median_seconds(self, shape: BatchShape) -> float | None:
-        """Return the median step time of a shape; None where none is known."""
+        """Return the median step time of a shape; None if none is known."""
         times = [trial.step_seconds for trial in self._by_shape[shape] if trial.step_seconds is not None]
         return float(np.median(times)) if times else None
 
@@ -203,27 +251,18 @@ class Outcomes:
         return min(found)[1] if found else None
 
     def proven_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> IntArray:
-        """Return the largest batch size that is proven at each length (and target); 0 where none is; shape (n,).
+        """Return the largest batch size that is proven at each length (and target), or 0; shape (n,).
 
-        Where a shape failed though a larger one passed, the largest that ran below it.
+        If a shape failed though a larger one passed, that is the largest that ran below it.
         """
-        if self.is_contradicted:
-            return self._proven_nearby(lengths, targets)
-        return self._proven.largest_below(lengths, targets, self._failed)
-
-    @cached_property
-    def is_contradicted(self) -> bool:
-        """Whether a shape ran out of memory, twice, though a larger one passed: then lengths need their own proofs."""
-        failed = (shape for shape, trial in self._failures.items() if trial.outcome == "oom")
-        return any(self.is_dominated(shape) for shape in failed)
-
-    def _proven_nearby(self, lengths: FloatArray, targets: FloatArray | None) -> IntArray:
-        """Return the same as `proven_sizes`, by the trials at the next longer length that was tried alone."""
+        targets = np.zeros(lengths.shape) if targets is None else targets
+        below = self._failed.smallest_below(lengths, targets)
+        if not self.is_contradicted:
+            return self._proven.largest_beyond(lengths, targets, self._proven.sizes < below[:, None]).astype(np.int64)
+        # By the trials at the next longer length that was tried alone.
         found = np.zeros(lengths.shape, dtype=np.int64)
-        below = self._failed.smallest_within(lengths, targets)
         anchors = sorted(self.anchors)
-        for index, length in enumerate(lengths):
-            wanted = Anchor(float(length), None if targets is None else float(targets[index]))
+        for index, wanted in enumerate(map(Anchor, lengths.tolist(), targets.tolist())):
             for anchor in anchors:
                 if not found[index] and wanted.is_within(anchor):
                     sizes = (size for size in self._sizes[anchor] if self.is_proven(anchor.shape(size)))
@@ -231,13 +270,17 @@ class Outcomes:
         return found
 
     @cached_property
+    def is_contradicted(self) -> bool:
+        """Whether a shape ran out of memory, twice, though a larger one passed: then lengths need their own proofs."""
+        return any(trial.outcome == "oom" and self.is_dominated(shape) for shape, trial in self._failures.items())
+
+    @cached_property
     def margin(self) -> Margin:
-        """What a proven batch leaves free."""
+        """The memory that a proven batch leaves free."""
         ranges, repetitions = [self.task.spread_bytes], 0
-        for trials in self._by_shape.values():
-            peaks = self._peaks(trials[0].shape)
-            repeated = len(trials) > 1 or any(trial.peak_spread_bytes is not None for trial in trials)
-            if peaks and repeated:
+        for shape, trials in self._by_shape.items():
+            peaks = self._peaks(shape)
+            if peaks and (len(trials) > 1 or any(trial.peak_spread_bytes is not None for trial in trials)):
                 ranges.append(max(peaks) - min(peaks))
                 repetitions += sum(max(1, trial.steps - 1) for trial in trials if trial.peak_bytes is not None)
         rest = [
@@ -245,47 +288,46 @@ class Outcomes:
             for trial in self.trials
             if trial.outcome == "ok" and trial.rest_bytes is not None and trial.index not in self._first_of_worker
         ]
-        ranges.append(max(rest, default=0) - min(rest, default=0))
-        at_least = max(_SPREADS * max(ranges), float(self.task.first_step_bytes))
+        spread = max(*ranges, max(rest, default=0) - min(rest, default=0))
+        at_least = max(_SPREADS * spread, float(self.task.first_step_bytes))
         return Margin(
             bytes=int(at_least + _LEAST_MARGIN * self.task.limit_bytes) if self.knows_peaks else 0,
-            spread_bytes=max(ranges),
+            spread_bytes=spread,
             first_step_bytes=self.task.first_step_bytes,
             repetitions=repetitions,
         )
 
     @cached_property
     def rest_bytes(self) -> int | None:
-        """In use between trials: the parameters, the optimizer's state; None where it is not known."""
+        """In use between trials: the parameters, the optimizer's state; None if unknown."""
         known = [trial.rest_bytes for trial in self.trials if trial.outcome == "ok" and trial.rest_bytes is not None]
         return min(known, default=None)
 
     @cached_property
     def knows_peaks(self) -> bool:
-        """Whether the system tells peaks; also where nothing has passed yet."""
+        """Whether the system tells peaks; also if nothing has passed yet."""
         passed = [shape for shape in self._by_shape if self.passes(shape)]
         return not passed or any(self.highest_peak(shape) is not None for shape in passed)
 
     @cached_property
     def _ran(self) -> Shapes:
-        return Shapes.of([shape for shape in self._by_shape if self.passes(shape)])
+        return Shapes(shape for shape in self._by_shape if self.passes(shape))
 
     @cached_property
     def _proven(self) -> Shapes:
-        return Shapes.of([shape for shape in self._by_shape if self.is_proven(shape)])
+        return Shapes(shape for shape in self._by_shape if self.is_proven(shape))
 
     @cached_property
     def _failed(self) -> Shapes:
-        return Shapes.of(list(self._failures))
+        return Shapes(self._failures)
 
     @cached_property
     def _out_of_reach(self) -> Shapes:
-        """What failed or left no margin."""
-        return Shapes.of(
-            [
-                shape
-                for shape in self._by_shape
-                if ((trial := self._failures.get(shape)) is not None and trial.outcome == "oom")
-                or (trial is None and self.passes(shape) and not self.is_proven(shape))
-            ]
-        )
+        """The shapes that failed for want of memory, or left no margin."""
+
+        def is_out(shape: BatchShape) -> bool:
+            if (trial := self.failure(shape)) is not None:
+                return trial.outcome == "oom"
+            return self.passes(shape) and not self.is_proven(shape)
+
+        return Shapes(filter(is_out, self._by_shape))

@@ -1,103 +1,212 @@
-"""One worker process as the supervisor sees it: its channel, the end of what it prints, and how it ended."""
+"""The worker process as the supervisor sees it: how it starts, its channel, what it prints, and how it ended."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import msgspec
+import psutil
 
+from batchtune.errors import ProbeError
 from batchtune.probe import protocol
-from batchtune.probe.guards import Nursery
-from batchtune.probe.keeper import ready
+from batchtune.probe.devices import backends
+from batchtune.probe.nursery import ready
 from batchtune.probe.protocol import Message, Request
 from batchtune.workloads.tracebacks import user_stack
 
 Answer = TypeVar("Answer", bound=Message)
 
-_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+MARK = "BATCHTUNE_PROBE_WORKER"
+"""Environment variable of the nursery and of everything below it, whatever else a process does to hide."""
+
+# Importing PyTorch from a slow disk takes long; what takes longer is left to the time limit of the next request.
+_IMPORTING_SECONDS = 120.0
+_CLEARING_SECONDS = 60.0
+_KILLING_SECONDS = 5.0
 _OUTPUT_KEPT_BYTES = 64 * 1024
 _LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
-# How long a worker whose channel has closed may take to end, before it is not believed to be ending.
+# How long a worker whose channel has closed may take to end.
 _ENDING_SECONDS = 5.0
 # How long a worker that hangs may take to print its stack. The outermost frame is printed last.
 _STACK_SECONDS = 2.0
 _OUTERMOST_FRAME = " in _run_module_as_main\n"
+_numbers = itertools.count(1)
 
 
-class WorkerDied(Exception):
-    """The worker process ended, or lost its channel, in the middle of a request.
+class WorkerLost(Exception):
+    """The worker process did not answer; `str` of it goes on after "the worker process".
 
     Args:
-        how: In words, to go on after "the worker process".
-        output: The end of what it printed.
-        out_of_memory: Whether the kernel's OOM killer did it, or an allocation failed where C++ can't raise.
+        outcome: `timeout` if the time ran out; `oom` if the kernel's OOM killer ended it, or an allocation failed where
+            C++ can't raise; else `crash`.
+        output: The end of what it printed; if it hangs, its stack as `user_stack` writes it. Empty: unknown.
     """
 
-    def __init__(self, how: str, output: str, *, out_of_memory: bool = False) -> None:
+    def __init__(self, outcome: Literal["timeout", "oom", "crash"], how: str, output: str = "") -> None:
         super().__init__(how)
+        self.outcome: Literal["timeout", "oom", "crash"] = outcome
         self.output = output
-        self.out_of_memory = out_of_memory
 
 
-class WorkerHung(Exception):
-    """The worker process did not answer in time.
+class Nursery:
+    """Starts the workers of one supervisor, one at a time, from a process that has PyTorch (`probe.nursery`).
 
-    Args:
-        stack: Where it hangs, as `user_stack` writes it; empty where it did not even tell that.
+    That process starts with the first worker, and again after `close` or if something has killed it.
     """
 
-    def __init__(self, stack: str) -> None:
-        super().__init__(stack)
-        self.stack = stack
+    def __init__(self) -> None:
+        self._mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = False
+        self._exit_code: int | None = None
+
+    def start_worker(self, channel: socket.socket) -> int:
+        """Start a worker process that serves a socket; return the descriptor to read what it prints from."""
+        if sys.platform != "linux":
+            raise ProbeError(
+                "the probe needs Linux, to limit the memory of its worker and to end all that the worker starts",
+                "Probe on Linux. Other commands run here.",
+            )
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        self._started, self._exit_code = False, None
+        reading, writing = os.pipe()
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
+                socket.send_fds(self._control, [b"start"], [channel.fileno(), writing])
+        finally:
+            os.close(writing)
+        deadline = time.monotonic() + _IMPORTING_SECONDS
+        while not self._started and self._exit_code is None and time.monotonic() < deadline:
+            self._listen(deadline - time.monotonic())
+        return reading
+
+    def exit_code(self) -> int | None:
+        """Return the worker's exit code, known when all that it started has ended too."""
+        if self._exit_code is None:
+            self._listen(0)
+        return self._exit_code
+
+    def ask_for_stack(self) -> None:
+        """Have the worker print its stack, if it runs."""
+        if self.exit_code() is None and self._started:
+            with contextlib.suppress(OSError):
+                self._control.send(b"stack")
+
+    def end_worker(self) -> None:
+        """Kill the worker and all that it started."""
+        if self.exit_code() is None:
+            with contextlib.suppress(OSError):
+                self._control.send(b"end")
+        deadline = time.monotonic() + _CLEARING_SECONDS
+        while self._exit_code is None and time.monotonic() < deadline:
+            self._listen(deadline - time.monotonic())
+        if self._exit_code is None:  # it does not even answer
+            self._give_up()
+
+    def close(self) -> None:
+        """End the process that workers are forked from."""
+        if self._process is not None:
+            self._control.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> None:
+        self.close()
+        needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "batchtune.probe.nursery", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **needed, "PYTHONUNBUFFERED": "1", MARK: self._mark},
+                start_new_session=True,  # Ctrl-C reaches the supervisor alone
+            )
+
+    def _listen(self, seconds: float) -> None:
+        """Take in what the nursery says within the time."""
+        if not ready([self._control], seconds):
+            return
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            said = self._control.recv(64)
+        if said == b"started":
+            self._started = True
+        elif said:
+            self._exit_code = int(said)
+        else:  # it was killed, and the worker with it
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Kill the nursery and all processes that carry its mark."""
+        self.close()
+        self._exit_code = -signal.SIGKILL
+        deadline = time.monotonic() + _KILLING_SECONDS
+        while time.monotonic() < deadline:
+            every = psutil.process_iter(["environ"])
+            marked = [process for process in every if (process.info["environ"] or {}).get(MARK) == self._mark]
+            if not marked:
+                return
+            for process in marked:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            time.sleep(0.01)
 
 
 class WorkerProcess:
-    """One worker process, its channel, and the end of what it prints.
-
-    Args:
-        nursery: Starts it.
-    """
+    """A new worker process of a nursery, its channel, and the end of what it prints."""
 
     def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
         self._oom_kills = oom_kills()
         self._channel, theirs = socket.socketpair()
+        self._said = b""
         with theirs:
-            self._guard = nursery.start_worker(theirs)
-        self._buffer = b""
+            output = nursery.start_worker(theirs)
         self._output: deque[bytes] = deque()
-        self._reader = threading.Thread(target=self._drain, daemon=True)
+        self._reader = threading.Thread(target=self._drain, args=[output], daemon=True)
         self._reader.start()
 
     def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
         """Send a request, and wait for a reply of these kinds.
 
         Raises:
-            WorkerDied: The process ended before it answered, or something else came over its channel.
-            WorkerHung: The time ran out.
+            WorkerLost: The process ended before it answered, something else came over its channel, or the time ran out.
         """
-        if not self._buffer and ready([self._channel], 0):
+        if not self._said and ready([self._channel], 0):
             self._receive()
-        if self._buffer:  # nothing was asked
-            self._disturbed(self._buffer)
+        if self._said:  # nothing was asked
+            self._disturbed()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(protocol.encode(request) + b"\n")
-        line = self._line(time.monotonic() + timeout_seconds)
+        self._wait_for_line(time.monotonic() + timeout_seconds)
+        line, _, rest = self._said.partition(b"\n")
         try:
             reply = protocol.decode_reply(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self._disturbed(line)
+            self._disturbed()
         if not isinstance(reply, kinds):
-            self._disturbed(line)
+            self._disturbed()
+        self._said = rest
         return reply
 
     def output(self) -> str:
@@ -107,75 +216,74 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process and whatever it started."""
         self._channel.close()
-        self._guard.end()
+        self._nursery.end_worker()
         self._reader.join(timeout=1)
 
-    def _line(self, deadline: float) -> bytes:
-        """Return the next line from the channel, without its end."""
-        while b"\n" not in self._buffer:
-            # What the worker said last is still read when it has ended: so first look whether it has, then read.
-            ended = self._guard.exit_code() is not None
+    def _wait_for_line(self, deadline: float) -> None:
+        while b"\n" not in self._said and len(self._said) < _LONGEST_REPLY_BYTES:
+            # First look whether it has ended, then read: its last words are read even then.
+            ended = self._nursery.exit_code() is not None
             if ready([self._channel], 0 if ended else _POLL_SECONDS):
                 if not self._receive():
                     self._died()
             elif ended:  # a child of the workload's may hold the channel open after the worker itself has gone
                 self._died()
             elif time.monotonic() > deadline:
-                raise WorkerHung(self._stack())
-            if len(self._buffer) > _LONGEST_REPLY_BYTES:
-                self._disturbed(self._buffer)
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return line
+                raise WorkerLost("timeout", "hangs", self._stack())
+
+    def _receive(self) -> bool:
+        """Take what has come over the channel; False if it is closed."""
+        data = b""
+        with contextlib.suppress(ConnectionResetError):
+            data = self._channel.recv(65536)
+        self._said += data
+        return bool(data)
 
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
         before = self.output().count(_OUTERMOST_FRAME)
-        self._guard.ask_for_stack()
+        self._nursery.ask_for_stack()
         deadline = time.monotonic() + _STACK_SECONDS
         while self.output().count(_OUTERMOST_FRAME) <= before and time.monotonic() < deadline:
             time.sleep(0.02)
         return user_stack(self.output())
 
-    def _receive(self) -> bool:
-        """Take what has come over the channel; False where it is closed."""
-        data = b""
-        with contextlib.suppress(ConnectionResetError):
-            data = self._channel.recv(65536)
-        self._buffer += data
-        return bool(data)
-
     def _died(self) -> NoReturn:
         deadline = time.monotonic() + _ENDING_SECONDS
-        while (code := self._guard.exit_code()) is None:
+        while (code := self._nursery.exit_code()) is None:
             if time.monotonic() > deadline:
-                raise WorkerDied("closed its channel to the probe: the workload closes files that are not its own", "")
+                raise WorkerLost(
+                    "crash", "closed its channel to the probe: the workload closes files that are not its own"
+                )
             time.sleep(0.01)
         self._reader.join(timeout=1)
         output = self.output()
-        aborted = code == -signal.SIGABRT and ("bad_alloc" in output or "annot allocate memory" in output)
-        # Python's own last word, where there was no memory left even to report the lack of it.
-        aborted = aborted or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
-        raise WorkerDied(
-            _death(code), output, out_of_memory=aborted or (code == -signal.SIGKILL and self._oom_killed())
+        how = f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
+        with contextlib.suppress(ValueError):
+            how = f"was killed by {signal.Signals(-code).name}"
+        out_of_memory = (
+            (code == -signal.SIGABRT and ("bad_alloc" in output or "annot allocate memory" in output))
+            # Python's own last word, where no memory was left even to report the lack of it.
+            or (code == 1 and output.rstrip().rpartition("\n")[2].startswith("MemoryError"))
+            or (code == -signal.SIGKILL and self._oom_killed())
         )
+        raise WorkerLost("oom" if out_of_memory else "crash", how, output)
 
     def _oom_killed(self) -> bool:
         """Return whether the kernel has killed for want of memory since the worker started.
 
-        Where the kernel does not count (before Linux 4.13), nothing else than that is likely.
+        Where the kernel does not count (before Linux 4.13), nothing else is likely.
         """
         now = oom_kills()
         if self._oom_kills is None or now is None:
             return self._oom_kills is now
         return now > self._oom_kills
 
-    def _disturbed(self, said: bytes) -> NoReturn:
-        raise WorkerDied(
-            f"said {said[:100]!r} over its channel to the probe: the workload writes to files that are not its own", ""
-        )
+    def _disturbed(self) -> NoReturn:
+        said = f"said {self._said[:100]!r} over its channel to the probe"
+        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
 
-    def _drain(self) -> None:
-        stream = self._guard.output
+    def _drain(self, stream: int) -> None:
         kept = 0
         while data := os.read(stream, 65536):
             self._output.append(data)
@@ -183,15 +291,6 @@ class WorkerProcess:
             while kept - len(self._output[0]) > _OUTPUT_KEPT_BYTES:
                 kept -= len(self._output.popleft())
         os.close(stream)
-
-
-def _death(returncode: int) -> str:
-    if returncode >= 0:
-        return f"ended with exit code {returncode}"
-    try:
-        return f"was killed by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"was killed by signal {-returncode}"
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
@@ -202,29 +301,24 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     None where the kernel does not count. `root` is where `proc` and `sys` are.
     """
     for path in (*_group_files(root), root / "proc/vmstat"):
-        try:
-            match = _COUNT.search(path.read_text())
-        except (OSError, UnicodeDecodeError):
-            continue
-        if match:
-            return int(match[1])
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
+                return int(match[1])
     return None
 
 
-def _group_files(root: Path) -> list[Path]:
-    """Return where this process's control group may keep its counter; in a container its path may lead nowhere."""
+def _group_files(root: Path) -> Iterator[Path]:
+    """Yield where this process's control group may keep its counter; in a container its path may lead nowhere."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        return []
-    files = []
-    for line in lines:
-        number, controllers, group = line.split(":", 2)
+        return
+    for number, controllers, group in (line.split(":", 2) for line in lines):
         if "memory" in controllers.split(","):
             mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
         elif number == "0" and not controllers:
             mount, name = root / "sys/fs/cgroup", "memory.events"
         else:
             continue
-        files += [mount / group.lstrip("/") / name, mount / name]
-    return files
+        yield mount / group.lstrip("/") / name
+        yield mount / name

@@ -1,4 +1,4 @@
-"""What the supervisor and its worker process say to each other: one JSON document a line, over a socket."""
+"""The messages between the supervisor and its worker process: one JSON document a line, over a socket."""
 
 from __future__ import annotations
 
@@ -16,19 +16,29 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
     """Base of the messages."""
 
 
-class Identify(Message, frozen=True):
-    """Say which device is meant, without using its memory."""
+class Prepare(Message, frozen=True):
+    """Asks for what comes before any trial.
 
-    device: str
+    Attributes:
+        limit_bytes: The limit to enforce; None: worked out from the cap and the fraction.
+        up_to: `device`: say which one is meant, without using its memory (`Identified`); `import`: import the
+            workload and check its options, without using the device (`Loaded`); `setup`: build it (`Ready`).
+    """
+
+    workload: str
+    options: dict[str, Any]
+    settings: ProbedWith
+    limit_bytes: int | None
+    up_to: Literal["device", "import", "setup"]
 
 
 class Identified(Message, frozen=True):
     """The device that a name such as `auto` or `cuda:1` stands for here.
 
     Attributes:
-        id: What tells it from all others of this machine: `cpu`, or the UUID.
-        name: Its name, for people.
-        shared: Whether a probe may start while another one uses it: times then can't be trusted.
+        id: Tells it from all others of this machine: `cpu`, or the UUID.
+        name: For people.
+        shared: Whether a probe may start while another one uses it; times then can't be trusted.
     """
 
     id: str
@@ -36,28 +46,8 @@ class Identified(Message, frozen=True):
     shared: bool = False
 
 
-class Load(Message, frozen=True):
-    """Import the workload and check its options, without using the device."""
-
-    workload: str
-    options: dict[str, Any]
-
-
 class Loaded(Message, frozen=True):
     """The workload can be imported."""
-
-
-class Setup(Message, frozen=True):
-    """Build the workload on its device.
-
-    Attributes:
-        limit_bytes: The limit to enforce; None: worked out from the cap and the fraction.
-    """
-
-    workload: str
-    options: dict[str, Any]
-    settings: ProbedWith
-    limit_bytes: int | None
 
 
 class Ready(Message, frozen=True):
@@ -67,16 +57,15 @@ class Ready(Message, frozen=True):
 
 
 class Measure(Message, frozen=True):
-    """Run one trial: several steps with one batch."""
+    """Asks for one trial: several steps with one batch."""
 
     shape: BatchShape
 
 
 class Step(Message, frozen=True):
-    """Make one batch and run one training step, as training would: no warm-up, the allocator's cache kept.
+    """Asks for one batch and one training step, as in training: no warm-up, the allocator's cache kept.
 
-    Attributes:
-        release: Whether to empty the allocator's cache before.
+    `release` empties that cache before.
     """
 
     shape: BatchShape
@@ -87,9 +76,9 @@ class Ran(Message, frozen=True):
     """A trial, or a single step as a trial of one.
 
     Attributes:
-        trial: Its index, worker and wall time are the supervisor's to fill in.
+        trial: The supervisor fills in its index, worker and wall time.
         stage, traceback: Where the error was raised, and the last lines of the workload's own frames.
-        hint: What to do about it.
+        hint: How to fix the error.
         renew: The worker must be replaced: damaged (a sticky device error), or its memory is full of holes.
     """
 
@@ -110,7 +99,7 @@ class Failed(Message, frozen=True):
     out_of_memory: bool = False
 
 
-Request = Identify | Load | Setup | Measure | Step
+Request = Prepare | Measure | Step
 Reply = Identified | Loaded | Ready | Ran | Failed
 
 encode = msgspec.json.Encoder().encode

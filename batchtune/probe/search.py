@@ -1,10 +1,10 @@
-"""Which batch shape to try next: a pure function of the trials so far.
+"""Says which batch shape to try next: a pure function of the trials so far.
 
 The search has no state of its own. Given the same trials it proposes the same shape, so that a search that was
 interrupted goes on from its journal, and a made device tests it without torch.
 
 For each of a set of lengths it brackets the largest batch size that fits between one that passed and one that
-failed (or what the data can fill). A model of the peak memory, fitted to all trials and set right by what was
+failed (or what the data can fill). A model of the peak memory, fitted to all trials and corrected by what was
 measured at this very length and its neighbours, says where to try next; where that does not close in, bisection does.
 The set spans the data at first; then lengths are added, one by one, where knowing more is worth most.
 """
@@ -13,32 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from batchtune.lengths import Lengths
-from batchtune.probe.dominance import Anchor
 from batchtune.probe.findings import Findings
-from batchtune.probe.guess import next_batch_size
-from batchtune.probe.ladder import Ladder
-from batchtune.probe.outcomes import PeakFit, Task
+from batchtune.probe.guess import ladder, next_batch_size
+from batchtune.probe.outcomes import Anchor, PeakFit, Task
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import FrontierPoint, Trial
 from batchtune.shapes import BatchShape
 
 Refine = Callable[[Findings], "Anchor | None"]
-"""What is known → where to measure next, or None where more is not worth it."""
+"""Findings → where to measure next, or None if more is not worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTrial:
-    """What to try next.
-
-    Attributes:
-        shape: The batch shape.
-        fresh: Whether to try it in a new worker: its failure there would be believed.
-    """
+    """The shape to try next; `fresh`: in a new worker, as its failure there would be believed."""
 
     shape: BatchShape
     fresh: bool = False
@@ -83,14 +75,18 @@ class FrontierSearch:
     def __init__(
         self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, fit: PeakFit, refine: Refine | None = None
     ) -> None:
-        self.task = Task(lengths=lengths, settings=settings, limit_bytes=limit_bytes, fit=fit)
+        rungs = ladder(settings.tolerance, min(lengths.count, settings.max_batch_size or lengths.count))
+        self.task = Task(lengths=lengths, settings=settings, limit_bytes=limit_bytes, fit=fit, rungs=rungs)
         self._lengths = lengths
-        self._histogram = lengths.histogram
-        self._settings = settings
+        self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
 
+    def findings(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Findings:
+        """Return the conclusions of the trials."""
+        return Findings(self.task, trials, confirmed)
+
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
-        """Return what to try next, or None where all is known.
+        """Return what to try next, or None if all is known.
 
         Raises:
             NothingFits: Not one example of the shortest length fits.
@@ -105,45 +101,72 @@ class FrontierSearch:
         for anchor in order:
             if (wanted := self._at(findings, anchor)) is not None:
                 return wanted
-        if self._refine is None or order == [longest]:
+        if self._refine is None or order == [longest] or (added := self._refine(findings)) is None:
             return None
-        added = self._refine(findings)
-        return None if added is None else self._at(findings, added)
+        return self._at(findings, added)
 
     def _at(self, findings: Findings, anchor: Anchor) -> NextTrial | None:
-        """Return what to try there; None where it is closed."""
+        """Return what to try there; None if it is closed."""
         if (retry := findings.to_retry(anchor)) is not None:
             return NextTrial(anchor.shape(retry), fresh=True)
-        batch_size = next_batch_size(findings, self._ladder, anchor)
-        # What was tried tells nothing new, whatever memory did since: the search ends rather than going round.
+        batch_size = next_batch_size(findings, anchor)
+        # A shape that was tried tells nothing new, whatever memory did since: the search must not go round.
         if batch_size is None or findings.tried(anchor.shape(batch_size)):
             return None
         return NextTrial(anchor.shape(batch_size))
+
+    def _longest_that_fits(self, findings: Findings, alone: Trial) -> NextTrial:
+        """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
+        distinct = self._lengths.histogram.lengths
+        # The shortest first: if even that fails, no other needs a try.
+        passed, failed, middle = -1, distinct.size - 1, 0
+        if alone.outcome != "oom":
+            raise SingleFails(alone)
+        while failed - passed > 1:
+            anchor = findings.anchor(float(distinct[middle]))
+            if (retry := findings.to_retry(anchor)) is not None:
+                return NextTrial(anchor.shape(retry), fresh=True)
+            if (trial := findings.failure(anchor.shape(1))) is not None:
+                if trial.outcome != "oom":
+                    raise SingleFails(trial)
+                if middle == 0:
+                    raise NothingFits(trial)
+                failed, alone = middle, trial
+            elif findings.passes(anchor.shape(1)):
+                passed = middle
+            else:
+                return NextTrial(anchor.shape(1))
+            middle = (passed + failed) // 2
+        if passed < 0:
+            raise NothingFits(alone)
+        fitting = float(distinct[passed])
+        raise TooLong(fitting, self._lengths.count - self._lengths.histogram.count_up_to(fitting), alone)
+
+    # Results
 
     def frontier(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> list[FrontierPoint]:
         """Return the lengths that are closed, in ascending order, each with the longest target at or below it.
 
         `confirmed` are the shapes that count as proven; None: all that ran and leave the margin.
         """
-        findings = self.findings(trials, confirmed)
-        return self._points(findings, [one for one in self._order(findings) if one == findings.anchor(one.length)])
+        return self._points(self.findings(trials, confirmed), joint=False)
 
     def joint_frontier(
         self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
     ) -> list[FrontierPoint]:
         """Return the pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
-        findings = self.findings(trials, confirmed)
-        return self._points(findings, [one for one in self._order(findings) if one != findings.anchor(one.length)])
+        return self._points(self.findings(trials, confirmed), joint=True)
 
-    def _points(self, findings: Findings, anchors: Sequence[Anchor]) -> list[FrontierPoint]:
+    def _points(self, findings: Findings, *, joint: bool) -> list[FrontierPoint]:
         points = []
-        for anchor in sorted(anchors):
+        for anchor in sorted(self._order(findings)):
+            if (anchor != findings.anchor(anchor.length)) != joint:
+                continue
             bracket = findings.bracket(anchor)
             closed_by = findings.closed_by(bracket)
             if closed_by is None and findings.confirmed is not None:
                 closed_by = bracket.failed_by or "memory"
-            targets = None if anchor.target_length is None else np.array([anchor.target_length])
-            size = min(int(findings.proven_sizes(np.array([anchor.length]), targets)[0]), bracket.cap)
+            size = min(int(findings.proven_sizes(*anchor.arrays)[0]), bracket.cap)
             if closed_by is None or size == 0:
                 continue
             points.append(
@@ -172,9 +195,9 @@ class FrontierSearch:
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the trial that shows that not even one of the longest examples fits; None where none does.
+        """Return the trial that shows that not even one of the longest examples fits, or None.
 
-        What is then searched is the longest that does.
+        The search is then for the longest that does.
         """
         findings = self.findings(trials)
         return findings.failure(findings.anchor(self._lengths.longest).shape(1))
@@ -182,60 +205,23 @@ class FrontierSearch:
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """Return how many lengths are closed, and how many there are in all, as far as is known.
 
-        Where the longest does not fit: how many have been tried for the longest that does, and how many may have to be.
+        If the longest does not fit: how many were tried for the longest that does, and how many may have to be.
         """
         findings = self.findings(trials)
-        if self.longest_failure(trials) is not None:
+        if findings.failure(findings.anchor(self._lengths.longest).shape(1)) is not None:
             tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
-            return tried, max(tried, 2 + (self._histogram.lengths.size - 2).bit_length())
+            return tried, max(tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length())
         order = self._order(findings)
         closed = sum(findings.closed_by(findings.bracket(anchor)) is not None for anchor in order)
-        return closed, max(len(order), min(self._settings.num_lengths, self._histogram.lengths.size))
-
-    def findings(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> Findings:
-        """Return what follows from the trials."""
-        return Findings(self.task, trials, confirmed)
-
-    @cached_property
-    def _ladder(self) -> Ladder:
-        top = min(self._lengths.count, self._settings.max_batch_size or self._lengths.count)
-        return Ladder(self._settings.tolerance, top)
-
-    def _longest_that_fits(self, findings: Findings, alone: Trial) -> NextTrial:
-        """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
-        if alone.outcome != "oom":
-            raise SingleFails(alone)
-        distinct = self._histogram.lengths
-        passed, failed = -1, distinct.size - 1
-        while failed - passed > 1:
-            # The shortest first: where even that fails, no other needs a try.
-            shortest = findings.anchor(float(distinct[0])).shape(1)
-            middle = 0 if passed < 0 and findings.tried(shortest) == 0 else (passed + failed) // 2
-            anchor = findings.anchor(float(distinct[middle]))
-            if (retry := findings.to_retry(anchor)) is not None:
-                return NextTrial(anchor.shape(retry), fresh=True)
-            if (trial := findings.failure(anchor.shape(1))) is not None:
-                if trial.outcome != "oom":
-                    raise SingleFails(trial)
-                if middle == 0:
-                    raise NothingFits(trial)
-                failed, alone = middle, trial
-            elif findings.passes(anchor.shape(1)):
-                passed = middle
-            else:
-                return NextTrial(anchor.shape(1))
-        if passed < 0:
-            raise NothingFits(alone)
-        fitting = float(distinct[passed])
-        raise TooLong(fitting, self._lengths.count - self._histogram.count_up_to(fitting), alone)
+        return closed, max(len(order), self._num_lengths)
 
     # Which lengths
 
     def _order(self, findings: Findings) -> list[Anchor]:
-        """What is probed, in its order: the longest, the shortest, then from the longer down, then what was added.
+        """Return what is probed, in its order: the longest, the shortest, from the longer down, then what was added.
 
-        The longest comes first, for what it tells: how much fits at all. The others are chosen after it, so until
-        its limit is known there is only it.
+        The longest comes first, as it tells how much fits at all. The others are chosen after it, so until its limit
+        is known it is alone.
         """
         longest, shortest = self._lengths.longest, self._lengths.shortest
         first = findings.anchor(longest)
@@ -250,38 +236,34 @@ class FrontierSearch:
         return [*spanning, *sorted(set(findings.anchors) - set(spanning), reverse=True)]
 
     def _lengths_between(self, longest_batch_size: int) -> list[float]:
-        """Lengths to probe between the shortest and the longest, all of them lengths of the data.
+        """Return lengths of the data to probe between the shortest and the longest.
 
         They are spread half by the logarithm of the length, half by where the data's total length lies. The lowest is
         where the data can just fill what memory allows: below, no batch can reach the limit.
         """
-        histogram = self._histogram
+        histogram = self._lengths.histogram
         lengths = histogram.lengths
-        wanted = min(self._settings.num_lengths, lengths.size) - 2
+        wanted = self._num_lengths - 2
         if wanted < 1:
             return []
-        capacity = longest_batch_size * lengths[-1]
-        filled = np.flatnonzero(histogram.cumulative * lengths >= capacity)
+        filled = np.flatnonzero(histogram.cumulative * lengths >= longest_batch_size * lengths[-1])
         first = min(max(1, int(filled[0]) if filled.size else 1), lengths.size - 1 - wanted)
-        inner = slice(first, None)
-        logs = np.log(lengths[inner] / lengths[first]) / np.log(lengths[-1] / lengths[first])
-        totals = histogram.cumulative_total[inner] - histogram.cumulative_total[first]
-        position = (logs + totals / totals[-1]) / 2
+        logs = np.log(lengths[first:] / lengths[first]) / np.log(lengths[-1] / lengths[first])
+        totals = histogram.cumulative_total[first:] - histogram.cumulative_total[first]
         marks = np.linspace(0, 1, wanted + 1)[:-1]
-        indices = first + np.searchsorted(position, marks, side="left")
+        indices = first + np.searchsorted((logs + totals / totals[-1]) / 2, marks, side="left")
         # Marks may fall on the same length where the data have few: move the later ones up to the next free length,
         # but never so far that the ones behind have no place.
-        chosen: list[int] = []
-        for number, index in enumerate(indices):
-            room = lengths.size - 1 - (wanted - number)
-            chosen.append(min(max(int(index), chosen[-1] + 1 if chosen else first), room))
-        return [float(lengths[index]) for index in chosen]
+        chosen = [first - 1]
+        for number, index in enumerate(indices.tolist()):
+            chosen.append(min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number)))
+        return [float(lengths[index]) for index in chosen[1:]]
 
 
 def _first_failure(trials: Sequence[Trial], longest: float) -> int | None:
     """Return the batch size at the longest length that the other lengths are chosen from.
 
-    It must never change once they are, so it is the first that failed there, whatever is learnt later.
+    It must never change once they are, so it is the first that failed there, whatever comes later.
     """
     faults: set[int] = set()
     for trial in trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
@@ -23,25 +24,108 @@ if TYPE_CHECKING:
     from batchtune.workloads import Workload
 
 
+class Session:
+    """A built workload on a limited device."""
+
+    def __init__(self, workload: Workload, meter: Meter) -> None:
+        self._workload = workload
+        self._meter = meter
+        self._stepped = False
+
+    def measure(self, request: Measure) -> Ran:
+        """Run one trial, with the allocator's cache kept as in training.
+
+        If the steps passed only because the allocator emptied its cache, or because something caught its error, the
+        trial runs once more from an empty cache: leftovers of other shapes must not count against this one, nor what a
+        library tries only the first time.
+        """
+        attempt = self._attempt(request.shape, _Attempt.run_trial)
+        if attempt.error is None and (attempt.retries or attempt.caught_oom):
+            self._meter.release()
+            attempt = self._attempt(request.shape, _Attempt.run_trial)
+        if attempt.verdict == "oom" and steady.grows(attempt.in_use, self._meter.device.limit_bytes):
+            # Was it because each step left more in use? A batch of one example is watched. Unless it goes on leaking,
+            # this was a plain lack of memory. If not even it passes any more, though the whole batch had passed, the
+            # leak has used up the memory.
+            self._free(failed=True)
+            again = self._attempt(replace(request.shape, batch_size=1), _Attempt.run_watched)
+            fewer = request.shape.batch_size > 1 or len(again.in_use) < len(attempt.in_use)
+            if again.leak or (again.verdict == "oom" and fewer):
+                attempt.leak = steady.leak_message(attempt.in_use, ran_out=True)
+        self._free(failed=attempt.error is not None)
+        return self._ran(attempt)
+
+    def step(self, request: Step) -> Ran:
+        """Make one batch and run one step, as in training."""
+        if request.release:
+            self._free(failed=True)
+        attempt = self._attempt(request.shape, _Attempt.run_step, single=True)
+        if attempt.error is None and attempt.ooms:  # who caught it? A library may go on with a smaller workspace
+            with noting_ooms(attempt.caught):
+                self._attempt(request.shape, _Attempt.run_step)
+        if attempt.judged()[0] != "ok":
+            self._free(failed=True)
+        return self._ran(attempt)
+
+    def _attempt(self, shape: BatchShape, run: Callable[[_Attempt], None], *, single: bool = False) -> _Attempt:
+        meter = self._meter
+        attempt = _Attempt(self._workload, meter, shape, single=single)
+        retries, ooms = meter.retries(), meter.ooms()
+        try:
+            run(attempt)
+        except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
+            # No memory may be left, or a device that answers nothing after a sticky error.
+            with contextlib.suppress(Exception):
+                attempt.peak_bytes = max(_known([meter.peak(), attempt.peak_bytes]), default=None)
+            # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
+            attempt.error, attempt.verdict, attempt.traceback = _described(error)
+        attempt.retries, attempt.ooms = meter.retries() - retries, meter.ooms() - ooms
+        self._stepped = self._stepped or bool(attempt.in_use)
+        return attempt
+
+    def _free(self, *, failed: bool) -> None:
+        """Free what a trial left behind; after a failure, also what the allocator keeps of it."""
+        gc.collect()
+        if failed:
+            self._meter.release()
+
+    def _ran(self, attempt: _Attempt) -> Ran:
+        trial = attempt.trial()
+        # After anything but a plain lack of memory the worker must be replaced. So must it be if the very first step
+        # ran out of memory: the optimizer's state may be half made, and the next step would fail for want of the rest.
+        plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
+        harmless = attempt.error is None or (plain and self._meter.healthy())
+        return Ran(
+            trial=trial,
+            stage=attempt.stage if trial.error is not None else None,
+            traceback=attempt.traceback,
+            hint=steady.LEAK_HINT if attempt.leak is not None else None,
+            renew=attempt.leak is not None or not harmless or self._meter.worn(),
+        )
+
+
 @dataclass
 class _Attempt:
-    """What one try at a batch shape has shown so far.
+    """One try at a batch shape, and its results so far.
 
     Attributes:
-        single: Whether it is a single step among others, as in training: an allocator that empties its cache, or a
-            library that catches an error of the allocator's and goes on, is no failure there.
+        single: Whether it is a single step among others, as in training. There it is no failure if the allocator
+            empties its cache, or if a library catches an error of the allocator's and goes on.
+        in_use: Bytes after each step that was run to its end.
+        peaks: Bytes, of making the batch and of each step.
+        surroundings: What else the trial's record says of the device.
     """
 
+    workload: Workload
+    meter: Meter
+    shape: BatchShape
     single: bool = False
     seconds: list[float] = field(default_factory=list)
     in_use: list[int] = field(default_factory=list)
     peaks: list[int | None] = field(default_factory=list)
-    steps: int = 0
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
-    outside_bytes: int | None = None
-    clocks: tuple[int | None, list[str] | None] = None, None
-    other_processors: float | None = None
+    surroundings: dict[str, Any] = field(default_factory=dict)
     retries: int = 0
     ooms: int = 0
     caught: list[str] = field(default_factory=list)
@@ -51,13 +135,88 @@ class _Attempt:
     traceback: str | None = None
     leak: str | None = None
 
+    def run_trial(self) -> None:
+        """Run steps until their time is known, and more if they seem to leak."""
+        with noting_ooms(self.caught):
+            batch = self._make()
+            for _ in range(steady.WARM_UP_STEPS):
+                self._timed(batch)
+        if self.caught:
+            return
+        self.meter.other_processors()  # from here on
+        while not steady.enough(self.seconds):
+            self.seconds.append(self._timed(batch))
+        clock, reasons = self.meter.clocks()
+        self.surroundings = {
+            "other_processors": self.meter.other_processors(),
+            "outside_bytes": self.meter.outside(),
+            "sm_clock_mhz": clock,
+            "throttle_reasons": reasons,
+        }
+        if steady.grows(self.in_use, self.meter.device.limit_bytes):
+            self._watch(batch)
+
+    def run_step(self) -> None:
+        """Run one step of a new batch."""
+        self.seconds.append(self._timed(self._make()))
+
+    def run_watched(self) -> None:
+        """Run steps of a new batch, to see whether they leak."""
+        self._watch(self._make())
+
+    def _make(self) -> Any:
+        self.stage = "make_batch"
+        self.meter.reset()
+        batch = self.workload.make_batch(self.shape)
+        self.meter.synchronize()
+        self._note_peaks()
+        return batch
+
+    def _timed(self, batch: Any) -> float:
+        """Run one step; return its time in seconds."""
+        self.stage = "step"
+        self.meter.reset()
+        started = time.perf_counter()
+        self.workload.step(batch)
+        self.meter.synchronize()
+        elapsed = time.perf_counter() - started
+        self._note_peaks()
+        self.in_use.append(self.meter.in_use())
+        return elapsed
+
+    def _note_peaks(self) -> None:
+        self.peaks.append(self.meter.peak())
+        self.peak_bytes = max(_known([self.peaks[-1], self.peak_bytes]), default=None)
+        self.reserved_bytes = max(_known([self.meter.reserved(), self.reserved_bytes]), default=None)
+
+    def _watch(self, batch: Any) -> None:
+        """Run more steps, to tell a leak from memory that grows at first only.
+
+        What is merely waiting for Python's collector is no leak, so it runs after each step.
+        """
+        limit, seconds = self.meter.device.limit_bytes, 0.0
+        gc.collect()
+        in_use = [self.meter.in_use()]
+        while seconds < steady.WATCH_SECONDS:
+            seconds += self._timed(batch)
+            gc.collect()
+            in_use.append(self.meter.in_use())
+            if not steady.grows(in_use[-2:], limit):
+                return
+            if steady.leaks(in_use, limit, seconds):
+                self.leak = steady.leak_message(in_use)
+                return
+
     @property
     def caught_oom(self) -> str | None:
-        """The lack of memory that the workload caught itself; None where it caught none, or it failed anyway."""
-        ooms = 0 if self.single else self.ooms
-        if self.error is not None or not (self.caught or ooms):
+        """The lack of memory that the workload caught itself; None if it caught none, or failed anyway."""
+        if self.error is not None:
             return None
-        return self.caught[0] if self.caught else f"the allocator ran out of memory ({counted(ooms, 'time')})"
+        if self.caught:
+            return self.caught[0]
+        if self.ooms and not self.single:
+            return f"the allocator ran out of memory ({counted(self.ooms, 'time')})"
+        return None
 
     def judged(self) -> tuple[Literal["ok", "oom", "error"], str | None]:
         """Return the outcome, and the error's message."""
@@ -71,230 +230,47 @@ class _Attempt:
             return "oom", f"passed only after the allocator had emptied its cache {self.retries} times"
         return "ok", None
 
-    def trial(self, shape: BatchShape, rest_bytes: int) -> Trial:
-        """Return the record of it; times and peaks only where it passed, but for a single step's peak."""
+    def trial(self) -> Trial:
+        """Return its record. Failures have no times and no peaks, but for a single step's peak."""
         outcome, error = self.judged()
-        holds = outcome == "ok" or self.single
-        facts: dict[str, Any] = {"failed_peak_bytes": self.peak_bytes, "step_seconds": None}
+        facts: dict[str, Any] = {"step_seconds": None, "failed_peak_bytes": self.peak_bytes}
         if outcome == "ok":
-            making, later = self.peaks[:1], _known(self.peaks[1 + steady.WARM_UP_STEPS :])
+            later = _known(self.peaks[1 + steady.WARM_UP_STEPS :])
             facts = {
                 "step_seconds": statistics.median(self.seconds),
                 "step_seconds_spread": steady.interquartile_range(self.seconds) if len(self.seconds) > 1 else None,
                 "mean_step_seconds": statistics.fmean(self.seconds),
-                "steady_peak_bytes": max([*_known(making), *later], default=None),
+                "steady_peak_bytes": max([*_known(self.peaks[:1]), *later], default=None),
                 "peak_spread_bytes": max(later) - min(later) if len(later) > 1 else None,
             }
+        holds = outcome == "ok" or self.single
         return Trial(
             index=0,
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
+            batch_size=self.shape.batch_size,
+            length=self.shape.length,
+            target_length=self.shape.target_length,
             outcome=outcome,
-            steps=self.steps,
+            steps=len(self.in_use),
             peak_bytes=self.peak_bytes if holds else None,
             reserved_bytes=self.reserved_bytes if holds else None,
-            rest_bytes=rest_bytes,
-            outside_bytes=self.outside_bytes,
-            sm_clock_mhz=self.clocks[0],
-            throttle_reasons=self.clocks[1],
+            rest_bytes=self.meter.in_use(),
             caught=self.caught_oom is not None,
-            other_processors=self.other_processors,
             alloc_retries=self.retries,
             error=error,
             elapsed_seconds=0.0,
+            **self.surroundings,
             **facts,
         )
-
-
-class Session:
-    """A built workload on a limited device."""
-
-    def __init__(self, workload: Workload, meter: Meter) -> None:
-        self._workload = workload
-        self._meter = meter
-        self._stepped = False
-
-    def measure(self, request: Measure) -> Ran:
-        """Run one trial: the allocator's cache is kept, as training keeps it.
-
-        Where the steps passed only because the allocator emptied its cache, or because somebody caught its error, the
-        trial is run once more from an empty cache: what is left over from other shapes must not count against this
-        one, nor what a library tries only the first time.
-        """
-        shape = request.shape
-        attempt = self._attempt(shape, self._trial)
-        if attempt.error is None and (attempt.retries or attempt.caught_oom):
-            self._meter.release()
-            attempt = self._attempt(shape, self._trial)
-        if attempt.verdict == "oom" and steady.grows(attempt.in_use, self._meter.device.limit_bytes):
-            self._explain_by_leak(shape, attempt)
-        self._tidy(failed=attempt.error is not None)
-        return self._ran(shape, attempt)
-
-    def step(self, request: Step) -> Ran:
-        """Make one batch and run one step, as training does."""
-        if request.release:
-            gc.collect()
-            self._meter.release()
-        attempt = self._attempt(request.shape, self._one_step, single=True)
-        if attempt.error is None and attempt.ooms:  # whose catch was it? A library may go on with a smaller workspace
-            attempt.caught = self._attempt(request.shape, self._noted_step).caught
-        if attempt.judged()[0] != "ok":
-            self._tidy(failed=True)
-        return self._ran(request.shape, attempt)
-
-    def _ran(self, shape: BatchShape, attempt: _Attempt) -> Ran:
-        trial = attempt.trial(shape, self._meter.in_use())
-        return Ran(
-            trial=trial,
-            stage=attempt.stage if trial.error is not None else None,
-            traceback=attempt.traceback,
-            hint=steady.LEAK_HINT if attempt.leak is not None else None,
-            renew=self._renew(attempt),
-        )
-
-    def _attempt(
-        self, shape: BatchShape, run: Callable[[BatchShape, _Attempt], None], *, single: bool = False
-    ) -> _Attempt:
-        attempt = _Attempt(single=single)
-        retries, ooms = self._meter.retries(), self._meter.ooms()
-        failure: tuple[str, Verdict | None, str | None] | None = None
-        try:
-            run(shape, attempt)
-        except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
-            # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
-            self._note_last_peak(attempt)
-            failure = _told(error)
-        if failure is not None:
-            attempt.error, attempt.verdict, attempt.traceback = failure
-        attempt.retries = self._meter.retries() - retries
-        attempt.ooms = self._meter.ooms() - ooms
-        return attempt
-
-    def _note_last_peak(self, attempt: _Attempt) -> None:
-        """Keep the most memory that was in use before an error."""
-        try:
-            peak = self._meter.peak()
-        except Exception:  # no memory left, or a device that answers nothing after a sticky error
-            return
-        if peak is not None:
-            attempt.peak_bytes = max(peak, attempt.peak_bytes or 0)
-
-    def _trial(self, shape: BatchShape, attempt: _Attempt) -> None:
-        """Run steps until their time is known, and more where they seem to leak."""
-        with noting_ooms(attempt.caught):
-            batch = self._make(shape, attempt)
-            for _ in range(steady.WARM_UP_STEPS):
-                self._timed(batch, attempt)
-        if attempt.caught:
-            return
-        self._meter.other_processors()  # from here on
-        while not steady.enough(attempt.seconds):
-            attempt.seconds.append(self._timed(batch, attempt))
-        attempt.other_processors = self._meter.other_processors()
-        attempt.clocks = self._meter.clocks()
-        attempt.outside_bytes = self._meter.outside()
-        if steady.grows(attempt.in_use, self._meter.device.limit_bytes):
-            self._watch(batch, attempt)
-
-    def _one_step(self, shape: BatchShape, attempt: _Attempt) -> None:
-        attempt.seconds.append(self._timed(self._make(shape, attempt), attempt))
-
-    def _noted_step(self, shape: BatchShape, attempt: _Attempt) -> None:
-        with noting_ooms(attempt.caught):
-            self._one_step(shape, attempt)
-
-    def _make(self, shape: BatchShape, attempt: _Attempt) -> Any:
-        attempt.stage = "make_batch"
-        self._meter.reset()
-        batch = self._workload.make_batch(shape)
-        self._meter.synchronize()
-        self._note_peaks(attempt)
-        return batch
-
-    def _timed(self, batch: Any, attempt: _Attempt) -> float:
-        """Run one step; return its time in seconds."""
-        attempt.stage = "step"
-        self._meter.reset()
-        started = time.perf_counter()
-        self._workload.step(batch)
-        self._meter.synchronize()
-        elapsed = time.perf_counter() - started
-        self._note_peaks(attempt)
-        attempt.in_use.append(self._meter.in_use())
-        attempt.steps += 1
-        self._stepped = True
-        return elapsed
-
-    def _note_peaks(self, attempt: _Attempt) -> None:
-        """Keep the highest of the peaks, of the batch's making and of each step."""
-        peak, reserved = self._meter.peak(), self._meter.reserved()
-        attempt.peaks.append(peak)
-        attempt.peak_bytes = max(_known([peak, attempt.peak_bytes]), default=None)
-        attempt.reserved_bytes = max(_known([reserved, attempt.reserved_bytes]), default=None)
-
-    def _watch(self, batch: Any, attempt: _Attempt) -> None:
-        """Run more steps, to tell a leak from what grows at first only.
-
-        What is merely waiting for Python's collector is no leak, so that is called after each step.
-        """
-        limit, seconds = self._meter.device.limit_bytes, 0.0
-        gc.collect()
-        in_use = [self._meter.in_use()]
-        while seconds < steady.WATCH_SECONDS:
-            seconds += self._timed(batch, attempt)
-            gc.collect()
-            in_use.append(self._meter.in_use())
-            if not steady.grows(in_use[-2:], limit):
-                return
-            if steady.leaks(in_use, limit, seconds):
-                attempt.leak = steady.leak_message(in_use)
-                return
-
-    def _explain_by_leak(self, shape: BatchShape, attempt: _Attempt) -> None:
-        """Find out whether memory ran out because each step left more in use.
-
-        A batch of one example is watched. Unless it goes on leaking, this was a plain lack of memory. Where not even
-        it passes any more, though the whole batch had passed, what was kept has used up the memory.
-        """
-        self._tidy(failed=True)
-        again = self._attempt(replace(shape, batch_size=1), self._watched)
-        worse = again.verdict == "oom" and (shape.batch_size > 1 or again.steps < attempt.steps)
-        if again.leak or worse:
-            attempt.leak = steady.leak_message(attempt.in_use, ran_out=True)
-
-    def _watched(self, shape: BatchShape, attempt: _Attempt) -> None:
-        self._watch(self._make(shape, attempt), attempt)
-
-    def _tidy(self, *, failed: bool) -> None:
-        """Free what the trial left behind; after a failure, what the allocator keeps of it too."""
-        gc.collect()
-        if failed:
-            self._meter.release()
-
-    def _renew(self, attempt: _Attempt) -> bool:
-        """Return whether the worker must be replaced.
-
-        After anything but a plain lack of memory; and where the very first step ran out of it: the optimizer's state
-        may be half made, and the next step would fail for want of the rest.
-        """
-        if self._meter.worn() or attempt.leak:
-            return True
-        if attempt.error is None:
-            return False
-        plain = attempt.verdict == "oom" and (self._stepped or attempt.stage != "step")
-        return not (plain and self._meter.healthy())
 
 
 def _known(values: list[int | None]) -> list[int]:
     return [value for value in values if value is not None]
 
 
-def _told(error: BaseException) -> tuple[str, Verdict | None, str | None]:
+def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
     """Return an exception's message, what it says of memory, and its traceback.
 
-    The failed step's variables are let go of first: where memory has run out there is none left to write a text.
+    The failed step's variables are let go of first: where memory has run out, none is left to write a text.
     """
     try:
         cause: BaseException | None = error

@@ -1,4 +1,4 @@
-"""What to measure, where, and how closely: one record from the command line to the worker and to `run.json`."""
+"""The settings of a probe: one record from the command line to the worker and to `run.json`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ _TIMES_AS_MANY = 5
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
-    """What to measure, where, and how closely.
+    """The workload, the device, and how closely to measure. `ProbedWith` has the rest.
 
     Attributes:
         workload: `builtin:NAME`, `path/to/file.py:NAME` or `package.module:NAME`.
         options: Passed to it.
-        device: `auto`, or the name of a device.
-        memory_bytes: Cap on the worker's memory; None: the whole device.
-        memory_fraction: Part of it that may be used.
-        num_lengths: How many lengths to span the data with, the shortest and the longest among them.
+        num_lengths: How many lengths span the data, the shortest and the longest among them.
         max_lengths: How many to probe in all, with those that are added where tables need them; None: five times as
             many as span the data.
         tolerance: How far below the true limit a batch size may be, as a share of it; one example at least.
-        max_batch_size: Never try more examples; None: what the data can fill.
-        trial_timeout_seconds: Longest that one trial, or one step, may take.
-        setup_timeout_seconds: Longest that building the workload may take.
+        trial_timeout_seconds, setup_timeout_seconds: For one trial or step, and for building the workload.
         wait_seconds: Longest to wait for another probe of the device to end; infinite: as long as it takes.
-        seed: Of the workload's random numbers.
-        reserve_bytes: Memory to keep free besides.
-        ddp: Whether to keep one copy of the gradients free besides, for the buckets of DistributedDataParallel.
 
     Raises:
         UsageError: A value is out of range.
@@ -56,7 +48,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
             raise UsageError(f"the memory to keep free must be at least 0, got {self.reserve_bytes}")
         if self.num_lengths < 2:
             raise UsageError(f"at least 2 lengths must be probed, got {self.num_lengths}")
-        if self.max_lengths is not None and self.max_lengths < self.num_lengths:
+        if self.most_lengths < self.num_lengths:
             raise UsageError(
                 f"--max-lengths must be no less than the {self.num_lengths} of --num-lengths, got {self.max_lengths}"
             )

@@ -35,19 +35,17 @@ LEAK_HINT = (
 
 
 def enough(seconds: Sequence[float]) -> bool:
-    """Return whether these timed steps tell the step time.
+    """Return whether these timed steps are enough to know the step time.
 
-    Short steps scatter more and are cheap to repeat: up to 30, for a quarter of a second. Where they are not steady
-    (the interquartile range is more than 5% of the median), it goes on for up to a second. A step that is slow only
-    now and then shows as such among three, so there are no fewer, unless the first takes 10 seconds.
+    Short steps scatter more and are cheap to repeat: up to 30, for a quarter of a second. If they are not steady
+    (the interquartile range is more than 5% of the median), for up to a second. A step that is slow only now and then
+    shows as such among three, so there are no fewer, unless the first takes 10 seconds.
     """
     total = sum(seconds)
     if len(seconds) < _FEWEST_STEPS:
         return len(seconds) == 1 and total >= _ONE_IS_ENOUGH_SECONDS
-    if len(seconds) >= MOST_TIMED_STEPS:
-        return True
     steady = interquartile_range(seconds) <= _STEADY * statistics.median(seconds)
-    return total >= (_ENOUGH_SECONDS if steady else _MOST_SECONDS)
+    return len(seconds) >= MOST_TIMED_STEPS or total >= (_ENOUGH_SECONDS if steady else _MOST_SECONDS)
 
 
 def interquartile_range(values: Sequence[float]) -> float:
@@ -64,7 +62,7 @@ def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
 
 
 def leaks(in_use: Sequence[int], limit_bytes: int, seconds: float) -> bool:
-    """Return whether memory has grown for so many steps of one shape, in so many seconds, that it is taken for a leak.
+    """Return whether memory has grown in so many steps of one shape, in so many seconds, that it counts as a leak.
 
     `in_use` holds the bytes before the steps and after each, its batch still there. A cache of something from each of
     more steps than these looks the same.

@@ -6,24 +6,23 @@ import math
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
-from batchtune.probe.guards import Nursery
 from batchtune.probe.lock import DeviceBusy, DeviceLock
-from batchtune.probe.process import WorkerDied, WorkerHung, WorkerProcess
-from batchtune.probe.protocol import Failed, Identified, Identify, Load, Loaded, Measure, Ran, Ready, Setup, Step
+from batchtune.probe.process import Nursery, WorkerLost, WorkerProcess
+from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ran, Ready, Step
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, DeviceProcess, Outcome, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
 from batchtune.workloads.tracebacks import last_frame
 
-Built = TypeVar("Built", Identified, Loaded, Ready)
+Prepared = TypeVar("Prepared", Identified, Loaded, Ready)
 
-# What is waited for ends at no known time: so often it is looked for.
+# How often to look whether another probe has ended.
 _POLL_SECONDS = 0.5
 
 
@@ -33,8 +32,8 @@ class Supervisor:
     Use as a context manager: no process outlives it, and the device is held for it alone, from `start` to the end.
 
     Args:
-        settings: What to build, and where.
-        limit_bytes: The memory limit of a run that is continued; None: what the first worker works out.
+        settings: The workload and the device.
+        limit_bytes: The memory limit of a run that is continued; None: the first worker works it out.
         first_worker: Number of the first worker process.
         on_note: Called with a sentence that the user should read while it happens.
     """
@@ -71,13 +70,13 @@ class Supervisor:
 
     @property
     def worker(self) -> int:
-        """Number of the current worker process, or the last one where there is none just now."""
+        """Number of the current worker process, or of the last one."""
         return self._number
 
     def start(self) -> Device:
-        """Build the workload in a new worker of a fresh process, as training starts; once more where that dies.
+        """Build the workload in a new worker of a fresh process, as training starts; once more if that dies.
 
-        On the CPU another probe that uses it, too, is among the device's processes.
+        On the CPU the device's processes show another probe that uses it too.
 
         Raises:
             WorkloadError: The workload can't be imported or built.
@@ -86,83 +85,12 @@ class Supervisor:
         """
         self._drop()
         self._nursery.close()
-        return self._start_next()
-
-    def _start_next(self) -> Device:
-        """Does as `start` in a worker that may share what the last one was forked from."""
-        try:
-            device = self._start_once()
-        except WorkerDied as died:
-            if died.out_of_memory:
-                raise self._died(died) from None
-            self._note(f"The worker process {died} while it built the workload: it is built once more.")
-            try:
-                device = self._start_once()
-            except WorkerDied as again:
-                raise self._died(again) from None
-        self._limit_bytes = device.limit_bytes
-        self._unused = True
-        return device
-
-    def _start_once(self) -> Device:
-        """Start a worker, takes the device and builds the workload. Raises WorkerDied, and what `start` raises."""
-        self._renew()
-        try:
-            if self._lock is None:
-                self._take_device()
-            device = self._build(self._setup, Ready).device
-        except BaseException:
-            self._drop()
-            raise
-        if self._lock is not None or self._busy is None or self._busy.process is None:
-            return device
-        other = DeviceProcess(pid=self._busy.process, used_bytes=None)
-        return replace(device, other_processes=1, processes=[other])
-
-    @property
-    def _setup(self) -> Setup:
-        settings = self._settings
-        return Setup(
-            workload=settings.workload, options=settings.options, settings=settings, limit_bytes=self._limit_bytes
-        )
-
-    def _take_device(self) -> None:
-        """Hold the device for this probe alone, or goes on without where another one holds the CPU.
-
-        The workload's own errors come before that of a device that is in use, and before any waiting.
-        """
-        known = self._build(Identify(device=self._settings.device), Identified)
-        try:
-            self._lock = DeviceLock(known.id, known.name)
-            return
-        except DeviceBusy as busy:
-            if self._busy is None:
-                self._build(Load(workload=self._settings.workload, options=self._settings.options), Loaded)
-                self._renew()  # what importing it did must not count against the device
-                self._lock = self._wait(known, busy)
-            if self._lock is None and not known.shared:
-                raise
-            self._busy = busy
-
-    def _wait(self, known: Identified, busy: DeviceBusy) -> DeviceLock | None:
-        """Wait for another probe to end; None where it does not, in time."""
-        seconds = self._settings.wait_seconds
-        if seconds > 0:
-            most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"
-            self._note(f"Waiting for it to end{most}: {busy.message}.")
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-            try:
-                return DeviceLock(known.id, known.name)
-            except DeviceBusy:
-                continue
-        return None
+        return self._start_worker()
 
     def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
         """Run one trial; `index` is its place in the journal, `fresh` asks for a worker that has run nothing before.
 
-        Where the worker died or hung, that is the trial's outcome (`crash`, `oom`, `timeout`).
+        If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`).
 
         Raises:
             WorkloadError, ProbeError: A new worker was needed and can't be built.
@@ -171,70 +99,130 @@ class Supervisor:
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Make one batch and run one training step, the allocator's cache kept, as training would.
+        """Make one batch and run one training step, with the allocator's cache kept, as in training.
 
-        `release` empties that before. Returns and raises as `measure`.
+        `release` empties the cache before. Returns and raises as `measure`.
         """
         return self._run(Step(shape=shape, release=release))
 
     def _run(self, request: Measure | Step, *, fresh: bool = False) -> Ran:
-        """Ask for a trial or a step, of a new worker if there is no other; drop one that is of no more use."""
         started = time.monotonic()
         if self._worker is None or (fresh and not self._unused):
-            self._start_next()
+            self._start_worker()
         assert self._worker is not None
         self._unused = False
+        limit = self._settings.trial_timeout_seconds
         try:
-            ran = self._worker.ask(request, (Ran,), self._settings.trial_timeout_seconds)
-        except WorkerDied as died:
-            self._drop()
-            words = f"the worker process {died}" + (f": {tail}" if (tail := _tail(died.output, lines=3)) else "")
-            ran = _lost(request.shape, "oom" if died.out_of_memory else "crash", words)
-        except WorkerHung as hung:
-            self._drop()
-            where = f"; it hangs at {last_frame(hung.stack)}" if hung.stack else ""
-            ran = _lost(request.shape, "timeout", f"no answer within {self._settings.trial_timeout_seconds:g} s{where}")
+            ran = self._worker.ask(request, (Ran,), limit)
+        except WorkerLost as lost:
+            if lost.outcome == "timeout":
+                error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
+            else:
+                error = f"the worker process {lost}" + (f": {tail}" if (tail := _tail(lost.output, lines=3)) else "")
+            ran = _lost(request.shape, lost.outcome, error)
         if ran.renew:
             self._drop()
         elapsed = round(time.monotonic() - started, 6)
         return replace(ran, trial=replace(ran.trial, worker=self._number, elapsed_seconds=elapsed))
 
-    def _build(self, request: Identify | Load | Setup, kind: type[Built]) -> Built:
-        """Ask the new worker for what comes before any trial."""
-        assert self._worker is not None
-        try:
-            reply = self._worker.ask(request, (kind, Failed), self._settings.setup_timeout_seconds)
-        except WorkerHung as hung:
-            seconds = format_seconds(self._settings.setup_timeout_seconds)
-            if isinstance(request, Identify):
-                raise ProbeError(
-                    f"--device {request.device}: PyTorch did not tell within {seconds} what it is",
-                    "`batchtune doctor` tells more.",
-                ) from None
-            raise WorkloadError(
-                f"{self._settings.workload}: its setup took longer than {seconds}"
-                + (f": it hangs at {last_frame(hung.stack)}" if hung.stack else ""),
-                "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
-                hung.stack or None,
-            ) from None
-        if isinstance(reply, Failed):
-            raise self._error(reply)
-        assert isinstance(reply, kind)
-        return reply
-
-    def _died(self, died: WorkerDied) -> ProbeError | WorkloadError:
-        """Return the error for a worker that ended before any trial."""
-        if died.out_of_memory:
-            return self._too_small(str(died))
-        return WorkloadError(
+    def _start_worker(self) -> Device:
+        """Build the workload in a new worker, which may share the process that the last one was forked from."""
+        died: WorkerLost | None = None
+        for _ in range(2):
+            if died is not None:
+                self._note(f"The worker process {died} while it built the workload: it is built once more.")
+            try:
+                self._renew()
+                if self._lock is None:
+                    self._take_device()
+                device = self._prepare("setup", Ready).device
+            except BaseException as error:
+                self._drop()
+                if not isinstance(error, WorkerLost):
+                    raise
+                if error.outcome == "oom":
+                    raise self._too_small(str(error)) from None
+                died = error
+                continue
+            self._limit_bytes = device.limit_bytes
+            self._unused = True
+            if self._lock is not None or self._busy is None or self._busy.process is None:
+                return device
+            other = DeviceProcess(pid=self._busy.process, used_bytes=None)
+            return replace(device, other_processes=1, processes=[other])
+        assert died is not None
+        raise WorkloadError(
             f"{self._settings.workload}: the worker process {died} while it built the workload, twice",
             "What it printed last may say why. If something outside kills it (a job's limit, a container's), it needs "
             "less memory or time, or a higher limit there.",
             _tail(died.output),
         )
 
+    def _take_device(self) -> None:
+        """Hold the device for this probe alone, or go on without if another one holds the CPU.
+
+        The workload's own errors come before that of a device that is in use, and before any waiting.
+        """
+        known = self._prepare("device", Identified)
+        deadline = 0.0
+        while self._lock is None:
+            try:
+                self._lock = DeviceLock(known.id, known.name)
+            except DeviceBusy as busy:
+                if self._busy is None:
+                    self._prepare("import", Loaded)
+                    self._renew()  # importing it must not count against the device
+                    if (seconds := self._settings.wait_seconds) > 0:
+                        most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"
+                        self._note(f"Waiting for it to end{most}: {busy.message}.")
+                    deadline = time.monotonic() + seconds
+                self._busy = busy
+                if (left := deadline - time.monotonic()) > 0:
+                    time.sleep(min(_POLL_SECONDS, left))
+                elif known.shared:
+                    return
+                else:
+                    raise
+
+    def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
+        """Ask the new worker for what comes before any trial."""
+        assert self._worker is not None
+        settings, workload = self._settings, self._settings.workload
+        request = Prepare(
+            workload=workload,
+            options=settings.options,
+            settings=settings,
+            limit_bytes=self._limit_bytes,
+            up_to=up_to,
+        )
+        try:
+            reply = self._worker.ask(request, (kind, Failed), settings.setup_timeout_seconds)
+        except WorkerLost as lost:
+            if lost.outcome != "timeout":
+                raise
+            seconds = format_seconds(settings.setup_timeout_seconds)
+            if up_to == "device":
+                raise ProbeError(
+                    f"--device {settings.device}: PyTorch did not answer within {seconds} which device it is",
+                    "`batchtune doctor` shows the devices of this machine.",
+                ) from None
+            raise WorkloadError(
+                f"{workload}: its setup took longer than {seconds}{_hangs_at(': ', lost)}",
+                "If it needs longer, to download or to compile, allow that with --setup-timeout SECONDS.",
+                lost.output or None,
+            ) from None
+        if not isinstance(reply, Failed):
+            assert isinstance(reply, kind)
+            return reply
+        if reply.stage == "device":
+            raise ProbeError(reply.message, reply.hint)
+        if reply.out_of_memory:
+            raise self._too_small(reply.message)
+        message = f"{workload}: its setup failed: {reply.message}" if reply.stage == "setup" else reply.message
+        raise WorkloadError(message, reply.hint, reply.traceback)
+
     def _renew(self) -> None:
-        """Start a new worker in the place of the last."""
+        """Replace the worker by a new one."""
         self._drop()
         self._number += 1
         self._worker = WorkerProcess(self._nursery)
@@ -243,17 +231,6 @@ class Supervisor:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-
-    def _error(self, failed: Failed) -> ProbeError | WorkloadError:
-        """Return the error for a failure before any trial."""
-        if failed.stage == "device":
-            return ProbeError(failed.message, failed.hint)
-        if failed.out_of_memory:
-            return self._too_small(failed.message)
-        message = failed.message
-        if failed.stage == "setup":
-            message = f"{self._settings.workload}: its setup failed: {message}"
-        return WorkloadError(message, failed.hint, failed.traceback)
 
     def _too_small(self, reason: str) -> ProbeError:
         return ProbeError(
@@ -267,8 +244,12 @@ def _tail(output: str, lines: int = 12) -> str:
     return "\n".join(output.rstrip().splitlines()[-lines:])
 
 
+def _hangs_at(lead: str, lost: WorkerLost) -> str:
+    return f"{lead}it hangs at {last_frame(lost.output)}" if lost.output else ""
+
+
 def _lost(shape: BatchShape, outcome: Outcome, error: str) -> Ran:
-    """Return a trial whose worker can't tell of it any more."""
+    """Return a trial whose worker can't report it any more."""
     trial = Trial(
         index=0,
         batch_size=shape.batch_size,
@@ -283,4 +264,4 @@ def _lost(shape: BatchShape, outcome: Outcome, error: str) -> Ran:
         error=error,
         elapsed_seconds=0.0,
     )
-    return Ran(trial=trial)
+    return Ran(trial=trial, renew=True)

@@ -1,28 +1,28 @@
 """The worker process: builds the workload once, and runs the trials that it is asked for.
 
 Forked by the nursery, or where that can't be, started as `python -m batchtune.probe.worker FD`. It speaks over its
-socket alone: what the workload prints goes to the standard streams and disturbs nothing. Its keeper
-(`batchtune.probe.keeper`) sees to it that it ends.
+socket alone: what the workload prints goes to the standard streams and disturbs nothing.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
-from batchtune.probe.devices import backend_for
-from batchtune.probe.keeper import STACK_SIGNAL
+from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import Failed, Identified, Identify, Load, Loaded, Measure, Ready, Setup, Stage
+from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ready, Stage
 from batchtune.probe.session import Session
-from batchtune.probe.surroundings import describe_settings, gradient_bytes
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
 
@@ -35,19 +35,15 @@ def serve(channel: socket.socket) -> None:
     """Serve requests until the supervisor closes the socket."""
     channel.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    # Where it hangs, if it does. Not to the stream itself: the workload may close or replace that.
-    faulthandler.register(STACK_SIGNAL, file=os.dup(2), all_threads=False)
+    # To see where it hangs. Not to the stream itself: the workload may close or replace that.
+    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
     session: Session | None = None
     with channel, channel.makefile("rb") as requests:
         for line in requests:
             request = protocol.decode_request(line)
             reply: protocol.Reply
-            if isinstance(request, Identify):
-                reply = _identify(request)
-            elif isinstance(request, Load):
-                reply = _load(request)
-            elif isinstance(request, Setup):
-                session, reply = _set_up(request)
+            if isinstance(request, Prepare):
+                session, reply = _prepare(request)
             else:
                 assert session is not None, "a trial before the setup"
                 reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
@@ -55,39 +51,23 @@ def serve(channel: socket.socket) -> None:
     os._exit(0)  # no finalizer of the workload's may hang the end
 
 
-def _identify(request: Identify) -> Identified | Failed:
-    """Return which device is meant; whatever goes wrong in that is the device's fault."""
-    try:
-        return backend_for(request.device).identify(request.device)
-    except BatchtuneError as error:
-        return Failed(stage="device", message=error.message, hint=error.hint)
-    except Exception as error:
-        return Failed(stage="device", message=f"--device {request.device}: {first_line(error)}")
-
-
-def _load(request: Load) -> Loaded | Failed:
-    """Return whether the workload can be imported and takes its options."""
-    from batchtune.workloads import load_workload
-
-    try:
-        load_workload(request.workload, request.options)
-    except BaseException as error:
-        return _failed("import", error)
-    return Loaded()
-
-
-def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
-    """Open the device, limits it and builds the workload."""
+def _prepare(request: Prepare) -> tuple[Session | None, Identified | Loaded | Ready | Failed]:
+    """Identify the device, or import the workload, or open and limit the device and build the workload."""
     from batchtune.workloads import load_workload
 
     stage: Stage = "device"
     settings = request.settings
     try:
-        meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
-        import torch
-
+        if request.up_to == "device":
+            return None, backend_for(settings.device).identify(settings.device)
+        if request.up_to == "setup":
+            meter = backend_for(settings.device).open(settings.device, settings, request.limit_bytes)
         stage = "import"
         workload = load_workload(request.workload, request.options)
+        if request.up_to == "import":
+            return None, Loaded()
+        import torch
+
         stage = "device"
         meter.limit()
         stage = "setup"
@@ -97,22 +77,62 @@ def _set_up(request: Setup) -> tuple[Session | None, Ready | Failed]:
         stage = "device"
         meter.settle(settings.reserve_bytes, gradient_bytes() if settings.ddp else 0)
         settings_now = describe_settings(meter.switches())
+    except BatchtuneError as error:
+        last_lines = error.traceback if isinstance(error, WorkloadError) else None
+        return None, Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
     except BaseException as error:
-        return None, _failed(stage, error)
+        where = f"--device {settings.device}: " if stage == "device" else ""
+        return None, Failed(
+            stage=stage,
+            message=where + first_line(error),
+            traceback=user_traceback(error),
+            out_of_memory=error_verdict(error) == "oom",
+        )
     return Session(workload, meter), Ready(device=replace(meter.device, settings=settings_now))
 
 
-def _failed(stage: Stage, error: BaseException) -> Failed:
-    """Return an error before any trial."""
-    if isinstance(error, BatchtuneError):
-        last_lines = error.traceback if isinstance(error, WorkloadError) else None
-        return Failed(stage=stage, message=error.message, hint=error.hint, traceback=last_lines)
-    return Failed(
-        stage=stage,
-        message=first_line(error),
-        traceback=user_traceback(error),
-        out_of_memory=error_verdict(error) == "oom",
-    )
+def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what else decides memory and time, for `Device.settings`: environment variables and torch's switches.
+
+    `switches` are the device's own. A switch that torch can't tell is None: from torch 2.9 on, reading
+    `float32_matmul_precision` raises if its newer form was used too.
+    """
+    import torch
+
+    precision: str | None = None
+    try:
+        precision = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        pass
+    return {
+        **describe_environment(),
+        "float32_matmul_precision": precision,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        **switches,
+    }
+
+
+def gradient_bytes() -> int:
+    """Return one copy of the gradients of what the workload trains, in bytes: what DDP's gradient buckets take.
+
+    The parameters of all live optimizers that require a gradient count, each once; without an optimizer, all live
+    parameters. (DistributedDataParallel keeps its buckets besides the gradients, of their full size, unless it is
+    given `gradient_as_bucket_view=True`:
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
+    """
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    gc.collect()  # what is only waiting to be collected is not trained
+    live = gc.get_objects()
+    # By type, not isinstance: that asks an object for its __class__, which a lazy module answers by importing things.
+    optimizers = [thing for thing in live if issubclass(type(thing), torch.optim.Optimizer)]
+    if optimizers:
+        trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    else:
+        trained = [thing for thing in live if issubclass(type(thing), torch.nn.Parameter)]
+    each_once = {id(parameter): parameter for parameter in trained}.values()
+    return sum(p.numel() * p.element_size() for p in each_once if p.requires_grad and not is_lazy(p))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from typing import IO
 import msgspec
 from msgspec.structs import replace
 
+from batchtune.probe.devices import describe_environment
 from batchtune.probe.devices.cpu import CPU_ID, describe_cpu
 from batchtune.probe.inventory import DriverFacts, TorchFacts, decode_line
 from batchtune.probe.lock import lock_path
-from batchtune.probe.surroundings import describe_environment
 from batchtune.results import Doctor, DoctorCpu, DoctorGpu, DoctorTorch, meta_of
 from batchtune.trust import busy_with, settings_warnings
 from batchtune.units import counted

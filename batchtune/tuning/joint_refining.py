@@ -15,8 +15,8 @@ from batchtune.batching.table import BucketTable
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.probe.dominance import Anchor
 from batchtune.probe.findings import Findings
+from batchtune.probe.outcomes import Anchor
 
 # Examples that stand for all, evenly taken in order of length, and boundaries in each dimension to choose from.
 _EXAMPLES = 4096

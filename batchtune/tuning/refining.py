@@ -17,8 +17,8 @@ import numpy.typing as npt
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
-from batchtune.probe.dominance import Anchor
 from batchtune.probe.findings import Findings
+from batchtune.probe.outcomes import Anchor
 from batchtune.results import CostModel
 from batchtune.tuning.joint_refining import JointRefinement
 

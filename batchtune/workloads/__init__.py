@@ -1,4 +1,4 @@
-"""What one training step is: the protocol, the built-in workloads, and how a user's own is loaded.
+"""Training steps to measure: the protocol, the built-in workloads, and the loading of a user's own.
 
 Importing this package does not import torch: a workload's module is imported where the workload is built,
 which is the worker process.

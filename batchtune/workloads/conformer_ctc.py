@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from batchtune.shapes import BatchShape
-from batchtune.workloads.layers import SelfAttention, feed_forward, rotary_angles
 from batchtune.workloads.training import (
+    Blocks,
+    SelfAttention,
     Size,
     TrainingConfig,
     TrainingWorkload,
     check_choice,
     check_integer,
     check_number,
-    run_block,
+    feed_forward,
     whole,
 )
 
@@ -98,7 +99,7 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         return Conformer(self.config)
 
     def make_batch(self, shape: BatchShape) -> SpeechBatch:
-        """Random features and targets, all of full length."""
+        """Return random features and targets, all of full length."""
         seconds = self.config.seconds(shape.length)
         # Of a single frame, oneDNN's strided convolution in bf16 gives gradients of uninitialised memory.
         frames = max(SUBSAMPLING, whole(seconds * FRAMES_PER_SECOND))
@@ -106,13 +107,11 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         if tokens is None:
             tokens = seconds * self.config.tokens_per_second
         features = torch.randn(shape.batch_size, frames, FEATURES, device=self.device)
-        return SpeechBatch(features, self._make_targets(shape.batch_size, min(whole(tokens), subsampled(frames))))
-
-    def _make_targets(self, batch_size: int, tokens: int) -> Tensor:
-        """Return targets: each token is the one before plus something that is not 0 modulo the number of tokens."""
+        # Each token is the one before plus something that is not 0 modulo the number of tokens.
         classes = self.config.hyper.vocab - 1
-        steps = torch.randint(1, classes, (batch_size, tokens), device=self.device)
-        return steps.cumsum(dim=1) % classes + 1
+        count = min(whole(tokens), subsampled(frames))
+        steps = torch.randint(1, classes, (shape.batch_size, count), device=self.device)
+        return SpeechBatch(features, steps.cumsum(dim=1) % classes + 1)
 
     def loss(self, batch: SpeechBatch) -> Tensor:
         """Mean CTC loss per target token."""
@@ -140,26 +139,21 @@ class Conformer(nn.Module):
 
     def __init__(self, config: ConformerCTCConfig) -> None:
         super().__init__()
-        hyper = config.hyper
-        self.checkpointed = config.checkpoint
-        self.head_dim = hyper.dim // hyper.heads
+        dim = config.hyper.dim
         self.subsampling = nn.Sequential(
-            nn.Conv1d(FEATURES, hyper.dim, kernel_size=3, stride=2, padding=1),
+            nn.Conv1d(FEATURES, dim, kernel_size=3, stride=2, padding=1),
             nn.SiLU(),
-            nn.Conv1d(hyper.dim, hyper.dim, kernel_size=3, stride=2, padding=1),
+            nn.Conv1d(dim, dim, kernel_size=3, stride=2, padding=1),
             nn.SiLU(),
         )
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(ConformerBlock(config) for _ in range(hyper.layers))
-        self.output = nn.Linear(hyper.dim, hyper.vocab)
+        self.blocks = Blocks(config, lambda: ConformerBlock(config))
+        self.output = nn.Linear(dim, config.hyper.vocab)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits of each subsampled frame."""
-        x: Tensor = self.dropout(self.subsampling(features.transpose(1, 2)).transpose(1, 2))
-        angles = rotary_angles(x.shape[1], self.head_dim, x.device)
-        for block in self.blocks:
-            x = run_block(block, x, angles, checkpointed=self.checkpointed)
-        logits: Tensor = self.output(x)
+        """Return the logits of each subsampled frame."""
+        x = self.dropout(self.subsampling(features.transpose(1, 2)).transpose(1, 2))
+        logits: Tensor = self.output(self.blocks(x))
         return logits
 
 

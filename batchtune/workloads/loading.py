@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -23,7 +23,7 @@ _METHODS = ("setup", "make_batch", "step")
 
 
 def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
-    """Import what `spec` names and call it with the options; return the workload, not yet set up.
+    """Import the code that `spec` names and call it with the options; return the workload, not yet set up.
 
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file,
     or the current folder for a package, is put first on `sys.path` and stays there, so that imports inside
@@ -31,20 +31,45 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
 
     Raises:
         WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be
-            built, takes no such options, or returns no workload. Where the user's code raised, `traceback` holds
+            built, takes no such options, or returns no workload. If the user's code raised, `traceback` holds
             the last lines of its own frames.
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
         raise WorkloadError(f"{spec!r} names no workload", _FORMS)
-    target = _builtin(name) if location == "builtin" else _lookup(_import(location, name), location, name)
+    target = _builtin(name) if location == "builtin" else _imported(location, name)
     if not callable(target):
         raise WorkloadError(
             f"{name} in {location} is of type {type(target).__name__}, but a class or a function is needed",
             "Name the class, or a function that returns the workload.",
         )
     _check_options(spec, target, options)
-    return _checked(spec, _build(spec, target, options))
+    try:
+        workload = target(**options)
+    except BatchtuneError:
+        raise
+    except (Exception, SystemExit) as error:
+        if spec.startswith("builtin:") and isinstance(error, ValueError):
+            raise WorkloadError(f"{spec}: {error}", "Change that --set option.") from None
+        raise WorkloadError(
+            f"{spec} can't be built: {first_line(error)}",
+            "The error was raised when it was called with the --set options.",
+            user_traceback(error),
+        ) from error
+    missing = [method for method in _METHODS if not callable(getattr(workload, method, None))]
+    if missing:
+        raise WorkloadError(
+            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
+            "A workload has the methods setup(device), make_batch(shape) and step(batch).",
+        )
+    for method in _METHODS:
+        function = getattr(workload, method)
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise WorkloadError(
+                f"{spec}: {method} is a generator or coroutine, so calling it runs nothing",
+                "Write it as a plain function, without yield or async.",
+            )
+    return cast(Workload, workload)
 
 
 def _builtin(name: str) -> Any:
@@ -54,10 +79,10 @@ def _builtin(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _import(location: str, name: str) -> ModuleType:
-    """Import a file or a package's module."""
+def _imported(location: str, name: str) -> Any:
+    """Import a file or a package's module, and return what the name stands for there."""
     try:
-        return _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
+        module = _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
     except BatchtuneError:
         raise
     except (Exception, SystemExit) as error:  # a script without a main guard leaves with SystemExit
@@ -66,6 +91,15 @@ def _import(location: str, name: str) -> ModuleType:
             "The error is in that code or in what it imports.",
             user_traceback(error),
         ) from error
+    if hasattr(module, name):
+        return getattr(module, name)
+    public = sorted(
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+    )
+    hint = _suggestion(name, public, "It has") if public else "It defines no public class or function."
+    raise WorkloadError(f"{location} has no {name!r}", hint)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -88,9 +122,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _import_module(location: str, name: str) -> ModuleType:
-    file = f"{location}.py"
-    hint = f"Did you mean {file}:{name}?" if Path(file).is_file() else _FORMS
     if not all(part.isidentifier() for part in location.split(".")):
+        file = f"{location}.py"
+        hint = f"Did you mean {file}:{name}?" if Path(file).is_file() else _FORMS
         raise WorkloadError(f"{location!r} is neither a .py file nor a module", hint)
     _put_first(os.getcwd())
     importlib.invalidate_caches()
@@ -99,7 +133,7 @@ def _import_module(location: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing != location and not location.startswith(f"{missing}."):
-            raise  # the module is there; something that it imports is not
+            raise  # the module exists; something that it imports does not
         raise WorkloadError(
             f"there is no module {missing!r} for {location}:{name}", "Run from the folder that holds it, or install it."
         ) from None
@@ -110,20 +144,7 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _lookup(module: ModuleType, location: str, name: str) -> Any:
-    if hasattr(module, name):
-        return getattr(module, name)
-    public = sorted(
-        key
-        for key, value in vars(module).items()
-        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
-    )
-    raise WorkloadError(f"{location} has no {name!r}", _suggestion(name, public, "It has"))
-
-
-def _suggestion(name: str, names: list[str], lead: str) -> str:
-    if not names:
-        return "It defines no public class or function."
+def _suggestion(name: str, names: Sequence[str], lead: str) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     return (f"Did you mean {near[0]}? " if near else "") + f"{lead}: {', '.join(names)}."
 
@@ -133,60 +154,22 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
-        return  # written in C: the call itself will tell
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    names = [p.name for p in named]
-    if named:
-        listing = "It takes " + ", ".join(
-            p.name if p.default is p.empty else f"{p.name}={_word(p.default)}" for p in named
-        )
-    else:
-        listing = "It takes no options"
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        for key in options:
-            if key not in names:
-                near = difflib.get_close_matches(key, names, n=1)
-                lead = f"Did you mean {near[0]}? " if near else ""
-                raise WorkloadError(f"{spec} has no option {key!r}", f"{lead}{listing}.")
-    for parameter in named:
-        if parameter.default is parameter.empty and parameter.name not in options:
-            raise WorkloadError(
-                f"{spec} needs the option {parameter.name!r}", f"Add --set {parameter.name}=... {listing}."
-            )
+        return  # written in C: the call itself will fail
+    named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    # As one would write it after `--set`.
+    listing = ", ".join(
+        name if default is inspect.Parameter.empty else f"{name}={_word(default)}" for name, default in named.items()
+    )
+    listing = f"It takes {listing}." if named else "It takes no options."
+    unknown = [key for key in options if key not in named]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        near = difflib.get_close_matches(unknown[0], named, n=1)
+        lead = f"Did you mean {near[0]}? " if near else ""
+        raise WorkloadError(f"{spec} has no option {unknown[0]!r}", f"{lead}{listing}")
+    for name, default in named.items():
+        if default is inspect.Parameter.empty and name not in options:
+            raise WorkloadError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")
 
 
 def _word(value: Any) -> str:
-    """Return a default as one would write it after `--set key=`."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _build(spec: str, target: Any, options: Mapping[str, Any]) -> object:
-    try:
-        return target(**options)
-    except BatchtuneError:
-        raise
-    except (Exception, SystemExit) as error:
-        if spec.startswith("builtin:") and isinstance(error, ValueError):
-            raise WorkloadError(f"{spec}: {error}", "Change that --set option.") from None
-        raise WorkloadError(
-            f"{spec} can't be built: {first_line(error)}",
-            "The error was raised when it was called with the --set options.",
-            user_traceback(error),
-        ) from error
-
-
-def _checked(spec: str, workload: object) -> Workload:
-    missing = [method for method in _METHODS if not callable(getattr(workload, method, None))]
-    if missing:
-        raise WorkloadError(
-            f"{spec} gives a {type(workload).__name__} without {', '.join(missing)}: that is not a workload",
-            "A workload has the methods setup(device), make_batch(shape) and step(batch).",
-        )
-    for method in _METHODS:
-        function = getattr(workload, method)
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise WorkloadError(
-                f"{spec}: {method} is a generator or coroutine, so calling it runs nothing",
-                "Write it as a plain function, without yield or async.",
-            )
-    return cast(Workload, workload)

@@ -18,7 +18,7 @@ class Builtin(NamedTuple):
 
     Attributes:
         target: Module and class, imported when it is asked for.
-        units: Of the lengths that it stands in for where the user names no workload.
+        units: Of the lengths that it stands in for if the user names no workload.
         takes_unit: Whether it has an option `unit`.
     """
 
@@ -39,31 +39,26 @@ BUILTINS: dict[str, Builtin] = {
 
 def is_builtin(spec: str) -> bool:
     """Return whether a `--workload` value names a built-in, and so no code but batchtune's own."""
-    return _builtin(spec) is not None
+    return spec.startswith("builtin:") and spec.removeprefix("builtin:") in BUILTINS
 
 
 def default_workload(unit: str | None) -> str | None:
-    """Return the `--workload` value of the built-in that fits lengths of this unit; None where the unit is unknown."""
+    """Return the `--workload` value of the built-in that fits lengths of this unit; None if the unit is unknown."""
     return next((f"builtin:{name}" for name, builtin in BUILTINS.items() if unit in builtin.units), None)
 
 
 def with_unit(spec: str, options: Mapping[str, Any], unit: str | None) -> dict[str, Any]:
-    """Return a workload's options, with the unit of the lengths where it is a built-in that takes one."""
-    builtin = _builtin(spec)
-    if builtin is None or not builtin.takes_unit or unit is None:
+    """Return a workload's options, with the unit of the lengths if it is a built-in that takes one."""
+    if unit is None or not is_builtin(spec) or not BUILTINS[spec.removeprefix("builtin:")].takes_unit:
         return dict(options)
     return {**options, "unit": options.get("unit", unit)}
-
-
-def _builtin(spec: str) -> Builtin | None:
-    return BUILTINS.get(spec.removeprefix("builtin:")) if spec.startswith("builtin:") else None
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
     """Read the `--set key=value` options of a workload, such as `["layers=12", "dtype=bf16", "checkpoint=true"]`.
 
-    A value is an int or a float where it reads as one, True, False or None for `true`, `false` and `none` in any
-    case, and else the text itself. The first `=` ends the key.
+    A value is an int or a float if it reads as one, True, False or None for `true`, `false` and `none` in any
+    case, or else the text itself. The first `=` ends the key.
 
     Raises:
         UsageError: A pair without `=` or without a key, or a key twice.
@@ -76,13 +71,11 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"{pair!r} is not a workload option", "Write key=value, such as layers=12.")
         if key in options:
             raise UsageError(f"the workload option {key!r} is set twice", f"Keep one --set {key}=...")
-        options[key] = _typed(text.strip())
+        text = text.strip()
+        if text.lower() in _WORDS:
+            options[key] = _WORDS[text.lower()]
+        elif _INTEGER.fullmatch(text):
+            options[key] = int(text)
+        else:
+            options[key] = float(text) if _DECIMAL.fullmatch(text) else text
     return options
-
-
-def _typed(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    return float(text) if _DECIMAL.fullmatch(text) else text

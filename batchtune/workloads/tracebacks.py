@@ -14,7 +14,8 @@ LAST_LINES = 15
 LONGEST_LINE = 1000
 
 _OURS = str(Path(batchtune.__file__).parent)
-_LIBRARIES = ("site-packages", "dist-packages")
+_STANDARD = sysconfig.get_path("stdlib")
+_PACKAGES = {"site-packages", "dist-packages"}
 
 # As faulthandler writes them: the innermost first, after a line that says so.
 _STACK_HEAD = "(most recent call first):\n"
@@ -26,11 +27,15 @@ def user_traceback(error: BaseException) -> str:
 
     Frames of batchtune, of the import system, of the standard library and of installed packages say nothing
     about where the user's code is wrong, and a deep stack inside torch would push out what does. They stay
-    only where no frame of the user's is left (an installed package that is itself the workload).
+    only if no frame of the user's is left (an installed package that is itself the workload).
     """
     report = traceback.TracebackException.from_exception(error)
-    _keep_own_frames(report, set())
-    return "\n".join(printable(line) for line in "".join(report.format()).splitlines()[-LAST_LINES:])
+    reports = [report]
+    for one in reports:  # which grows
+        one.stack = _own_frames(one.stack)
+        linked = [other for other in (one.__cause__, one.__context__) if other is not None]
+        reports += [other for other in linked if all(other is not known for known in reports)]
+    return _last_lines("".join(report.format()))
 
 
 def user_stack(output: str) -> str:
@@ -39,8 +44,7 @@ def user_stack(output: str) -> str:
     if not head:
         return ""
     frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)]
-    lines = "".join(_own_frames(frames[::-1]).format()).splitlines()
-    return "\n".join(printable(line) for line in lines[-LAST_LINES:])
+    return _last_lines("".join(_own_frames(frames[::-1]).format()))
 
 
 def last_frame(stack: str) -> str:
@@ -64,21 +68,15 @@ def printable(line: str) -> str:
     return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
 
 
-def _keep_own_frames(report: traceback.TracebackException, seen: set[int]) -> None:
-    seen.add(id(report))
-    report.stack = _own_frames(report.stack)
-    for linked in (report.__cause__, report.__context__):
-        if linked is not None and id(linked) not in seen:
-            _keep_own_frames(linked, seen)
+def _last_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.splitlines()[-LAST_LINES:])
 
 
 def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
-    foreign = [f for f in stack if not f.filename.startswith((_OURS, "<frozen"))]
-    own = [f for f in foreign if not _is_library(f.filename)]
+    foreign = [frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))]
+    own = [
+        frame
+        for frame in foreign
+        if not frame.filename.startswith(_STANDARD) and not _PACKAGES.intersection(Path(frame.filename).parts)
+    ]
     return traceback.StackSummary.from_list(own or foreign)
-
-
-def _is_library(filename: str) -> bool:
-    if any(part in _LIBRARIES for part in Path(filename).parts):
-        return True
-    return filename.startswith(sysconfig.get_path("stdlib"))

@@ -1,15 +1,17 @@
-"""What the built-in workloads share: options with range checks, and one plain training step."""
+"""The common part of the built-in workloads: options with range checks, layers, and one plain training step."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from batchtune.shapes import BatchShape
@@ -20,7 +22,11 @@ LEARNING_RATE = 1e-4
 FP16_FIRST_SCALE = 1024.0
 
 AUTOCAST_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-OPTIMIZERS = ("adamw", "sgd", "adafactor")
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, lr=LEARNING_RATE),
+    "sgd": partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=0.9),
+    "adafactor": partial(torch.optim.Adafactor, lr=LEARNING_RATE),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +46,7 @@ class TrainingConfig:
     Attributes:
         size: Name of a preset; `dim`, `layers`, `heads` and `vocab` override it one by one.
         dim: Width of the model; a multiple of 2 * heads (rotary positions turn pairs).
-        layers: Number of blocks.
-        heads: Attention heads of each block.
         vocab: Number of output classes, for CTC the blank included.
-        dropout: Probability, at least 0 and below 1.
         dtype: `fp32`, or `bf16` or `fp16` by autocast; the parameters stay in fp32, and fp16 scales its loss.
         checkpoint: Whether each block's activations are computed again in the backward pass instead of kept.
         optimizer: `adamw`, `sgd` (momentum 0.9) or `adafactor`.
@@ -68,11 +71,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_choice("size", self.size, tuple(self.SIZES))
-        for name in ("dim", "layers", "heads"):
+        for name, least in (("dim", 1), ("layers", 1), ("heads", 1), ("vocab", 3)):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        if self.vocab is not None:
-            check_integer("vocab", self.vocab, 3)
+                check_integer(name, getattr(self, name), least)
         hyper = self.hyper
         if hyper.dim % (2 * hyper.heads):
             raise ValueError(f"dim must be a multiple of 2 * heads, got dim={hyper.dim}, heads={hyper.heads}")
@@ -80,19 +81,14 @@ class TrainingConfig:
         check_choice("dtype", self.dtype, tuple(AUTOCAST_DTYPES))
         if not isinstance(self.checkpoint, bool):
             raise ValueError(f"checkpoint must be true or false, got {self.checkpoint!r}")
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("optimizer", self.optimizer, tuple(OPTIMIZERS))
         check_integer("seed", self.seed, 0)
 
     @property
     def hyper(self) -> Size:
         """The preset with what is set explicitly in place of its own values."""
-        preset = self.SIZES[self.size]
-        return Size(
-            dim=preset.dim if self.dim is None else self.dim,
-            layers=preset.layers if self.layers is None else self.layers,
-            heads=preset.heads if self.heads is None else self.heads,
-            vocab=preset.vocab if self.vocab is None else self.vocab,
-        )
+        given = {name: getattr(self, name) for name in ("dim", "layers", "heads", "vocab")}
+        return replace(self.SIZES[self.size], **{name: value for name, value in given.items() if value is not None})
 
 
 Batch = TypeVar("Batch")
@@ -100,12 +96,9 @@ Config = TypeVar("Config", bound=TrainingConfig)
 
 
 class TrainingWorkload(ABC, Generic[Config, Batch]):
-    """A workload whose step is forward, loss, backward and optimizer step; a subclass says of what.
+    """A workload whose step is forward, loss, backward and optimizer step; a subclass has the model and the loss.
 
     The same seed and the same sequence of calls give the same numbers on the CPU.
-
-    Args:
-        config: The options.
     """
 
     model: nn.Module
@@ -133,7 +126,8 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         torch.manual_seed(self.config.seed)
         with device:
             self.model = self.build_model().train()
-        self.optimizer = make_optimizer(self.config.optimizer, self.model)
+        # torch chooses between its implementations of an optimizer.
+        self.optimizer = OPTIMIZERS[self.config.optimizer](self.model.parameters())
         self._scaler = torch.amp.GradScaler(
             device.type, init_scale=FP16_FIRST_SCALE, enabled=self.config.dtype == "fp16"
         )
@@ -149,19 +143,77 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
         self._scaler.update()
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of that name; torch chooses between its implementations."""
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    if name == "adafactor":
-        return torch.optim.Adafactor(model.parameters(), lr=LEARNING_RATE)
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+def rotary_angles(positions: int, head_dim: int, device: torch.device) -> Tensor:
+    """Return angles of rotary position embeddings (Su et al., 2021, arXiv:2104.09864, equation 15).
+
+    Shape (positions, head_dim / 2), radians, fp32. They are computed for each batch, not kept in a table: a table
+    grows with the longest batch seen so far and would add it to the memory of every later trial.
+    """
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
+    return torch.outer(torch.arange(positions, device=device), frequencies)
 
 
-def run_block(block: nn.Module, *inputs: Tensor, checkpointed: bool) -> Tensor:
-    """Return a block's output, its activations kept for the backward pass or computed again there."""
-    output: Tensor = checkpoint(block, *inputs, use_reentrant=False) if checkpointed else block(*inputs)
-    return output
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn each pair of features by its position's angle (Su et al., RoFormer, 2021)."""
+    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention.
+
+    There is no mask, as every example of a batch has its full length, and no dropout inside, so that torch's
+    fused kernels are used on every device and memory does not grow with the square of the length.
+    """
+
+    def __init__(self, dim: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.causal = causal
+        self.queries_keys_values = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Map (batch, positions, dim) to the same shape."""
+        batch_size, positions, dim = x.shape
+        projected = self.queries_keys_values(x).view(batch_size, positions, 3, self.heads, dim // self.heads)
+        queries, keys, values = projected.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(
+            rotate(queries, angles), rotate(keys, angles), values, is_causal=self.causal
+        )
+        output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch_size, positions, dim))
+        return output
+
+
+def feed_forward(dim: int, activation: nn.Module, dropout: float) -> nn.Sequential:
+    """LayerNorm and two linear layers with four times the width between them."""
+    return nn.Sequential(
+        nn.LayerNorm(dim),
+        nn.Linear(dim, 4 * dim),
+        activation,
+        nn.Dropout(dropout),
+        nn.Linear(4 * dim, dim),
+        nn.Dropout(dropout),
+    )
+
+
+class Blocks(nn.Module):
+    """A stack of blocks with rotary positions: (batch, positions, dim) to the same shape."""
+
+    def __init__(self, config: TrainingConfig, make_block: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        hyper = config.hyper
+        self.checkpointed = config.checkpoint
+        self.head_dim = hyper.dim // hyper.heads
+        self.blocks = nn.ModuleList(make_block() for _ in range(hyper.layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep each block's activations for the backward pass, or have them computed again there."""
+        angles = rotary_angles(x.shape[1], self.head_dim, x.device)
+        for block in self.blocks:
+            x = checkpoint(block, x, angles, use_reentrant=False) if self.checkpointed else block(x, angles)
+        return x
 
 
 def whole(value: float) -> int:

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from batchtune.shapes import BatchShape
-from batchtune.workloads.layers import SelfAttention, feed_forward, rotary_angles
-from batchtune.workloads.training import Size, TrainingConfig, TrainingWorkload, run_block, whole
+from batchtune.workloads.training import (
+    Blocks,
+    SelfAttention,
+    Size,
+    TrainingConfig,
+    TrainingWorkload,
+    feed_forward,
+    whole,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +70,20 @@ class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
 
 
 class LanguageModel(nn.Module):
-    """Tokens (batch, positions) to logits (batch, positions, vocab)."""
+    """Tokens (batch, positions) to logits (batch, positions, vocab) of the token after each."""
 
     def __init__(self, config: TransformerLMConfig) -> None:
         super().__init__()
         hyper = config.hyper
-        self.checkpointed = config.checkpoint
-        self.head_dim = hyper.dim // hyper.heads
         self.embedding = nn.Embedding(hyper.vocab, hyper.dim)
         nn.init.normal_(self.embedding.weight, std=hyper.dim**-0.5)  # as it is the output layer's weight too
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(hyper, config.dropout) for _ in range(hyper.layers))
+        self.blocks = Blocks(config, lambda: Block(hyper, config.dropout))
         self.norm = nn.LayerNorm(hyper.dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after each position."""
-        angles = rotary_angles(tokens.shape[1], self.head_dim, tokens.device)
-        x: Tensor = self.dropout(self.embedding(tokens))
-        for block in self.blocks:
-            x = run_block(block, x, angles, checkpointed=self.checkpointed)
+        """Return the logits."""
+        x = self.blocks(self.dropout(self.embedding(tokens)))
         return F.linear(self.norm(x), self.embedding.weight)
 
 

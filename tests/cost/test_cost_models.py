@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchtune.cost import fit_cost, needs_targets, per_example, predict
+from batchtune.cost import fit_cost, needs_targets, predict
 from batchtune.cost.models import FloatArray
 from batchtune.results import CostModel
 
@@ -105,7 +105,7 @@ def errors(model: CostModel, shapes: tuple[FloatArray, FloatArray, FloatArray], 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
 
 
-@pytest.mark.parametrize("count", [12, 40])
+@pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cost", "with_targets"), LAYERS.values(), ids=LAYERS)
 def test_what_layers_cost_is_found_and_holds_for_other_shapes(cost: Cost, with_targets: bool, count: int) -> None:
     sizes, lengths, targets = drawn(count)
@@ -126,7 +126,7 @@ def test_a_floor_is_found() -> None:
     assert (model.floor, model.constant, model.linear) == pytest.approx((3e8, 1e8, 4e3), rel=1e-5)
 
 
-@pytest.mark.parametrize("count", [15, 20, 30])
+@pytest.mark.parametrize("count", [15, *(pytest.param(count, marks=pytest.mark.slow) for count in (20, 30))])
 @pytest.mark.parametrize("name", LAWS)
 def test_a_law_is_found_from_the_shapes_of_a_probe(name: str, count: int) -> None:
     law = law_of(name)
@@ -248,7 +248,7 @@ def test_targets_proportional_to_the_length_add_nothing() -> None:
 def test_of_a_single_length_its_targets_count_as_much_as_lengths() -> None:
     model = fitted(np.array([1.0, 2, 5]), np.full(3, 8000.0), np.array([3e8, 4e8, 7e8]), np.full(3, 2000.0))
     # A short prompt with the longest answer is then no tiny batch.
-    assert float(per_example(model, 10, 2000)) == pytest.approx(1e8 * 2010 / 10_000, rel=1e-6)
+    assert float(model.per_example(10, 2000)) == pytest.approx(1e8 * 2010 / 10_000, rel=1e-6)
 
 
 def test_two_shapes_give_a_line_through_both() -> None:
@@ -273,7 +273,7 @@ def test_too_little_to_fit_is_no_model(sizes: list[float], lengths: list[float],
 
 def test_costs_that_fall_with_the_size_are_taken_for_constant() -> None:
     model = fitted(np.array([1.0, 2, 4]), np.full(3, 10.0), np.array([100.0, 99, 98]))
-    assert float(per_example(model, 10)) == 0
+    assert float(model.per_example(10)) == 0
     assert model.constant == pytest.approx(99, rel=0.01)
 
 
@@ -328,7 +328,7 @@ def test_one_more_example_costs_what_the_predictions_differ_by() -> None:
     sizes, lengths, targets = drawn(12)
     model = fitted(sizes, lengths, LAYERS["encoder-decoder"][0](sizes, lengths, targets), targets)
     difference = predict(model, 8, lengths, targets) - predict(model, 7, lengths, targets)
-    assert per_example(model, lengths, targets) == pytest.approx(difference)
+    assert model.per_example(lengths, targets) == pytest.approx(difference)
 
 
 def test_a_model_of_targets_predicts_nothing_without_them() -> None:

@@ -87,7 +87,7 @@ class StartsDaemons(Good):
             time.sleep(1000)
 
 
-class KillsItsKeeper(StartsDaemons):
+class KillsItsParent(StartsDaemons):
     """Kills the process above it, as one does that cleans up by name."""
 
     def step(self, batch: BatchShape) -> None:

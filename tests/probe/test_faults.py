@@ -16,9 +16,8 @@ from msgspec.structs import replace
 from worker_processes import gone, ours, processes_of, supervise, wait_for
 
 from batchtune.errors import WorkloadError
-from batchtune.probe import guards
 from batchtune.probe.lock import DeviceBusy, DeviceLock
-from batchtune.probe.protocol import Identified, Identify
+from batchtune.probe.protocol import Identified
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import DeviceProcess
 from batchtune.shapes import BatchShape
@@ -38,7 +37,7 @@ def test_a_worker_that_is_killed_from_outside_has_not_run_out_of_memory(
     monkeypatch.chdir(tmp_path)
     killer = threading.Thread(target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL))
     killer.start()
-    with supervise("WaitsToBeKilled") as supervisor:
+    with supervise("WaitsToBeKilled", shared=False) as supervisor:
         first = supervisor.measure(ONE, 0).trial
         second = supervisor.measure(ONE, 1).trial
     killer.join()
@@ -60,19 +59,19 @@ def test_what_the_workload_started_ends_with_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: BatchShape, outcome: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with supervise("StartsDaemons", timeout_seconds=1.0 if outcome == "timeout" else 60.0) as supervisor:
+    with supervise("StartsDaemons", shared=False, timeout_seconds=1.0 if outcome == "timeout" else 60.0) as supervisor:
         supervisor.start()
-        assert len(ours()) == 4  # nursery, keeper, worker, and the daemon of the setup
+        assert len(ours()) == 3  # nursery, worker, and the daemon of the setup
         assert supervisor.measure(shape, 0).trial.outcome == outcome
         if outcome == "ok":
-            assert len(ours()) > 5
+            assert len(ours()) > 4
         else:
             assert len(ours()) == 1
 
 
 def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from worker_processes import supervise\n"
         "from batchtune.shapes import BatchShape\n"
         "with supervise('StartsDaemons') as supervisor:\n"
@@ -80,32 +79,17 @@ def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     wait_for(tmp_path / "hanging")
-    assert len(processes_of(supervisor.pid)) == 5  # nursery, keeper, worker, and two daemons
+    assert len(processes_of(supervisor.pid)) == 4  # nursery, worker, and two daemons
     supervisor.kill()
     supervisor.wait()
     assert gone(supervisor.pid)
 
 
-def test_nothing_stays_when_the_keeper_itself_is_killed() -> None:
-    with supervise("KillsItsKeeper") as supervisor:
+def test_nothing_stays_when_the_nursery_itself_is_killed() -> None:
+    with supervise("KillsItsParent") as supervisor:
         trial = supervisor.measure(ONE, 0).trial
-        assert len(ours()) == 1  # the nursery
+        assert not ours()
     assert trial.outcome == "crash"
-
-
-@pytest.mark.slow
-def test_where_there_is_no_keeper_the_workers_group_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As outside Linux."""
-    monkeypatch.setattr(guards, "FORKS", False)
-    monkeypatch.chdir(tmp_path)
-    with supervise("ForksAndHangs", timeout_seconds=2.0) as supervisor:
-        supervisor.start()
-        assert len(ours()) == 1
-        assert supervisor.measure(ONE, 0).trial.outcome == "timeout"
-        assert Path("child").exists()
-        assert gone(os.getpid())
 
 
 @pytest.mark.slow
@@ -189,7 +173,7 @@ def test_a_leak_is_told_where_memory_runs_out_before_it_is_certain() -> None:
     assert (trial.error or "").endswith("then memory ran out)")
 
 
-@pytest.mark.parametrize("name", ["GrowsAtFirst", "MakesCycles"])
+@pytest.mark.parametrize("name", ["GrowsAtFirst", pytest.param("MakesCycles", marks=pytest.mark.slow)])
 def test_memory_that_does_not_grow_for_ever_is_no_leak(name: str) -> None:
     with supervise(name) as supervisor:
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
@@ -246,7 +230,7 @@ def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> No
 
 @pytest.mark.slow
 def test_a_second_probe_on_the_cpu_goes_on_and_knows_of_the_first() -> None:
-    with supervise("Good") as first, supervise("Good") as second:
+    with supervise("Good") as first, supervise("Good", shared=False) as second:
         assert first.start().processes is None
         assert second.start().processes == [DeviceProcess(pid=os.getpid(), used_bytes=None)]
         first.__exit__(None, None, None)
@@ -256,23 +240,25 @@ def test_a_second_probe_on_the_cpu_goes_on_and_knows_of_the_first() -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU goes by a GPU's id: another probe of it is then no small matter."""
-    build = Supervisor._build
+    prepare = Supervisor._prepare
 
-    def made(self: Supervisor, request: Any, kind: Any) -> Any:
-        return Identified(id="GPU-made", name="GPU") if isinstance(request, Identify) else build(self, request, kind)
+    def made(self: Supervisor, up_to: Any, kind: Any) -> Any:
+        return Identified(id="GPU-made", name="GPU") if up_to == "device" else prepare(self, up_to, kind)
 
-    monkeypatch.setattr(Supervisor, "_build", made)
+    monkeypatch.setattr(Supervisor, "_prepare", made)
 
 
 def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
-    with supervise("Good") as first, supervise("Good") as second:
-        first.start()
-        first.measure(ONE, 0, fresh=True)
-        with pytest.raises(DeviceBusy, match=f"another probe \\(process {os.getpid()}\\) is using GPU") as caught:
-            second.start()
-        assert "--wait" in (caught.value.hint or "")
-        first.__exit__(None, None, None)
-        assert second.start().kind == "cpu"
+    with supervise("Good") as supervisor:
+        with DeviceLock("GPU-made", "GPU"):
+            with pytest.raises(DeviceBusy, match=f"another probe \\(process {os.getpid()}\\) is using GPU") as caught:
+                supervisor.start()
+            assert "--wait" in (caught.value.hint or "")
+        assert supervisor.start().kind == "cpu"
+        supervisor.measure(ONE, 0, fresh=True)
+        with pytest.raises(DeviceBusy):
+            DeviceLock("GPU-made", "GPU")
+    DeviceLock("GPU-made", "GPU").release()
 
 
 def test_the_workloads_own_error_comes_before_that_of_a_gpu_in_use(gpu: None) -> None:
@@ -292,8 +278,9 @@ def test_a_gpu_in_use_can_be_waited_for(gpu: None) -> None:
         notes.append(text)
         lock.release()
 
-    settings = replace(supervise("Good")._settings, wait_seconds=math.inf)
-    with Supervisor(settings, on_note=on_note) as supervisor:
+    with supervise("Good") as supervisor:
+        supervisor._settings = replace(supervisor._settings, wait_seconds=math.inf)
+        supervisor._note = on_note
         assert supervisor.start().kind == "cpu"
     assert notes == [f"Waiting for it to end: another probe (process {os.getpid()}) is using GPU."]
 

@@ -30,6 +30,9 @@ SMOOTH = {
     "noisy": lambda shape: quadratic_peak()(shape) * (1 + 0.002 * _noise(shape)),
 }
 
+# Of the combinations of data and limits; the others are slow.
+DEFAULT = {("speech", 1_500_000_000), ("tokens", 8_000_000_000), ("many", 80_000_000_000)}
+
 
 def _noise(shape: BatchShape) -> float:
     """Between -0.5 and 0.5, the same for the same shape."""
@@ -87,17 +90,7 @@ def assert_true(lengths: Lengths, device: MadeDevice, points: list[FrontierPoint
 
 
 @pytest.mark.parametrize("lengths", [SPEECH, TOKENS], ids=["speech", "tokens"])
-@pytest.mark.parametrize(
-    "peak",
-    [
-        quadratic_peak(),
-        quadratic_peak(quadratic=0),
-        quadratic_peak(linear=1e4, quadratic=2e5),
-        lambda shape: max(3e9, quadratic_peak()(shape)),
-        lambda shape: -(-quadratic_peak()(shape) // 2**21) * 2**21,
-    ],
-    ids=["quadratic", "linear", "steep", "floor", "rounded"],
-)
+@pytest.mark.parametrize("peak", [SMOOTH["quadratic"], SMOOTH["floor"], SMOOTH["rounded"]])
 def test_the_frontier_is_the_truth_to_within_the_tolerance(lengths: Lengths, peak: Callable[..., float]) -> None:
     device = MadeDevice(peak, limit_bytes=8_000_000_000)
     points, _ = run(lengths, device)
@@ -105,8 +98,14 @@ def test_the_frontier_is_the_truth_to_within_the_tolerance(lengths: Lengths, pea
     assert_true(lengths, device, points)
 
 
-@pytest.mark.parametrize("lengths", [SPEECH, TOKENS, MANY], ids=["speech", "tokens", "many"])
-@pytest.mark.parametrize("limit_bytes", [1_500_000_000, 8_000_000_000, 80_000_000_000])
+@pytest.mark.parametrize(
+    ("lengths", "limit_bytes"),
+    [
+        pytest.param(lengths, limit, id=f"{name}-{limit}", marks=() if (name, limit) in DEFAULT else pytest.mark.slow)
+        for name, lengths in (("speech", SPEECH), ("tokens", TOKENS), ("many", MANY))
+        for limit in (1_500_000_000, 8_000_000_000, 80_000_000_000)
+    ],
+)
 @pytest.mark.parametrize("peak", SMOOTH.values(), ids=SMOOTH)
 def test_a_smooth_memory_needs_few_trials_and_few_ooms(
     lengths: Lengths, limit_bytes: int, peak: Callable[..., float]
@@ -143,7 +142,7 @@ LEAPS: dict[str, Callable[[BatchShape], float]] = {
 
 
 @pytest.mark.parametrize("tells_peak", [True, False], ids=["peaks", "no peaks"])
-@pytest.mark.parametrize("lengths", [SPEECH, TOKENS], ids=["speech", "tokens"])
+@pytest.mark.parametrize("lengths", [SPEECH, pytest.param(TOKENS, marks=pytest.mark.slow)], ids=["speech", "tokens"])
 @pytest.mark.parametrize("peak", LEAPS.values(), ids=LEAPS)
 def test_it_always_ends_within_bisections_bound(
     lengths: Lengths, peak: Callable[[BatchShape], float], tells_peak: bool

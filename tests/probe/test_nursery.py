@@ -27,7 +27,7 @@ def test_a_worker_that_can_not_use_cuda_after_the_fork_starts_by_itself(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
-    with supervise("Good") as supervisor:
+    with supervise("Good", shared=False) as supervisor:
         supervisor.start()
         assert sum("batchtune.probe.worker" in name for name in names_of(os.getpid())) == 1
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
@@ -35,7 +35,7 @@ def test_a_worker_that_can_not_use_cuda_after_the_fork_starts_by_itself(
 
 @pytest.mark.slow
 def test_a_killed_nursery_is_started_again() -> None:
-    with supervise("Good") as supervisor:
+    with supervise("Good", shared=False) as supervisor:
         supervisor.start()
         for pid in ours():
             os.kill(pid, signal.SIGKILL)

@@ -117,19 +117,11 @@ NEITHER = {
 }
 
 
-@pytest.mark.parametrize("message", OOM.values(), ids=OOM.keys())
-def test_a_lack_of_memory_is_told_from_its_message(message: str) -> None:
-    assert message_verdict(message) == "oom"
-
-
-@pytest.mark.parametrize("message", DISGUISED.values(), ids=DISGUISED.keys())
-def test_a_lack_of_memory_in_disguise_is_only_suspected(message: str) -> None:
-    assert message_verdict(message) == "disguised"
-
-
-@pytest.mark.parametrize("message", NEITHER.values(), ids=NEITHER.keys())
-def test_any_other_message_is_no_lack_of_memory(message: str) -> None:
-    assert message_verdict(message) is None
+@pytest.mark.parametrize(
+    ("messages", "verdict"), [(OOM, "oom"), (DISGUISED, "disguised"), (NEITHER, None)], ids=["oom", "disguised", "none"]
+)
+def test_a_lack_of_memory_is_told_from_its_message(messages: dict[str, str], verdict: str | None) -> None:
+    assert {name: message_verdict(text) for name, text in messages.items()} == dict.fromkeys(messages, verdict)
 
 
 def test_torchs_own_exception_needs_no_message() -> None:
@@ -149,11 +141,9 @@ def test_what_torchs_own_allocator_says_here_is_one() -> None:
     assert error_verdict(caught.value) == "oom"
 
 
-@pytest.mark.parametrize(
-    ("number", "verdict"), [(errno.ENOMEM, "oom"), (errno.ENOENT, None), (errno.EAGAIN, None), (errno.ENOSPC, None)]
-)
-def test_of_the_systems_errors_only_a_lack_of_memory_is_one(number: int, verdict: str | None) -> None:
-    assert error_verdict(OSError(number, os.strerror(number), "/data")) == verdict
+def test_of_the_systems_errors_only_a_lack_of_memory_is_one() -> None:
+    verdicts = {errno.ENOMEM: "oom", errno.ENOENT: None, errno.EAGAIN: None, errno.ENOSPC: None}
+    assert {number: error_verdict(OSError(number, os.strerror(number), "/data")) for number in verdicts} == verdicts
 
 
 def raised(kind: str) -> BaseException:

@@ -28,6 +28,11 @@ def test_a_good_workload_is_measured() -> None:
     assert trial.steps >= 2
     assert trial.step_seconds is not None and trial.step_seconds > 0
     assert trial.peak_bytes is not None and 0 < trial.peak_bytes < 1 << 30
+    assert device.processors is not None
+    assert device.load_average is not None
+    for others in (device.other_processors, trial.other_processors):
+        assert others is not None
+        assert 0 <= others <= device.processors * 1.2  # clocks tick every hundredth of a second
 
 
 def test_the_limit_is_real_and_the_worker_lives_on() -> None:
@@ -117,10 +122,9 @@ def test_an_error_in_a_trial_is_the_workloads_own(name: str, stage: str, message
 @pytest.mark.parametrize(
     ("name", "outcome", "error"),
     [
-        ("ExitsInStep", "crash", "exit code 0"),
         ("Segfaults", "crash", "SIGSEGV"),
-        ("Killed", "crash", "SIGKILL"),
-        ("Forks", "crash", "exit code 3"),
+        pytest.param("ExitsInStep", "crash", "exit code 0", marks=pytest.mark.slow),
+        pytest.param("Forks", "crash", "exit code 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_dies_is_replaced(name: str, outcome: str, error: str) -> None:
@@ -142,7 +146,7 @@ def test_a_worker_that_hangs_is_stopped() -> None:
 
 def test_a_worker_that_is_killed_in_the_setup_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with supervise("KilledOnceInSetup") as supervisor:
+    with supervise("KilledOnceInSetup", shared=False) as supervisor:
         assert supervisor.start().kind == "cpu"
         assert supervisor.worker == 2
 
@@ -162,14 +166,3 @@ def test_the_peak_before_an_error_is_known() -> None:
         trial = supervisor.measure(SHAPE, 0).trial
     assert (trial.outcome, trial.peak_bytes) == ("oom", None)
     assert 0 < (trial.failed_peak_bytes or 0) < 600 << 20
-
-
-def test_what_other_programs_take_of_the_processors_is_told() -> None:
-    with supervise("Good") as supervisor:
-        device = supervisor.start()
-        trial = supervisor.measure(SHAPE, 0).trial
-    assert device.processors is not None
-    assert device.load_average is not None
-    for others in (device.other_processors, trial.other_processors):
-        assert others is not None
-        assert 0 <= others <= device.processors * 1.2  # clocks tick every hundredth of a second

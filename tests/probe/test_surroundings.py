@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from batchtune.probe.surroundings import describe_environment, gradient_bytes
+from batchtune.probe.devices import describe_environment
+from batchtune.probe.worker import gradient_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +126,7 @@ OTHER_SWITCHES = "torch.backends.cudnn.benchmark = True; torch.use_deterministic
 SCRIPT = """
 import json, os, sys, warnings, torch
 from batchtune.probe.devices.cuda import CudaMeter
-from batchtune.probe.surroundings import describe_settings
+from batchtune.probe.worker import describe_settings
 for code in json.load(sys.stdin):
     if os.fork():
         assert os.wait()[1] == 0, code

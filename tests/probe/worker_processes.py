@@ -4,7 +4,9 @@ import os
 import time
 from pathlib import Path
 
-from batchtune.probe.guards import MARK
+from shared_nursery import SHARED
+
+from batchtune.probe.process import MARK
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
 
@@ -14,13 +16,17 @@ FAULTY = Path(__file__).parent / "faulty_workload.py"
 def supervise(
     name: str,
     *,
+    shared: bool = True,
     timeout_seconds: float = 60.0,
     setup_timeout_seconds: float = 60.0,
     memory_bytes: int = 1 << 30,
     device: str = "cpu",
     **options: float,
 ) -> Supervisor:
-    """A supervisor of one of the faulty workloads, or of any other by its whole name."""
+    """A supervisor of one of the faulty workloads, or of any other by its whole name.
+
+    If its workers use the current folder or the environment, they can't be `shared` with other tests.
+    """
     settings = ProbeSettings(
         workload=name if ":" in name else f"{FAULTY}:{name}",
         options=options,
@@ -30,7 +36,10 @@ def supervise(
         trial_timeout_seconds=timeout_seconds,
         setup_timeout_seconds=setup_timeout_seconds,
     )
-    return Supervisor(settings)
+    supervisor = Supervisor(settings)
+    if shared:
+        supervisor._nursery = SHARED
+    return supervisor
 
 
 def processes_of(supervisor: int) -> set[int]:
@@ -71,5 +80,5 @@ def wait_for(path: Path, seconds: float = 60.0) -> str:
 
 
 def ours() -> set[int]:
-    """The processes of this process's supervisors."""
-    return processes_of(os.getpid())
+    """The processes of this process's supervisors, but for what tests share."""
+    return processes_of(os.getpid()) - SHARED.pids()

@@ -1,13 +1,14 @@
 """The whole probe on the CPU, under a real limit, with a workload whose memory is known."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from shared_nursery import SHARED
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
@@ -35,6 +36,14 @@ def settings(memory_bytes: int, workload: str = KNOWN, options: dict[str, float]
         memory_fraction=1.0,
         num_lengths=3,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_nursery() -> Iterator[None]:
+    """All workers come from one process that has PyTorch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
+        yield
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) 
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-@pytest.mark.parametrize("name", ["RaisesInMakeBatch", "RaisesInStep"])
+@pytest.mark.parametrize("name", ["RaisesInMakeBatch", pytest.param("RaisesInStep", marks=pytest.mark.slow)])
 def test_the_workloads_own_error_stops_the_probe(tmp_path: Path, name: str) -> None:
     with pytest.raises(WorkloadError, match="failed in its") as caught:
         run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:{name}", {}), tmp_path)

@@ -43,6 +43,23 @@ def gradients_of(workload: Any) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten().clone() for parameter in workload.model.parameters()])
 
 
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"size": "huge"}, "size must be one of tiny, small, base, large, got 'huge'"),
+    ({"dim": 0}, "dim must be an integer of at least 1, got 0"),
+    ({"layers": 2.5}, "layers must be an integer of at least 1, got 2.5"),
+    ({"heads": True}, "heads must be an integer of at least 1, got True"),
+    ({"dim": 100, "heads": 8}, "dim must be a multiple of 2 * heads, got dim=100, heads=8"),
+    ({"vocab": 2}, "vocab must be an integer of at least 3, got 2"),
+    ({"dropout": 1}, "dropout must be a number of at least 0 and below 1, got 1"),
+    ({"dropout": "some"}, "dropout must be a number of at least 0 and below 1, got 'some'"),
+    ({"dtype": "int8"}, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
+    ({"dtype": ["fp32"]}, "dtype must be one of fp32, bf16, fp16, got ['fp32']"),
+    ({"checkpoint": 1}, "checkpoint must be true or false, got 1"),
+    ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd, adafactor, got 'lion'"),
+    ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+]
+
+
 @pytest.mark.parametrize("name", BUILTINS)
 class TestConformance:
     def test_is_a_workload(self, name: str) -> None:
@@ -129,30 +146,11 @@ class TestConformance:
         workload.step(batch)
         assert torch.isfinite(parameters_of(workload)).all()
 
-    @pytest.mark.parametrize(
-        ("options", "rule"),
-        [
-            ({"size": "huge"}, "size must be one of tiny, small, base, large, got 'huge'"),
-            ({"dim": 0}, "dim must be an integer of at least 1, got 0"),
-            ({"layers": 2.5}, "layers must be an integer of at least 1, got 2.5"),
-            ({"heads": True}, "heads must be an integer of at least 1, got True"),
-            ({"dim": 100, "heads": 8}, "dim must be a multiple of 2 * heads, got dim=100, heads=8"),
-            ({"vocab": 2}, "vocab must be an integer of at least 3, got 2"),
-            ({"dropout": 1}, "dropout must be a number of at least 0 and below 1, got 1"),
-            ({"dropout": "some"}, "dropout must be a number of at least 0 and below 1, got 'some'"),
-            ({"dtype": "int8"}, "dtype must be one of fp32, bf16, fp16, got 'int8'"),
-            ({"dtype": ["fp32"]}, "dtype must be one of fp32, bf16, fp16, got ['fp32']"),
-            ({"checkpoint": 1}, "checkpoint must be true or false, got 1"),
-            ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd, adafactor, got 'lion'"),
-            ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-        ],
-    )
-    def test_an_option_outside_its_range_is_refused_with_the_rule_and_the_value(
-        self, name: str, options: dict[str, Any], rule: str
-    ) -> None:
-        with pytest.raises(WorkloadError) as caught:
-            load_workload(f"builtin:{name}", options)
-        assert caught.value.message == f"builtin:{name}: {rule}"
+    def test_an_option_outside_its_range_is_refused_with_the_rule_and_the_value(self, name: str) -> None:
+        for options, rule in RULES:
+            with pytest.raises(WorkloadError) as caught:
+                load_workload(f"builtin:{name}", options)
+            assert caught.value.message == f"builtin:{name}: {rule}"
 
     def test_an_unknown_option_is_refused_with_those_that_there_are(self, name: str) -> None:
         with pytest.raises(WorkloadError) as caught:

@@ -191,17 +191,19 @@ def test_options_for_what_takes_none_are_told_so(folder: Path) -> None:
     assert failure("workload_under_test.py:leaves", layers=1).hint == "It takes no options."
 
 
+BAD_FILE, BAD_MODULE = "workload_under_test_bad.py:Good", "workload_under_test_bad:Good"
+
+
 @pytest.mark.parametrize(
-    ("source", "message", "last_line"),
+    ("source", "message", "last_line", "spec"),
     [
-        ("import torch\n1 / 0", "ZeroDivisionError: division by zero", "ZeroDivisionError: division by zero"),
-        ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'", "'no_such_thing'"),
-        ("def broken(:", "SyntaxError: invalid syntax", "SyntaxError: invalid syntax"),
-        ("raise SystemExit(2)", "SystemExit: 2", "SystemExit: 2"),
-        ("raise RuntimeError()", "RuntimeError", "RuntimeError"),
+        ("import torch\n1 / 0", "ZeroDivisionError: division by zero", "ZeroDivisionError: division by zero", BAD_FILE),
+        ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'", "'no_such_thing'", BAD_MODULE),
+        ("def broken(:", "SyntaxError: invalid syntax", "SyntaxError: invalid syntax", BAD_FILE),
+        ("raise SystemExit(2)", "SystemExit: 2", "SystemExit: 2", BAD_FILE),
+        ("raise RuntimeError()", "RuntimeError", "RuntimeError", BAD_MODULE),
     ],
 )
-@pytest.mark.parametrize("spec", ["workload_under_test_bad.py:Good", "workload_under_test_bad:Good"])
 def test_a_failing_import_is_told_with_its_traceback(
     folder: Path, spec: str, source: str, message: str, last_line: str
 ) -> None:
@@ -249,29 +251,29 @@ def test_a_traceback_shows_the_cause_too() -> None:
         assert "KeyError: 'cause'" in user_traceback(error)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("12", 12),
-        ("-3", -3),
-        ("0.5", 0.5),
-        ("1e-3", 1e-3),
-        (".5", 0.5),
-        ("2.", 2.0),
-        ("true", True),
-        ("False", False),
-        ("none", None),
-        ("bf16", "bf16"),
-        ("", ""),
-        ("a=b", "a=b"),
-        ("1_000", "1_000"),
-        ("nan", "nan"),
-        (" 7 ", 7),
-    ],
-)
-def test_an_option_s_value_has_the_type_that_it_reads_as(text: str, value: object) -> None:
-    parsed = parse_options([f"key={text}"])["key"]
-    assert (parsed, type(parsed)) == (value, type(value))
+def test_an_option_s_value_has_the_type_that_it_reads_as() -> None:
+    values = {
+        "12": 12,
+        "-3": -3,
+        "0.5": 0.5,
+        "1e-3": 1e-3,
+        ".5": 0.5,
+        "2.": 2.0,
+        "true": True,
+        "False": False,
+        "none": None,
+        "bf16": "bf16",
+        "": "",
+        "a=b": "a=b",
+        "1_000": "1_000",
+        "nan": "nan",
+        " 7 ": 7,
+    }
+    parsed = {text: parse_options([f"key={text}"])["key"] for text in values}
+    assert parsed == values
+    assert {text: type(value) for text, value in parsed.items()} == {
+        text: type(value) for text, value in values.items()
+    }
 
 
 def test_options_keep_their_order() -> None:
@@ -282,9 +284,7 @@ def test_options_keep_their_order() -> None:
     ("pairs", "message"),
     [
         (["layers"], "'layers' is not a workload option"),
-        (["=3"], "'=3' is not a workload option"),
         ([" =3"], "' =3' is not a workload option"),
-        ([""], "'' is not a workload option"),
         (["a=1", "b=2", "a=1"], "the workload option 'a' is set twice"),
     ],
 )
@@ -294,24 +294,13 @@ def test_what_is_no_option_is_refused(pairs: list[str], message: str) -> None:
     assert caught.value.message == message
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_every_unit_has_a_built_in_workload_that_there_is(unit: str) -> None:
-    assert (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS
-
-
-@pytest.mark.parametrize(
-    ("unit", "workload"),
-    [
-        ("s", "builtin:conformer-ctc"),
-        ("samples", "builtin:conformer-ctc"),
-        ("tokens", "builtin:transformer-lm"),
-        ("bytes", "builtin:transformer-lm"),
-        (None, None),
-        ("parsecs", None),
-    ],
-)
-def test_the_unit_chooses_the_default_workload(unit: str | None, workload: str | None) -> None:
-    assert default_workload(unit) == workload
+def test_the_unit_chooses_the_default_workload() -> None:
+    assert {
+        unit: (default_workload(unit) or "").removeprefix("builtin:") in BUILTINS for unit in UNITS
+    } == dict.fromkeys(UNITS, True)
+    assert default_workload("samples") == "builtin:conformer-ctc"
+    assert default_workload("tokens") == "builtin:transformer-lm"
+    assert default_workload(None) is default_workload("parsecs") is None
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

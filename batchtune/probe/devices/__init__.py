@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from batchtune.probe.devices.base import DeviceBackend
 
-# The name for `--device`, with `:N` where the machine may have several, and the class that is imported when it is
-# needed. `auto` takes the first that is available.
+# The name for `--device`, with `:N` if a machine may have several, and the class that is imported when it is needed.
+# `auto` takes the first that is available.
 _BACKENDS = {
     "cuda:N": "batchtune.probe.devices.cuda:CudaBackend",
     "cpu": "batchtune.probe.devices.cpu:CpuBackend",
 }
 _KINDS = {name.removesuffix(":N"): target for name, target in _BACKENDS.items()}
 _COMPLETED = 4
+_FORMS = sorted({*_KINDS, *_BACKENDS})
 
-
-def _forms() -> str:
-    kinds = sorted(_BACKENDS)
-    names = [word for name in kinds for word in dict.fromkeys((name.removesuffix(":N"), name))]
-    return f"auto, {', '.join(names[:-1])} or {names[-1]}"
-
-
-DEVICE_FORMS = _forms()
+DEVICE_FORMS = f"auto, {', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """`auto, cpu, cuda or cuda:N`."""
 
 
@@ -51,18 +46,16 @@ def backends() -> Iterator[DeviceBackend]:
 
 
 def backend_for(device: str) -> DeviceBackend:
-    """Return the backend of a `--device` value, a valid one; `auto` may import torch to find it.
-
-    Raises:
-        ProbeError: The value names no kind of device.
-    """
-    if not is_device(device):
-        from batchtune.errors import ProbeError
-
-        raise ProbeError(f"there is no device {device!r}", f"Say --device {DEVICE_FORMS}.")
+    """Return the backend of a valid `--device` value; `auto` may import torch to find it."""
     if device == "auto":
         return next(backend for backend in backends() if backend.is_available())
     return _backend(device.partition(":")[0])
+
+
+def describe_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that change a step's memory or time, if they are set."""
+    names = ["PYTORCH_ALLOC_CONF", *(name for backend in backends() for name in backend.VARIABLES)]
+    return {name: environment[name] for name in names if environment.get(name)}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Base classes of the devices: they declare every hook, with the answer of a device that has nothing to tell."""
+"""Base classes of the devices: they declare every hook, with the answer of a device that knows nothing of it."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class Meter(ABC):
 
     @abstractmethod
     def peak(self) -> int | None:
-        """Return the most bytes in use since the reset; None where the system can't tell."""
+        """Return the most bytes in use since the reset; None if the system can't tell."""
 
     @abstractmethod
     def in_use(self) -> int:
         """Return the bytes in use now."""
 
     def reserved(self) -> int | None:
-        """Return the most bytes the allocator held since the reset, with its cache; None where it has none."""
+        """Return the most bytes the allocator held since the reset, with its cache; None if it has no cache."""
         return None
 
     def outside(self) -> int | None:
-        """Return the bytes that this process holds outside torch's allocator; None where that can't be told."""
+        """Return the bytes that this process holds outside torch's allocator; None if unknown."""
         return None
 
     def clocks(self) -> tuple[int | None, list[str] | None]:
-        """Return the clock in MHz, now, and why it is lower than it could be; None where the device can't tell."""
+        """Return the clock in MHz, now, and why it is lower than it could be; None if unknown."""
         return None, None
 
     def retries(self) -> int:
@@ -101,10 +101,10 @@ class DeviceBackend(ABC):
     """One kind of device.
 
     Attributes:
-        OOM_MESSAGES: Patterns of error messages that mean a lack of memory.
-        DISGUISED_MESSAGES: Patterns of those that mean it if a smaller shape passes.
-        VARIABLES: Environment variables that change a step's memory or time. Recorded where they are set.
-        WORKER_ENVIRONMENT: What a worker process must find in its environment when it starts.
+        OOM_MESSAGES, DISGUISED_MESSAGES: Patterns of errors that mean a lack of memory, or do if a smaller shape
+            passes.
+        VARIABLES: Environment variables that change a step's memory or time. Recorded if they are set.
+        WORKER_ENVIRONMENT: Variables that a worker process must find when it starts.
     """
 
     OOM_MESSAGES: ClassVar[Sequence[str]] = ()
@@ -137,14 +137,9 @@ class DeviceBackend(ABC):
         return False
 
     def seen_by_torch(self) -> list[DoctorGpu]:
-        """Describe the devices of this kind that torch sees; none where torch can't be used."""
+        """Describe the devices of this kind that torch sees; none if torch can't be used."""
         return []
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
         """Describe the devices that the driver knows; then the driver's version, and why it can't be asked."""
         return [], None, None
-
-
-def undescribed_gpu(name: str, **known: Any) -> DoctorGpu:
-    """Return a GPU of which nothing but this is known."""
-    return DoctorGpu(**{**dict.fromkeys(DoctorGpu.__struct_fields__), "name": name, **known})

@@ -1,4 +1,4 @@
-"""The CPU's memory: limited by the kernel, measured by what it tells of this process (Linux)."""
+"""The CPU's memory: limited by the kernel, measured by the kernel's figures of this process (Linux)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +21,8 @@ from batchtune.units import format_size
 
 # Of the device's lock.
 CPU_ID = "cpu"
-
 _WORN_SHARE = 0.02
+_CLEAR_REFS = "/proc/self/clear_refs"
 
 
 class CpuBackend(DeviceBackend):
@@ -33,8 +32,8 @@ class CpuBackend(DeviceBackend):
     VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     WORKER_ENVIRONMENT: ClassVar = {
         # Read by glibc when the process starts: every block of 16 KiB or more is mapped by itself and given back when
-        # freed. What the process holds is then what its tensors hold, and nothing is hidden in arenas. Smaller tensors
-        # leave holes in the heap: with blocks of up to 64 KiB there, a small batch could leave some MiB of them.
+        # freed. The process then holds just its tensors, and nothing is hidden in arenas. Smaller tensors leave holes
+        # in the heap: with blocks of up to 64 KiB there, a small batch could leave some MiB of them.
         "MALLOC_MMAP_THRESHOLD_": "16384",
         "MALLOC_TRIM_THRESHOLD_": "16384",
         "MALLOC_ARENA_MAX": "1",
@@ -59,38 +58,37 @@ class CpuBackend(DeviceBackend):
 
 def describe_cpu(probe_process: int | None) -> DoctorCpu:
     """Describe the CPU and its memory, with the process of batchtune that is probing it."""
+    problem = None
+    if platform.system() != "Linux":
+        problem = "it needs Linux: other systems enforce no limit on a process's memory"
+    elif (error := _reset_peak()) is not None:
+        problem = f"{_CLEAR_REFS} can't be written ({error.strerror}): peaks of memory can't be told"
     return DoctorCpu(
         name=_cpu_name(),
         processors=len(_usable()),
         total_bytes=total_memory(),
         available_bytes=available_memory(),
-        limit_problem=_limit_problem(),
+        limit_problem=problem,
         probe_process=probe_process,
         load_average=_load_average(),
     )
 
 
 class CpuMeter(Meter):
-    """The CPU's memory, as what the process holds of private writable memory (Linux).
+    """The CPU's memory: the private writable memory of this process (Linux).
 
     `RLIMIT_DATA` limits it: beyond, mmap and brk fail and torch raises. The kernel keeps a resettable peak only of
-    the resident set (`VmHWM`, reset by writing 5 to /proc/self/clear_refs; man 5 proc), so the peak of the data is
-    data at the reset + the growth of the resident set since, less the growth of its pages of files: exact for memory
-    that is touched, as tensors are. Only while libraries are still being read in, in a process's first step, is it too
-    low by what they take after the peak.
+    the resident set (`VmHWM`; man 5 proc), so the peak of the data is data at the reset + the growth of the resident
+    set since, less the growth of its pages of files: exact for memory that is touched, as tensors are. Only while
+    libraries are still being read in, in a process's first step, is it too low by what they take after the peak.
     """
 
     def __init__(self, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
-        self._shares = _ProcessorShares()
+        self._seconds = _processor_seconds()
         load = _load_average()
         import torch
 
         self.torch_device = torch.device("cpu")
-        if platform.system() != "Linux":
-            raise ProbeError(
-                "on the CPU the probe needs Linux: other systems enforce no limit on a process's memory",
-                "Probe on a CUDA device, or on Linux.",
-            )
         total = total_memory()
         self.device = Device(
             kind="cpu",
@@ -106,12 +104,15 @@ class CpuMeter(Meter):
             load_average=load,
         )
         self._continued = limit_bytes is not None
-        self._data = self._resident = self._files = self._gap = 0
-        self._can_reset = True
+        self._at_reset: dict[str, int] = {}
+        self._gap = 0
 
     def limit(self) -> None:
-        """Set RLIMIT_DATA, after starting the threads that would later need memory for their stacks."""
-        _start_threads()
+        """Set RLIMIT_DATA, after starting torch's threads (forward and backward), whose stacks count as data."""
+        import torch
+
+        weight = torch.randn(256, 256, requires_grad=True)
+        torch.autograd.backward((torch.randn(1024, 256) @ weight).square().sum())
         self._enforce("Python and PyTorch alone hold")
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
@@ -119,10 +120,10 @@ class CpuMeter(Meter):
 
         The limit of a run that is being continued stays as it is: it was lowered then.
         """
-        limit = self.device.limit_bytes
+        kept = 0 if self._continued else reserve_bytes + ddp_bytes
         self.device = msgspec.structs.replace(
             self.device,
-            limit_bytes=limit if self._continued else limit - reserve_bytes - ddp_bytes,
+            limit_bytes=self.device.limit_bytes - kept,
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
             other_processors=self.other_processors(),
@@ -130,10 +131,10 @@ class CpuMeter(Meter):
         self._enforce("with the workload built, Python and PyTorch hold")
 
     def _enforce(self, holds: str) -> None:
-        """Set RLIMIT_DATA to the limit. Raises ProbeError where that much is held already."""
+        """Set RLIMIT_DATA to the limit. Raises ProbeError if that much is held already."""
         import resource
 
-        held, device = _status()["VmData"], self.device
+        held, device = self.in_use(), self.device
         if held >= device.limit_bytes:
             kept = device.reserve_bytes + device.ddp_bytes
             besides = f", with {format_size(kept)} kept free" if kept else ""
@@ -147,20 +148,15 @@ class CpuMeter(Meter):
 
     def reset(self) -> None:
         """Reset the kernel's high-water mark of the resident set."""
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            self._can_reset = False
-        status = _status()
-        self._data, self._resident, self._files = status["VmData"], status["VmRSS"], _files(status)
+        self._at_reset = _status() if _reset_peak() is None else {}
 
     def peak(self) -> int | None:
         """Data held at the reset + the resident set's growth since, but for the pages of files; at least the data."""
-        if not self._can_reset:
+        if not self._at_reset:
             return None
-        status = _status()
-        files = max(0, _files(status) - self._files)
-        return max(status["VmData"], self._data + status["VmHWM"] - self._resident - files)
+        now, before = _status(), self._at_reset
+        files = max(0, _files(now) - _files(before))
+        return max(now["VmData"], before["VmData"] + now["VmHWM"] - before["VmRSS"] - files)
 
     def in_use(self) -> int:
         """Return the bytes of the process's data."""
@@ -168,7 +164,12 @@ class CpuMeter(Meter):
 
     def other_processors(self) -> float | None:
         """How many processors other programs took since this was last asked, on average; None before Linux told."""
-        return self._shares.others()
+        before, self._seconds = self._seconds, _processor_seconds()
+        if before is None or self._seconds is None:
+            return None
+        elapsed, busy, own = (now - then for now, then in zip(self._seconds, before, strict=True))
+        # A program that has ended takes its own seconds with it, and clocks tick every hundredth of a second.
+        return None if elapsed <= 0 else round(max(0.0, busy - own) / elapsed, 3)
 
     def switches(self) -> dict[str, Any]:
         """Return the number of threads."""
@@ -181,44 +182,25 @@ class CpuMeter(Meter):
         return _trimmed_gap() - self._gap > _WORN_SHARE * self.device.limit_bytes
 
 
-class _ProcessorShares:
-    """Whose the processors are: this session's (a worker and what it started) or other programs' (man 5 proc)."""
-
-    def __init__(self) -> None:
-        self._before = _processor_seconds()
-
-    def others(self) -> float | None:
-        """How many processors other programs took, on average since this was last asked; None where not known."""
-        before, self._before = self._before, _processor_seconds()
-        if before is None or self._before is None:
-            return None
-        elapsed, busy, own = (now - then for now, then in zip(self._before, before, strict=True))
-        # A program that has ended takes its own seconds with it, and clocks tick every hundredth of a second.
-        return None if elapsed <= 0 else round(max(0.0, busy - own) / elapsed, 3)
-
-
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """The time, for how long the processors that this process may use were busy, and with this session's processes."""
-    ours = {f"cpu{number}" for number in _usable()}
+    """The time, for how long the processors that this process may use were busy, and with its session's processes.
+
+    The session is a worker and what it started (man 5 proc).
+    """
+    ours, session, own = {f"cpu{number}" for number in _usable()}, os.getsid(0), 0
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
         # user nice system idle iowait irq softirq steal; guests are in user already.
         busy = sum(int(one) for name, *times in lines if name in ours for one in (*times[:3], *times[5:8]))
-        own = sum(_session_ticks(os.getsid(0)))
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session:
+                    own += sum(map(int, fields[11:15]))  # with its children that have ended
     except (OSError, ValueError, IndexError):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     return time.monotonic(), busy / ticks, own / ticks
-
-
-def _session_ticks(session: int) -> Iterator[int]:
-    """Of each process of a session: the clock ticks that it, and its children that have ended, have run."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
-                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session:
-                    yield sum(map(int, fields[11:15]))
 
 
 def _usable() -> set[int]:
@@ -229,9 +211,18 @@ def _usable() -> set[int]:
 
 
 def _load_average() -> float | None:
-    """How many processes ran or waited to run in the last minute, on average; None where the system can't tell."""
+    """How many processes ran or waited to run in the last minute, on average; None if the system can't tell."""
     with contextlib.suppress(OSError, AttributeError):
         return round(os.getloadavg()[0], 2)
+    return None
+
+
+def _reset_peak() -> OSError | None:
+    """Reset the peak of the resident set (man 5 proc); return why that failed."""
+    try:
+        Path(_CLEAR_REFS).write_text("5")
+    except OSError as error:
+        return error
     return None
 
 
@@ -258,28 +249,7 @@ def _trimmed_gap() -> int:
     return status["VmData"] - status["VmRSS"] + _files(status)
 
 
-def _start_threads() -> None:
-    """Make torch start its worker threads (forward and backward), whose stacks count as data."""
-    import torch
-
-    weight = torch.randn(256, 256, requires_grad=True)
-    loss = (torch.randn(1024, 256) @ weight).square().sum()
-    torch.autograd.backward(loss)
-
-
-def _limit_problem() -> str | None:
-    """Return why memory can't be limited and measured on the CPU of this machine; None where it can."""
-    if platform.system() != "Linux":
-        return "it needs Linux: other systems enforce no limit on a process's memory"
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError as error:
-        return f"/proc/self/clear_refs can't be written ({error.strerror}): peaks of memory can't be told"
-    return None
-
-
 def _cpu_name() -> str:
-    """Return the processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""GPUs by CUDA or ROCm: memory is limited in torch's caching allocator, and watched outside it by NVML."""
+"""GPUs by CUDA or ROCm: torch's caching allocator limits the memory, and NVML shows what is outside of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import Any
 import msgspec
 
 from batchtune.errors import ProbeError
-from batchtune.probe.devices.base import DeviceBackend, Meter, undescribed_gpu
-from batchtune.probe.devices.nvml import Gpu, all_gpus, find_gpu
+from batchtune.probe.devices.base import DeviceBackend, Meter
+from batchtune.probe.devices.nvml import all_gpus, find_gpu
 from batchtune.probe.protocol import Identified
 from batchtune.results import Device, DoctorGpu, ProbedWith
 from batchtune.units import format_size
 
-# What the driver itself takes differs a little from process to process.
+# The driver's own memory differs a little from process to process.
 _SLACK = 1.02
-# CUDA and NVML differ by some hundred MiB over how much memory there is. Where they differ by more, NVML means
-# another thing: the whole GPU, and CUDA an instance of it.
+# CUDA and NVML differ by some hundred MiB over how much memory there is. If they differ by more, NVML means another
+# thing: the whole GPU, and CUDA an instance of it.
 _SAME_TOTAL = 0.05
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-
 _GIVE_MORE = "Give more with --memory or --memory-fraction, keep less free with --reserve, or take a smaller model."
 
 
@@ -65,7 +64,8 @@ class CudaBackend(DeviceBackend):
 
     def identify(self, device: str) -> Identified:
         """Return its UUID or that of its instance (MIG); without one its place on the PCI bus, or `cuda:N`."""
-        return _identified(_index(device))
+        card = _Card(_index(device))
+        return Identified(id=card.id, name=card.name)
 
     def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> CudaMeter:
         """Create the CUDA context."""
@@ -82,16 +82,11 @@ class CudaBackend(DeviceBackend):
 
         found = []
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-            properties, known = torch.cuda.get_device_properties(index), _identified(index)
-            found.append(
-                undescribed_gpu(
-                    known.name,
-                    device=f"cuda:{index}",
-                    uuid=known.id,
-                    capability=f"{properties.major}.{properties.minor}",
-                    total_bytes=int(properties.total_memory),
-                )
-            )
+            card = _Card(index)
+            facts: dict[str, Any] = dict.fromkeys(DoctorGpu.__struct_fields__)
+            facts |= {"name": card.name, "device": f"cuda:{index}", "uuid": card.id}
+            facts["capability"] = f"{card.properties.major}.{card.properties.minor}"
+            found.append(DoctorGpu(**{**facts, "total_bytes": int(card.properties.total_memory)}))
         return found
 
     def seen_by_driver(self) -> tuple[list[DoctorGpu], str | None, str | None]:
@@ -102,7 +97,7 @@ class CudaBackend(DeviceBackend):
 
 
 def _index(device: str) -> int:
-    """Return the index that a `--device` value means. Raises ProbeError where this machine has no such device."""
+    """Return the index that a `--device` value means. Raises ProbeError if this machine has no such device."""
     import torch
 
     if device != "auto" and not torch.cuda.is_available():
@@ -120,12 +115,37 @@ def _index(device: str) -> int:
     return index
 
 
+class _Card:
+    """A device of torch's, and NVML's view of it. Takes no memory on it.
+
+    Attributes:
+        uuid: As NVML writes it; None if neither it nor torch knows one.
+        id: Tells the device from all others of the machine.
+    """
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self.properties = torch.cuda.get_device_properties(index)
+        self.name = str(self.properties.name)
+        # Of a GPU or of an instance, torch does not say which; in some versions nothing but zeros.
+        uuid = str(getattr(self.properties, "uuid", "") or "")
+        if not uuid.strip("0-"):
+            uuid = ""
+        numbers: list[Any] = [getattr(self.properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+        place = "{:04x}:{:02x}:{:02x}.0".format(*numbers) if all(isinstance(one, int) for one in numbers) else None
+        self.gpu = find_gpu(uuid or None, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if uuid and not uuid.startswith(("GPU-", "MIG-")):
+            uuid = f"GPU-{uuid}"
+        self.uuid = (self.gpu.uuid() if self.gpu else None) or uuid or None
+        self.id = self.uuid or (f"PCI-{place}" if place else f"cuda:{index}")
+
+
 class CudaMeter(Meter):
     """A CUDA (or ROCm) device's memory, as torch's caching allocator holds it.
 
-    Three kinds of memory are told apart: torch's (tensors and cache), which the limit is for; *outside* of that, what
-    this process holds besides: the CUDA context, loaded kernels, workspaces of libraries; and the *others*', which
-    was in use before this process came.
+    Three kinds of memory are told apart: torch's (tensors and cache), which the limit is for; this process's *outside*
+    of that: the CUDA context, loaded kernels, workspaces of libraries; and the *others*', in use before it came.
     """
 
     def __init__(self, index: int, memory_bytes: int | None, fraction: float, limit_bytes: int | None) -> None:
@@ -133,15 +153,15 @@ class CudaMeter(Meter):
 
         self._cuda = torch.cuda
         self.torch_device = torch.device("cuda", index)
-        properties = torch.cuda.get_device_properties(index)
-        self._gpu = _gpu_of(properties)
+        card = _Card(index)
+        self._gpu = card.gpu
         # Before this process uses the device: in a container NVML tells the host's process ids, not this one's.
         facts = self._gpu.facts() if self._gpu else None
         try:
             _create_context(self.torch_device)
         except RuntimeError as error:  # no memory for even that, exclusive mode, a driver that is too old
             raise ProbeError(
-                f"{properties.name} can't be used: {str(error).splitlines()[0]}",
+                f"{card.name} can't be used: {str(error).splitlines()[0]}",
                 "`batchtune doctor` tells who uses it. Stop what need not run, or probe another device with --device.",
             ) from None
         free, total = torch.cuda.mem_get_info(index)
@@ -155,17 +175,19 @@ class CudaMeter(Meter):
         self._pid_is_ours = others == processes
         nvml_total = (facts.total_bytes if facts else None) or 0
         self._free_before = facts.free_bytes if facts and abs(nvml_total - total) <= _SAME_TOTAL * total else None
+        allocator = torch.cuda.get_allocator_backend()
+        given = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
         self.device = Device(
             kind="cuda",
-            name=properties.name,
+            name=card.name,
             total_bytes=total,
             limit_bytes=min(self._wanted, available),
             driver=self._gpu.driver() if self._gpu else None,
             torch=str(torch.__version__),
-            allocator=_allocator(),
+            allocator=f"{allocator} ({given})" if given else allocator,
             other_processes=None if others is None else len(others),
             processes=others,
-            uuid=(facts.uuid if facts else None) or _uuid_of(properties),
+            uuid=card.uuid,
             free_bytes=self._free_before,
             mig=facts.mig if facts else None,
             ecc=facts.ecc if facts else None,
@@ -177,7 +199,7 @@ class CudaMeter(Meter):
         self._cuda.set_per_process_memory_fraction(share, self.torch_device)
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Work out the limit once all that stays beside torch's memory is there, and enforce it.
+        """Work out the limit once all that stays beside torch's memory exists, and enforce it.
 
         With the workload set up, the handles of cuBLAS and cuDNN are made, as the first step would make them. Then
 
@@ -192,11 +214,8 @@ class CudaMeter(Meter):
         self.release()
         free, _ = self._cuda.mem_get_info(self.torch_device)
         available = free + self._cuda.memory_reserved(self.torch_device) - reserve_bytes - ddp_bytes
-        if self._continued:
-            self._check_available(available)
-            limit = self._wanted
-        else:
-            limit = min(self._wanted - reserve_bytes - ddp_bytes, available)
+        self._check_available(available)
+        limit = self._wanted if self._continued else min(self._wanted - reserve_bytes - ddp_bytes, available)
         self.device = msgspec.structs.replace(
             self.device,
             limit_bytes=limit,
@@ -204,30 +223,24 @@ class CudaMeter(Meter):
             reserve_bytes=reserve_bytes,
             ddp_bytes=ddp_bytes,
         )
-        self._check_limit(self._cuda.memory_allocated(self.torch_device), free)
+        if limit <= (allocated := self.in_use()):
+            parts = [
+                f"the workload itself holds {format_size(allocated)}",
+                *([f"{format_size(reserve_bytes)} are kept free by --reserve"] if reserve_bytes else []),
+                *([f"{format_size(ddp_bytes)} for DDP's gradient buckets"] if ddp_bytes else []),
+                f"{format_size(free)} of {format_size(self._total)} are free on the device",
+            ]
+            raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
         self.limit()
 
     def _check_available(self, available: int) -> None:
-        """Raise ProbeError where the limit of an earlier run does not fit any more."""
+        """Raise ProbeError if the limit of an earlier run does not fit any more."""
         if self._continued and self._wanted > available * _SLACK:
             raise ProbeError(
                 f"this run was measured with a limit of {format_size(self._wanted)}, "
                 f"but only {format_size(max(0, available))} of the device are free now",
                 "Stop what else uses the device, or measure anew with --force.",
             )
-
-    def _check_limit(self, allocated: int, free: int) -> None:
-        """Raise ProbeError where nothing is left for batches, and says what takes the memory."""
-        device = self.device
-        if device.limit_bytes > allocated:
-            return
-        parts = [
-            f"the workload itself holds {format_size(allocated)}",
-            *([f"{format_size(device.reserve_bytes)} are kept free by --reserve"] if device.reserve_bytes else []),
-            *([f"{format_size(device.ddp_bytes)} for DDP's gradient buckets"] if device.ddp_bytes else []),
-            f"{format_size(free)} of {format_size(device.total_bytes)} are free on the device",
-        ]
-        raise ProbeError(f"nothing of the memory is left for batches: {', '.join(parts)}", _GIVE_MORE)
 
     def reset(self) -> None:
         """Reset the allocator's own peaks."""
@@ -248,8 +261,8 @@ class CudaMeter(Meter):
     def outside(self) -> int | None:
         """Return what this process holds on the device - what torch's allocator holds.
 
-        By the driver's own figure for this process where it can be found. Else (in a container, whose process ids
-        are others) by how much less is free than before this process came: what other processes have taken or given
+        By the driver's own figure for this process if there is one. Else (in a container, whose process ids are
+        others) by how much less is free than before this process came: what other processes have taken or given
         back since then is wrongly in it. Without NVML neither is known.
         """
         if self._gpu is None:
@@ -297,49 +310,26 @@ class CudaMeter(Meter):
         return True
 
     def switches(self) -> dict[str, Any]:
-        """Return torch's switches for float32 and cuDNN."""
+        """Return torch's switches for float32 (`tf32`, or `ieee`: full precision) and cuDNN.
+
+        Torch 2.9 has new switches, and warns or raises if the old ones are read after the new ones were set. `none`
+        in the new ones means that nobody has asked for less than full precision.
+        """
         import torch
 
-        cudnn = torch.backends.cudnn
-        benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
-        return {**fp32_precisions(), "cudnn_benchmark": benchmark, "cudnn_deterministic": deterministic}
-
-
-def _identified(index: int) -> Identified:
-    """Return what tells a device from all others of the machine, and its name. Takes no memory on it."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    gpu = _gpu_of(properties)
-    uuid = (gpu.uuid() if gpu else None) or _uuid_of(properties)
-    place = _pci_bus_id(properties)
-    return Identified(id=uuid or (f"PCI-{place}" if place else f"cuda:{index}"), name=str(properties.name))
-
-
-def _gpu_of(properties: Any) -> Gpu | None:
-    """Return NVML's view of a device of torch's."""
-    return find_gpu(_bare_uuid(properties), _pci_bus_id(properties), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def _uuid_of(properties: Any) -> str | None:
-    """Return the UUID by torch alone, written as NVML writes those of GPUs."""
-    uuid = _bare_uuid(properties)
-    return uuid if uuid is None or uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-
-def _bare_uuid(properties: Any) -> str | None:
-    """As torch tells it: of a GPU or of an instance, it does not say which. None where it tells nothing but zeros."""
-    uuid = str(getattr(properties, "uuid", "") or "")
-    return uuid if uuid.strip("0-") else None
-
-
-def _pci_bus_id(properties: Any) -> str | None:
-    """`0000:65:00.0`; None where this torch does not tell it."""
-    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    if not all(isinstance(number, int) for number in numbers):
-        return None
-    domain, bus, device = numbers
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+        cudnn: Any = torch.backends.cudnn
+        matmul: Any = torch.backends.cuda.matmul
+        if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
+            precisions = [matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+        else:
+            allowed = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.allow_tf32)
+            precisions = ["tf32" if one else "ieee" for one in allowed]
+        names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
+        return {
+            **{name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)},
+            "cudnn_benchmark": cudnn.benchmark,
+            "cudnn_deterministic": cudnn.deterministic,
+        }
 
 
 def _create_context(device: Any) -> None:
@@ -366,31 +356,3 @@ def _create_handles(device: Any) -> None:
         image = torch.ones(1, 16, 16, 16, dtype=torch.float32, device=device, requires_grad=True)
         weight = torch.ones(16, 16, 3, 3, dtype=torch.float32, device=device, requires_grad=True)
         torch.autograd.backward(torch.nn.functional.conv2d(image, weight).sum())
-
-
-def _allocator() -> str:
-    """Return the allocator's backend and the settings it was given."""
-    import torch
-
-    settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
-    backend = torch.cuda.get_allocator_backend()
-    return f"{backend} ({settings})" if settings else backend
-
-
-def fp32_precisions() -> dict[str, str]:
-    """Return whether float32 is computed in TF32 (`tf32`) or in full (`ieee`), for matmul and for cuDNN.
-
-    Torch 2.9 has new switches, and warns or raises where the old ones are read after the new ones were set. `none`
-    in the new ones means that nobody has asked for less than full precision.
-    """
-    import torch
-
-    cudnn: Any = torch.backends.cudnn
-    matmul: Any = torch.backends.cuda.matmul
-    if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
-        precisions = [matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
-    else:
-        allowed = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.allow_tf32)
-        precisions = ["tf32" if one else "ieee" for one in allowed]
-    names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
-    return {name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)}

@@ -1,4 +1,4 @@
-"""What the driver tells of a GPU, by NVML (`pynvml`, from the package nvidia-ml-py). Knows nothing of torch.
+"""The driver's description of a GPU, by NVML (`pynvml`, from the package nvidia-ml-py). Knows nothing of torch.
 
 NVML may be absent (no NVIDIA driver, ROCm), and every single question may fail: not supported by this GPU, a virtual
 one or a part of one, not permitted in a container, not known to an older driver, named otherwise by another version
@@ -14,13 +14,13 @@ from typing import Any
 
 from batchtune.results import DeviceProcess, DoctorGpu
 
-# What the driver says where it does not know a process's memory: -1, as an unsigned number of 64 bits.
+# The driver's answer if it does not know a process's memory: -1, as an unsigned number of 64 bits.
 _NOT_AVAILABLE = 2**64 - 1
 
 _CLOCK_SM = 1  # NVML_CLOCK_SM
 
-# nvmlClocksEventReasons: the bits that mean "slower than it could be". Idle, and clocks that were set by somebody
-# (bits 1 and 2), are the normal state of a GPU and none of them.
+# nvmlClocksEventReasons: the bits that mean "slower than it could be". Idle, and clocks that somebody set (bits 1 and
+# 2), are the normal state of a GPU and none of them.
 _THROTTLE_REASONS = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -34,27 +34,20 @@ _THROTTLE_REASONS = {
 }
 _HARDWARE_SLOWDOWN, _HARDWARE_CAUSES = 0x008, 0x040 | 0x080
 
-_PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-
 
 class Gpu:
-    """A GPU, or an instance of one, that NVML knows.
-
-    Args:
-        nvml: The module `pynvml`, initialised.
-        handle: NVML's own handle.
-    """
+    """A GPU, or an instance of one, by the initialised module `pynvml` and its handle."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self.is_instance = bool(_number(_ask(nvml, "nvmlDeviceIsMigDeviceHandle", handle)))
-        parent = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if self.is_instance else None
-        self._whole = handle if parent is None else parent  # clocks and ECC are the whole GPU's
+        self.is_instance = bool(_number(self._ask("nvmlDeviceIsMigDeviceHandle")))
+        parent = self._ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle") if self.is_instance else None
+        self._whole = Gpu(nvml, parent) if parent is not None else self  # clocks and ECC are the whole GPU's
 
     def driver(self) -> str | None:
         """Return the driver's version."""
-        return _text(_ask(self._nvml, "nvmlSystemGetDriverVersion"))
+        return _text(_answer(self._nvml, "nvmlSystemGetDriverVersion"))
 
     def facts(self) -> DoctorGpu:
         """Describe it as it is now; None for what the driver does not tell.
@@ -62,10 +55,9 @@ class Gpu:
         In a container the processes have the host's ids. `mig` says of an instance that it is one, and of a GPU
         whether it is divided into instances.
         """
-        ecc = _ask(self._nvml, "nvmlDeviceGetEccMode", self._whole)
         total, free = self.memory()
         return DoctorGpu(
-            name=_text(_ask(self._nvml, "nvmlDeviceGetName", self._handle)) or "GPU without a name",
+            name=_text(self._ask("nvmlDeviceGetName")) or "GPU without a name",
             device=None,
             uuid=self.uuid(),
             capability=None,
@@ -73,64 +65,61 @@ class Gpu:
             free_bytes=free,
             processes=self.processes(),
             mig=True if self.is_instance else self.divided(),
-            ecc=_first_flag(ecc),
+            ecc=_first_flag(self._whole._ask("nvmlDeviceGetEccMode")),
             sm_clock_mhz=self.sm_clock_mhz(),
-            max_sm_clock_mhz=_number(_ask(self._nvml, "nvmlDeviceGetMaxClockInfo", self._whole, _CLOCK_SM)),
+            max_sm_clock_mhz=_number(self._whole._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)),
             throttle_reasons=self.throttle_reasons(),
             probe_process=None,
         )
 
     def uuid(self) -> str | None:
         """`GPU-…`, or `MIG-…` for an instance."""
-        return _text(_ask(self._nvml, "nvmlDeviceGetUUID", self._handle))
+        return _text(self._ask("nvmlDeviceGetUUID"))
 
     def divided(self) -> bool | None:
         """Return whether this GPU is divided into instances; None for GPUs that can't be."""
-        return _first_flag(_ask(self._nvml, "nvmlDeviceGetMigMode", self._handle))
+        return _first_flag(self._ask("nvmlDeviceGetMigMode"))
 
     def instances(self) -> Iterator[Gpu]:
-        """Return the instances that this GPU is divided into."""
-        most = _number(_ask(self._nvml, "nvmlDeviceGetMaxMigDeviceCount", self._handle)) if self.divided() else None
-        for index in range(most or 0):
-            handle = _ask(self._nvml, "nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)
-            if handle is not None:
-                yield Gpu(self._nvml, handle)
+        """Yield the instances that this GPU is divided into."""
+        most = _number(self._ask("nvmlDeviceGetMaxMigDeviceCount")) if self.divided() else None
+        handles = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index) for index in range(most or 0))
+        return (Gpu(self._nvml, handle) for handle in handles if handle is not None)
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
-        memory = _ask(self._nvml, "nvmlDeviceGetMemoryInfo", self._handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo")
         return _bytes(getattr(memory, "total", None)), _bytes(getattr(memory, "free", None))
 
     def processes(self) -> list[DeviceProcess] | None:
         """Return who uses it, for computing or for graphics, each with its memory, in the order of their ids."""
-        compute, graphics = (self._process_list(name) for name in _PROCESS_LISTS)
-        if compute is None:
+        if (compute := self._processes("nvmlDeviceGetComputeRunningProcesses")) is None:
             return None
         used: dict[int, int | None] = {}
-        for process in (*compute, *(graphics or ())):
+        for process in (*compute, *(self._processes("nvmlDeviceGetGraphicsRunningProcesses") or ())):
             pid, its_bytes = int(process.pid), _bytes(getattr(process, "usedGpuMemory", None))
             known = used.get(pid)
             used[pid] = its_bytes if known is None else max(known, its_bytes or 0)
         return [DeviceProcess(pid=pid, used_bytes=used[pid]) for pid in sorted(used)]
 
-    def _process_list(self, name: str) -> list[Any] | None:
-        """Ask by the newest call that both the package and the driver know."""
-        for version in ("", "_v3", "_v2"):
-            found = _ask(self._nvml, name + version, self._handle)
-            if found is not None:
-                return list(found)
-        return None
+    def _processes(self, call: str) -> Any:
+        """Ask by the newest form of the call that both the package and the driver know."""
+        answers = (self._ask(call + version) for version in ("", "_v3", "_v2"))
+        return next((answer for answer in answers if answer is not None), None)
 
     def sm_clock_mhz(self) -> int | None:
         """Return the clock of the multiprocessors, now."""
-        return _number(_ask(self._nvml, "nvmlDeviceGetClockInfo", self._whole, _CLOCK_SM))
+        return _number(self._whole._ask("nvmlDeviceGetClockInfo", _CLOCK_SM))
 
     def throttle_reasons(self) -> list[str] | None:
-        """Why it is slower now than it could be, in plain words; empty where it is not."""
-        bits = _number(_ask(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", self._whole))
+        """Why it is slower now than it could be, in plain words; empty if it is not."""
+        bits = _number(self._whole._ask("nvmlDeviceGetCurrentClocksEventReasons"))
         if bits is None:  # its name before driver 535
-            bits = _number(_ask(self._nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", self._whole))
+            bits = _number(self._whole._ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
         return None if bits is None else named_reasons(bits)
+
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        return _answer(self._nvml, call, self._handle, *arguments)
 
 
 def named_reasons(bits: int) -> list[str]:
@@ -141,12 +130,12 @@ def named_reasons(bits: int) -> list[str]:
 
 
 def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
-    """Return the GPU or instance that is meant; None where NVML can't tell.
+    """Return the GPU or instance that is meant; None if NVML can't tell.
 
     Args:
         uuid: With or without `GPU-` or `MIG-` before it.
-        pci_bus_id: Such as `0000:65:00.0`; asked where the UUID leads nowhere.
-        visible: The environment's CUDA_VISIBLE_DEVICES: names the instance where the UUID is the whole GPU's.
+        pci_bus_id: Such as `0000:65:00.0`; asked if the UUID leads nowhere.
+        visible: The environment's CUDA_VISIBLE_DEVICES: names the instance if the UUID is the whole GPU's.
     """
     nvml = _loaded()
     if isinstance(nvml, str):
@@ -170,8 +159,10 @@ def all_gpus() -> tuple[list[Gpu], str | None]:
     nvml = _loaded()
     if isinstance(nvml, str):
         return [], nvml
-    count = _number(_ask(nvml, "nvmlDeviceGetCount")) or 0
-    handles = (_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count))
+    handles = (
+        _answer(nvml, "nvmlDeviceGetHandleByIndex", index)
+        for index in range(_number(_answer(nvml, "nvmlDeviceGetCount")) or 0)
+    )
     gpus = [Gpu(nvml, handle) for handle in handles if handle is not None]
     return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], None
 
@@ -188,34 +179,31 @@ def _loaded() -> Any | str:
 
 
 def _first_found(nvml: Any, call: str, names: Iterable[str]) -> Gpu | None:
-    handles = (_ask(nvml, call, name) for name in names)
+    handles = (_answer(nvml, call, name) for name in names)
     return next((Gpu(nvml, handle) for handle in handles if handle is not None), None)
 
 
-def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
-    """What a call answers; None where it can't: missing in this version, not supported here, or simply failing."""
+def _answer(nvml: Any, call: str, *arguments: Any) -> Any:
+    """Return a call's answer; None if it is missing in this version, not supported here, or simply fails."""
     try:
         return getattr(nvml, call)(*arguments)
-    except Exception:  # besides NVMLError: AttributeError, a library mismatch, a name that is no UTF-8
+    except Exception:  # besides NVMLError: AttributeError, a library mismatch, a name that is not UTF-8
         return None
 
 
 def _text(value: Any) -> str | None:
-    """Older packages answer in bytes."""
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    return value if isinstance(value, str) and value else None
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value  # older packages answer in bytes
+    return text if isinstance(text, str) and text else None
 
 
 def _number(value: Any) -> int | None:
-    """Return an integer, also one that ctypes has wrapped; None for anything else."""
-    value = getattr(value, "value", value)
+    value = getattr(value, "value", value)  # ctypes may have wrapped it
     return int(value) if isinstance(value, int) else None
 
 
 def _bytes(value: Any) -> int | None:
     size = _number(value)
-    return None if size is None or size == _NOT_AVAILABLE else size
+    return None if size == _NOT_AVAILABLE else size
 
 
 def _first_flag(modes: Any) -> bool | None:

@@ -1,0 +1,199 @@
+"""The nursery by itself, with small commands in the worker's place."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the nursery needs Linux")
+
+# A grandchild in a session of its own, which the shell's process group does not hold; it says who it is.
+DAEMON = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & while [ ! -s daemon ]; do sleep 0.01; done; "
+
+# A nursery of a command, which gets the descriptor CONTROL and watches the process SUPERVISOR.
+NURSERY = """
+import os, socket, sys
+from batchtune.probe.nursery import serve
+def work(channel):
+    os.set_inheritable(channel, True)
+    os.execv(sys.argv[3], sys.argv[3:])
+serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), work)
+"""
+
+Start = Callable[..., "tuple[subprocess.Popen[bytes], socket.socket]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """`start("exit 3")`: a nursery whose worker is a shell in an empty folder, and our end of its control socket."""
+    monkeypatch.chdir(tmp_path)
+    started: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+
+    def run(script: str, program: str = "/bin/sh", output: int = 2) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel, workers = socket.socketpair()
+        with theirs, channel, workers:
+            numbers = [str(theirs.fileno()), str(os.getpid())]
+            process = subprocess.Popen(
+                [sys.executable, "-c", NURSERY, *numbers, program, "-c", script],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            started.append((process, control))
+            socket.send_fds(control, [b"start"], [workers.fileno(), output])
+        control.settimeout(20)
+        assert control.recv(64) == b"started"
+        return process, control
+
+    yield run
+    for process, control in started:
+        control.close()
+        process.kill()
+        process.wait()
+
+
+def exit_code(control: socket.socket) -> int:
+    """The worker's exit code, as the nursery reports it."""
+    return int(control.recv(64))
+
+
+def daemon() -> int:
+    deadline = time.monotonic() + 20
+    while not (text := Path("daemon").read_text() if Path("daemon").exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int(text)
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends soon."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -SEGV $$", -signal.SIGSEGV)])
+def test_the_workers_end_is_told_as_it_was(start: Start, script: str, code: int) -> None:
+    _, control = start(script)
+    assert exit_code(control) == code
+
+
+def test_a_worker_that_can_not_be_started_is_told(start: Start) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines:
+        _, control = start("", program="/nothing", output=writing)
+        os.close(writing)
+        assert exit_code(control) == 1
+        assert "FileNotFoundError" in lines.read()
+
+
+def test_all_has_ended_when_the_exit_code_is_told(start: Start) -> None:
+    _, control = start(DAEMON + "kill -KILL $$")
+    assert exit_code(control) == -signal.SIGKILL
+    assert not Path(f"/proc/{daemon()}").exists()
+
+
+def test_what_starts_more_and_more_processes_is_ended(start: Start) -> None:
+    _, control = start(DAEMON + "(while :; do setsid sleep 1000 & sleep 0.005; done) & sleep 0.1; exit 4")
+    assert exit_code(control) == 4
+    assert ends(daemon())
+
+
+def test_the_supervisor_can_end_a_worker_and_start_another(start: Start) -> None:
+    _, control = start(DAEMON + "sleep 1000")
+    last = daemon()
+    control.send(b"end")
+    assert exit_code(control) == -signal.SIGKILL
+    assert not Path(f"/proc/{last}").exists()
+    channel, workers = socket.socketpair()
+    with channel, workers:
+        socket.send_fds(control, [b"start"], [workers.fileno(), 2])
+    assert control.recv(64) == b"started"
+    control.send(b"end")
+    assert exit_code(control) == -signal.SIGKILL
+
+
+def test_all_ends_when_the_supervisor_closes_the_socket(start: Start) -> None:
+    process, control = start(DAEMON + "sleep 1000")
+    last = daemon()
+    control.close()
+    assert process.wait(20) == 0
+    assert ends(last)
+
+
+def test_all_ends_when_the_nursery_is_asked_to(start: Start) -> None:
+    process, _ = start(DAEMON + "sleep 1000")
+    last = daemon()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert ends(last)
+
+
+def test_ctrl_c_is_the_supervisors(start: Start) -> None:
+    process, control = start(DAEMON + "while [ ! -e stop ]; do sleep 0.01; done; exit 5")
+    daemon()
+    process.send_signal(signal.SIGINT)
+    Path("stop").touch()
+    assert exit_code(control) == 5
+
+
+def test_the_worker_ends_with_its_nursery(start: Start) -> None:
+    process, _ = start("echo $$ > daemon; sleep 1000 & wait")
+    worker = daemon()
+    process.kill()
+    assert ends(worker)
+
+
+def test_the_supervisors_end_is_seen_though_a_child_of_it_holds_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a child has the socket by fork alone, without an exec that would close it."""
+    monkeypatch.chdir(tmp_path)
+    code = f"""
+import os, socket, subprocess, sys, time
+control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+channel, workers = socket.socketpair()
+numbers = [str(theirs.fileno()), str(os.getpid())]
+command = [sys.executable, "-c", {NURSERY!r}, *numbers, "/bin/sh", "-c", {DAEMON + "sleep 1000"!r}]
+subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+theirs.close()
+socket.send_fds(control, [b"start"], [workers.fileno(), 2])
+child = os.fork()
+if child == 0:
+    time.sleep(1000)
+print(child, flush=True)
+time.sleep(1000)
+"""
+    supervisor = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert supervisor.stdout is not None
+    child = int(supervisor.stdout.readline())
+    last = daemon()
+    supervisor.kill()
+    supervisor.wait()
+    try:
+        assert ends(last)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        supervisor.stdout.close()
+
+
+def test_the_worker_gets_no_descriptor_but_its_channel(start: Start) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines:
+        _, control = start("ls /proc/$$/fd", output=writing)
+        os.close(writing)
+        assert exit_code(control) == 0
+        assert len(lines.read().split()) == 4  # the standard streams and the channel

@@ -1,0 +1,18 @@
+"""One process that has PyTorch, for the workers of all tests."""
+
+from batchtune.probe.process import Nursery
+
+
+class SharedNursery(Nursery):
+    """Stays for the next test, which needs not import PyTorch again; ends with the test process."""
+
+    def close(self) -> None:
+        if self._exit_code is None or self._process is None or self._process.poll() is not None:
+            super().close()
+
+    def pids(self) -> set[int]:
+        """Its process."""
+        return {self._process.pid} if self._process is not None else set()
+
+
+SHARED = SharedNursery()
