@@ -83,7 +83,7 @@ def test_a_column_is_counted_in_the_text_as_it_stands(refusal) -> None:
 
 
 def test_a_line_that_is_no_object_is_named(refusal) -> None:
-    assert "line 2 is no JSON object" in refusal('{"duration": 1}\n[2]\n').message
+    assert "line 2 is not a JSON object" in refusal('{"duration": 1}\n[2]\n').message
 
 
 def test_an_object_over_several_lines_is_told_the_format(refusal) -> None:
@@ -112,7 +112,7 @@ def test_an_empty_object_holds_no_examples(refusal) -> None:
 
 def test_an_entry_that_is_no_object_is_named(refusal) -> None:
     message = refusal('{"a": {"duration": 1},\n"b": 3}').message
-    assert "line 2, id 'b': the entry is no JSON object but '3'" in message
+    assert "line 2, id 'b' is not a JSON object: 3" in message
 
 
 def test_a_late_entry_that_is_no_object_is_named(refusal) -> None:

@@ -35,25 +35,19 @@ _OTHERS = {
 }
 
 
-class _Identified(msgspec.Struct, gc=False):
+class _Cut(msgspec.Struct, gc=False):
+    """As much of a cut as its duration depends on; with tracks it is a MixedCut. Several times faster to decode."""
+
     id: Any = None
-
-
-class _TimedCut(_Identified, gc=False):
     duration: Any = None
+    tracks: tuple[_Track, ...] | None = None
 
 
-class _TimedTrack(msgspec.Struct, gc=False):
-    cut: _TimedCut
+class _Track(msgspec.Struct, gc=False):
+    cut: _Cut
     type: Any = None
     offset: Any = 0.0
     mute: Any = False
-
-
-class _Timed(_TimedCut, gc=False):
-    """As much of a cut as its duration depends on; with tracks it is a MixedCut. Several times faster to decode."""
-
-    tracks: list[_TimedTrack] | None = None
 
 
 class _Supervision(msgspec.Struct, gc=False):
@@ -65,9 +59,10 @@ class _Features(msgspec.Struct, gc=False):
     sampling_rate: Any = None
 
 
-class _WholeCut(_TimedCut, gc=False):
-    """The last three are those of a PaddingCut."""
+class _WholeCut(_Cut, gc=False):
+    """As much of a cut as all columns depend on. The last three are those of a PaddingCut."""
 
+    tracks: tuple[_WholeTrack, ...] | None = None
     supervisions: list[_Supervision] | None = None
     features: _Features | None = None
     num_frames: Any = None
@@ -75,26 +70,27 @@ class _WholeCut(_TimedCut, gc=False):
     sampling_rate: Any = None
 
 
-class _WholeTrack(_TimedTrack, gc=False):
+class _WholeTrack(_Track, gc=False):
     cut: _WholeCut
 
 
-class _Whole(_WholeCut, gc=False):
-    """As much of a cut as all columns depend on."""
+class _Mixture(msgspec.Struct, gc=False):
+    id: Any = None
+    delays: Any = None
+    durations: Any = None
+    texts: Any = None
 
-    tracks: list[_WholeTrack] | None = None
 
-
-Track = TypeVar("Track", bound=_TimedTrack)
-T = TypeVar("T", bound=_Identified)
+Track = TypeVar("Track", bound=_Track)
+T = TypeVar("T")
 Getters = Mapping[str, Callable[[T], object]]
 
 
 class Lhotse(Format):
     """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
 
-    Durations, numbers of frames and texts are those that the cut has in Lhotse (checked against 1.33): of a
-    MixedCut only the tracks that are not muted count.
+    Durations, numbers of frames and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks
+    that are not muted count.
     """
 
     name = "lhotse"
@@ -102,39 +98,33 @@ class Lhotse(Format):
     folder_kind = JSON_LINES
 
     def fits(self, head: Head) -> bool:
-        """Whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
+        """Return whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
         keys = first_keys(head)
         return _is_cut(keys) or _other(keys) is not None
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """`id`, `duration` and, if cuts have them, `num_frames` of their features and the supervisions' `text`.
+        """Return `id`, `duration` and, if cuts have them, `num_frames` of their features and the supervisions' `text`.
 
         Raises:
             ManifestError: It holds no cuts but recordings, supervisions or features.
         """
-        _refuse_others(source)
-        return _columns(Objects(source, _Whole, "id", _CUTS), _OF_CUTS)
+        keys = first_keys(source.head)
+        other = None if _is_cut(keys) else _other(keys)
+        if other is not None:
+            plain = "json-list" if begins_with_list(source.head) else "nemo"
+            hint = f"{_MAKE_CUTS} Or take the durations as they are with --format {plain} --length-key duration."
+            raise ManifestError(f"{source.path} holds Lhotse's {other}, no cuts", hint)
+        return _columns(Objects(source, _WholeCut, _CUTS), _OF_CUTS)
 
     def default_column(self, columns: Sequence[Column]) -> str:
-        """`duration`."""
+        """Return `duration`."""
         return "duration"
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Those of a block of lines at a time, or of the whole list at once."""
-        if _are_in(_OF_TIMED_CUTS, length_key, target_key):
-            return _rows(Objects(source, _Timed, "id", _CUTS), _OF_TIMED_CUTS, length_key, target_key)
-        return _rows(Objects(source, _Whole, "id", _CUTS), _OF_CUTS, length_key, target_key)
-
-
-class _TimedMixture(_Identified, gc=False):
-    """As much of a mixture as its duration depends on."""
-
-    delays: Any = None
-    durations: Any = None
-
-
-class _Mixture(_TimedMixture, gc=False):
-    texts: Any = None
+        """Yield the rows of a block of lines at a time, or of the whole list at once."""
+        if {length_key, target_key} <= {*_OF_TIMED_CUTS, None}:
+            return _rows(Objects(source, _Cut, _CUTS), _OF_TIMED_CUTS, length_key, target_key)
+        return _rows(Objects(source, _WholeCut, _CUTS), _OF_CUTS, length_key, target_key)
 
 
 class LibriSpeechMix(Format):
@@ -147,27 +137,25 @@ class LibriSpeechMix(Format):
     description = "one JSON object on every line, with lists of delays and durations"
 
     def fits(self, head: Head) -> bool:
-        """Whether the first line is an object with both lists."""
+        """Return whether the first line is an object with both lists."""
         keys = first_keys(head) if b'"delays"' in head.data and not begins_with_list(head) else {}
         return keys.get("delays") == keys.get("durations") == "["
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """`id`, the `duration` of the mixture, the `durations` and the `texts` of its utterances as lists."""
-        return _columns(Objects(source, _Mixture, "id", _MIXTURES), _OF_MIXTURES)
+        """Return `id`, the `duration` of the mixture, the `durations` and the `texts` of its utterances as lists."""
+        return _columns(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES)
 
     def default_column(self, columns: Sequence[Column]) -> str:
-        """`duration`."""
+        """Return `duration`."""
         return "duration"
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """One `Rows` for every block of the file."""
-        if _are_in(_OF_TIMED_MIXTURES, length_key, target_key):
-            return _rows(Objects(source, _TimedMixture, "id", _MIXTURES), _OF_TIMED_MIXTURES, length_key, target_key)
-        return _rows(Objects(source, _Mixture, "id", _MIXTURES), _OF_MIXTURES, length_key, target_key)
+        """Yield the rows of a block of the file at a time."""
+        return _rows(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES, length_key, target_key)
 
 
 def _columns(objects: Objects[T], getters: Getters[T]) -> list[Column]:
-    """The columns that the first objects have, and `duration`; `id` and `text…` are texts, the others numbers."""
+    """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
     found: list[Mapping[str, object]] = []
     for entry in objects.first(PEEKED_ROWS):
         values = {name: get(entry) for name, get in getters.items()}
@@ -176,23 +164,12 @@ def _columns(objects: Objects[T], getters: Getters[T]) -> list[Column]:
     return [replace(column, text=column.text and column.name.startswith(("id", "text"))) for column in summarise(found)]
 
 
-def _are_in(getters: Mapping[str, object], *keys: str | None) -> bool:
-    return all(key is None or key.split(".")[0] in getters for key in keys)
+def _rows(objects: Objects[T], getters: Getters[T], *keys: str | None) -> Iterator[Rows]:
+    """Yield the rows; a key is the name of a column, perhaps with an index into a list (`durations.0`)."""
+    return objects.rows(*(partial(_values, getters, key) for key in keys if key is not None))
 
 
-def _rows(objects: Objects[T], getters: Getters[T], length_key: str, target_key: str | None) -> Iterator[Rows]:
-    """All rows; the keys are names of columns, perhaps with an index into a list (`durations.0`)."""
-    for chunk in objects.chunks():
-        lengths = _values(chunk.objects, getters, length_key)
-        targets = None if target_key is None else _values(chunk.objects, getters, target_key)
-        yield Rows(lengths, targets, partial(chunk.place, 0), ids=partial(_ids, chunk.objects))
-
-
-def _ids(objects: Sequence[_Identified]) -> list[str | None]:
-    return [one.id if isinstance(one.id, str) else None for one in objects]
-
-
-def _values(objects: Sequence[T], getters: Getters[T], key: str) -> list[object]:
+def _values(getters: Getters[T], key: str, objects: Sequence[T]) -> list[object]:
     name, *path = key.split(".")
     values = list(map(getters[name], objects))
     return [walk(one, path) for one in values] if path else values
@@ -209,18 +186,8 @@ def _other(keys: Mapping[str, str]) -> str | None:
     return next((name for name, needed in _OTHERS.items() if keys.keys() >= needed), None)
 
 
-def _refuse_others(source: Source) -> None:
-    keys = first_keys(source.head)
-    other = None if _is_cut(keys) else _other(keys)
-    if other is None:
-        return
-    plain = "json-list" if begins_with_list(source.head) else "nemo"
-    hint = f"{_MAKE_CUTS} Or take the durations as they are with --format {plain} --length-key duration."
-    raise ManifestError(f"{source.path} holds Lhotse's {other}, no cuts", hint)
-
-
-def _duration(cut: _Timed | _Whole) -> object:
-    """As `MixedCut.duration` where there are tracks: the end of the last, rounded to 8 digits."""
+def _duration(cut: _Cut) -> object:
+    """Return the duration; where there are tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
     if cut.tracks is None:
         return cut.duration
     ends = []
@@ -233,8 +200,8 @@ def _duration(cut: _Timed | _Whole) -> object:
     return round(max(ends), 8) if ends else Unreadable("a mix without tracks", "[]")
 
 
-def _num_frames(cut: _Whole) -> object:
-    """As `num_frames` of Lhotse's cuts: of the features, cut as the cut is; None if there are none."""
+def _num_frames(cut: _WholeCut) -> object:
+    """Return the frames of the features, cut as the cut is, as Lhotse's `num_frames`; None without any."""
     first: _WholeCut = cut
     if cut.tracks is not None:
         audible = _audible(cut.tracks)
@@ -249,21 +216,16 @@ def _num_frames(cut: _Whole) -> object:
         if first.num_frames is None:
             return None
         grid = _Features(first.frame_shift, first.sampling_rate)
-    return _frames(number(_duration(cut)), number(grid.frame_shift), number(grid.sampling_rate))
+    duration, frame_shift, rate = number(_duration(cut)), number(grid.frame_shift), number(grid.sampling_rate)
+    if duration is not None and frame_shift is not None and rate is not None:
+        samples, hop = duration * rate, frame_shift * rate
+        if math.isfinite(samples) and math.isfinite(hop) and round(hop) > 0:
+            return (round(samples) + round(hop) // 2) // round(hop)  # as Lhotse's `compute_num_frames`
+    return Unreadable("frames without their rate")
 
 
-def _frames(duration: float | None, frame_shift: float | None, sampling_rate: float | None) -> object:
-    """As Lhotse's `compute_num_frames`."""
-    if duration is None or frame_shift is None or sampling_rate is None:
-        return Unreadable("frames without their rate")
-    samples, hop = duration * sampling_rate, frame_shift * sampling_rate
-    if not (math.isfinite(samples) and math.isfinite(hop) and round(hop) > 0):
-        return Unreadable("frames without their rate")
-    return (round(samples) + round(hop) // 2) // round(hop)
-
-
-def _text(cut: _Whole) -> object:
-    """The texts of its supervisions, joined by spaces; None if none has any."""
+def _text(cut: _WholeCut) -> object:
+    """Join the texts of its supervisions with spaces; None if none has any."""
     cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
     found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
     if not all(isinstance(text, str) for text in found):
@@ -275,7 +237,7 @@ def _audible(tracks: Sequence[Track]) -> Sequence[Track]:
     return [track for track in tracks if not track.mute] or tracks
 
 
-def _mixed_duration(mixture: _TimedMixture) -> object:
+def _mixed_duration(mixture: _Mixture) -> object:
     delays, durations = mixture.delays, mixture.durations
     if not isinstance(delays, list) or not isinstance(durations, list):
         return None
@@ -283,26 +245,20 @@ def _mixed_duration(mixture: _TimedMixture) -> object:
         return Unreadable("not as many delays as durations", f"{len(delays)} delays, {len(durations)} durations")
     if not durations:
         return Unreadable("an empty list", "[]")
-    if not (_NUMBERS.issuperset(map(type, delays)) and _NUMBERS.issuperset(map(type, durations))):
-        for value in (*delays, *durations):
-            found = number(value)
-            if found is None or not math.isfinite(found):
-                return Unreadable(fault(value, math.nan if found is None else found), shortened(value))
-    try:
-        return max(map(operator.add, map(float, delays), map(float, durations)))
-    except OverflowError:  # a whole number beyond all floats
-        return math.inf
+    for value in (*delays, *durations):
+        found = number(value)
+        if found is None or not math.isfinite(found):
+            return Unreadable(fault(value, math.nan if found is None else found), shortened(value))
+    return max(map(operator.add, map(float, delays), map(float, durations)))
 
 
-_NUMBERS = {int, float}
-_OF_TIMED_CUTS: dict[str, Callable[[_Timed | _Whole], object]] = {"id": lambda cut: cut.id, "duration": _duration}
-_OF_CUTS: dict[str, Callable[[_Whole], object]] = {**_OF_TIMED_CUTS, "num_frames": _num_frames, "text": _text}
-_OF_TIMED_MIXTURES: dict[str, Callable[[_TimedMixture], object]] = {
-    "id": lambda mixture: mixture.id,
+_OF_TIMED_CUTS: dict[str, Callable[[Any], object]] = {"id": operator.attrgetter("id"), "duration": _duration}
+_OF_CUTS: dict[str, Callable[[Any], object]] = {**_OF_TIMED_CUTS, "num_frames": _num_frames, "text": _text}
+_OF_MIXTURES: dict[str, Callable[[Any], object]] = {
+    "id": operator.attrgetter("id"),
     "duration": _mixed_duration,
-    "durations": lambda mixture: mixture.durations,
+    **{name: operator.attrgetter(name) for name in ("durations", "texts")},
 }
-_OF_MIXTURES: dict[str, Callable[[_Mixture], object]] = {**_OF_TIMED_MIXTURES, "texts": lambda mixture: mixture.texts}
 
 LHOTSE = Lhotse()
 LIBRISPEECHMIX = LibriSpeechMix()
