@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy_format
 
-from batchtune.manifests.headers import ARRAY_SUFFIXES, BytesPayload, HeaderError, array_shape
+from batchtune.manifests.headers import HeaderError, Payload
+from batchtune.manifests.headers.arrays import ARRAY_SUFFIXES, array_shape
 
 SHAPES = [(), (0,), (3,), (2, 3), (0, 5), (1, 2, 3, 4)]
 
 
 def shape(data: bytes, suffix: str = "pt") -> tuple[int, ...]:
-    return array_shape(BytesPayload(data), suffix)
+    return array_shape(Payload.of(data), suffix)
 
 
 def refused(data: bytes, suffix: str = "pt") -> HeaderError:

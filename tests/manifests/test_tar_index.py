@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.source import Source
-from batchtune.manifests.tarbytes import BLOCK, Member
-from batchtune.manifests.tarindex import Tar, is_header, open_tar
+from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -394,7 +393,7 @@ def test_payloads_are_read_at_any_place(write, compress: Callable[[bytes], bytes
     }
     with open_tar(Source(write(compress(files(contents))))) as tar:
         for name, offset, size, _ in tar.members():
-            payload, content = Member(tar.archive, offset, size), contents[name]
+            payload, content = tar.payload(offset, size), contents[name]
             assert payload.size == len(content)
             for start, length in (
                 (0, 100),
@@ -416,7 +415,7 @@ def test_a_file_that_hands_out_less_than_asked_for_is_read_all_the_same(write, m
     assert indexed(path)[0] == expected
     with open_tar(Source(path)) as tar:
         _, offset, size, _ = next(tar.members())
-        assert Member(tar.archive, offset, size).read(0, size) == b"1" * 5000
+        assert tar.payload(offset, size).read(0, size) == b"1" * 5000
 
 
 def test_random_damage_gives_members_or_an_error(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, decompression, load_lengths, source
 from batchtune.manifests.formats.webdataset import key_and_suffix
 from batchtune.manifests.source import Source
-from batchtune.manifests.tarbytes import BLOCK
+from batchtune.manifests.tar import BLOCK
 from batchtune.manifests.values import Unreadable
 
 FORMAT = FORMATS["webdataset"]
@@ -395,7 +395,7 @@ def test_a_text_of_more_than_1_mib_is_refused(write) -> None:
 def test_what_is_no_text_is_unreadable(write, content: bytes) -> None:
     (value,) = rows(write([("a.txt", content)]), "txt")[1]
     assert isinstance(value, Unreadable)
-    assert value.reason == "no text"
+    assert value.reason == "not text"
 
 
 def test_pickles_are_never_opened(write) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from batchtune.manifests.headers.payload import AudioLength, HeaderError, Payload
+from batchtune.manifests.headers import AudioLength, HeaderError, Payload
 
 _RATES = (44_100, 48_000, 32_000)
 # kbit/s, by (MPEG 1, layer).

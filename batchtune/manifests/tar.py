@@ -10,22 +10,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from zlib import adler32
 
 from batchtune.errors import ManifestError, shortened
+from batchtune.manifests.headers import Payload
 from batchtune.manifests.source import Source
-from batchtune.manifests.tarbytes import BLOCK, UNKNOWN_END, Archive, opened_archive
+
+BLOCK = 512
+UNKNOWN_END = sys.maxsize
+
+# Read at once: the headers of a sample's members, the small ones, and the beginning of a large one.
+_WINDOW = 6 * 1024
+_STREAM_WINDOW = 64 * 1024
+_PIECE = 1024 * 1024
+_LARGEST_IN_MEMORY = 8 * 1024 * 1024
 
 _ZEROS = bytes(BLOCK)
 _ADLER_BASE = 65521
 _HINT = "Make or fetch the shard anew."
 
 _LARGEST_EXTENSION = 1024 * 1024
-_PIECE = 1024 * 1024
 
 # Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
 _EXTENSIONS = frozenset(b"xXgLK")
@@ -45,20 +56,86 @@ _RECORD = re.compile(rb"([1-9]\d{0,6}) ")
 File: TypeAlias = tuple[str, int, int, bool]
 
 
+class Archive:
+    """The bytes of an archive in a file; only what is wanted is read.
+
+    Attributes:
+        end: How many they are; `UNKNOWN_END` as long as that is not known.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._descriptor = file.fileno()
+        self.end = os.fstat(self._descriptor).st_size
+        self._window = b""
+        self.start = 0
+
+    def window(self, offset: int, size: int = _WINDOW) -> bytes:
+        """Return `size` bytes from `offset` on, fewer only at the end; those before need not be readable any more."""
+        # Not through a memory map: a file that somebody cuts short meanwhile would end the process there.
+        data = os.pread(self._descriptor, size, offset)
+        while len(data) < min(size, self.end - offset):  # a network may hand out less at once
+            if not (more := os.pread(self._descriptor, size - len(data), offset + len(data))):
+                break
+            data += more
+        self._window, self.start = data, offset
+        return data
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on, which is not before the last window; fewer only at the end."""
+        at = offset - self.start
+        if not 0 <= at <= len(self._window) - size:
+            self.window(offset, max(size, _WINDOW))
+            at = 0
+        return self._window[at : at + size]
+
+    def close(self) -> None:
+        """Forget what is held of it."""
+
+
+class _StreamedArchive(Archive):
+    """An archive that can only be read forward, such as a compressed one: all from the last window on is held."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.end = UNKNOWN_END
+        self.start = 0
+        self._stream = stream
+        self._position = 0
+        self._held = tempfile.SpooledTemporaryFile(_LARGEST_IN_MEMORY)
+
+    def window(self, offset: int, size: int = _STREAM_WINDOW) -> bytes:
+        self._held.seek(min(offset, self._position) - self.start)
+        rest = self._held.read()
+        while self._position < offset and (data := self._stream.read(min(_PIECE, offset - self._position))):
+            self._position += len(data)
+        self._held.seek(0)
+        self._held.truncate()
+        self._held.write(rest)
+        self.start = offset
+        return self.read(offset, size)
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._held.seek(0, os.SEEK_END)
+        while self._position < offset + size:
+            data = self._stream.read(min(_PIECE, offset + size - self._position))
+            if not data:
+                self.end = self._position
+                break
+            self._held.write(data)
+            self._position += len(data)
+        self._held.seek(offset - self.start)
+        return self._held.read(size)
+
+    def close(self) -> None:
+        self._held.close()
+
+
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
-    """Opens an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
-    size = None if source.compression is None else _size(source)
-    with source.opened() as stream, opened_archive(stream, size) as archive:
-        yield Tar(source, archive)
-
-
-def _size(source: Source) -> int:
-    """Bytes of the file, compressed; 0 where it has no name."""
-    try:
-        return source.path.stat().st_size
-    except OSError:
-        return 0
+    """Open an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
+    with source.opened() as stream:
+        archive = Archive(stream) if source.compression is None else _StreamedArchive(stream)
+        with contextlib.closing(archive):
+            yield Tar(source, archive)
 
 
 def is_header(block: bytes) -> bool:
@@ -97,23 +174,32 @@ class Tar:
     """An open archive.
 
     Args:
-        source: For messages, and to tell how much is read.
+        source: For messages, and to report how much is read.
         archive: Its bytes.
 
     Attributes:
-        archive: Its bytes.
         left_out: Reason → number of the members that `members` passed over although they may be meant as files.
     """
 
     def __init__(self, source: Source, archive: Archive) -> None:
-        self.archive = archive
         self.left_out: Counter[str] = Counter()
+        self._archive = archive
+        self._source = source
         self._path = source.path
-        self._report = source.report
         self._end: int | None = None
         self._extended = False
         self._extensions: dict[bytes, bytes] = {}
         self._globals: dict[bytes, bytes] = {}
+
+    def payload(self, offset: int, size: int) -> Payload:
+        """Return the bytes of the last member that `members` handed out."""
+        read = self._archive.read
+        return Payload(size, lambda start, count: read(offset + start, max(0, min(count, size - start))))
+
+    def report(self) -> None:
+        """Report how much of a plain archive is read; a compressed one does so itself."""
+        if self._archive.end != UNKNOWN_END:
+            self._source.report(self._archive.start / max(1, self._archive.end))
 
     def members(self) -> Iterator[File]:
         """The files in the order in which they stand; to be asked for once.
@@ -129,7 +215,7 @@ class Tar:
         while True:
             block = window[position - at : position - at + BLOCK]
             if len(block) < BLOCK:
-                window, at = self.archive.window(position), position
+                window, at = self._archive.window(position), position
                 block = window[:BLOCK]
             if adler32(block) & 0xFFFF != _expected(block[148:156]) or len(block) < BLOCK:
                 if not is_header(block) and self._ends(block, position, (name, start, size, False)):
@@ -149,7 +235,7 @@ class Tar:
             self._extended = False
             if kind != _FILE or block[345] or self._extensions or self._globals:
                 name, start, size, sparse = self._special(block, name, start, size)
-            if start + size > self.archive.end:
+            if start + size > self._archive.end:
                 raise self._cut((name, start, size, sparse))
             if kind == _FILE or self._is_file(kind, name):
                 yield name, start, size, sparse
@@ -164,7 +250,7 @@ class Tar:
             ManifestError: Something else does, such as a second archive; the message says at which byte.
         """
         position = self._end
-        while position is not None and (piece := self.archive.read(position, _PIECE)):
+        while position is not None and (piece := self._archive.window(position, _PIECE)):
             if rest := piece.lstrip(b"\0"):
                 at = position + len(piece) - len(rest)
                 raise ManifestError(
@@ -173,7 +259,7 @@ class Tar:
                     "tar --concatenate.",
                 )
             position += len(piece)
-            self._report(self.archive.share)
+            self.report()
 
     def _ends(self, block: bytes, position: int, last: File) -> bool:
         """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
@@ -185,7 +271,7 @@ class Tar:
             if block != _ZEROS:
                 raise self._damaged(position, "no header of a member" if position else "no tar header")
             self._end = position + BLOCK
-        elif position > self.archive.end:
+        elif position > self._archive.end:
             raise self._cut(last)
         elif block or self._extended:
             raise self._broken(position + len(block))
@@ -219,7 +305,7 @@ class Tar:
         """Reads what is said of the next member (or of all that follow). Of two such headers the first wins."""
         if size > _LARGEST_EXTENSION:
             raise self._damaged(start - BLOCK, f"an extended header of {size:,} bytes")
-        data = self.archive.read(start, size)
+        data = self._archive.read(start, size)
         if len(data) < size:
             raise self._broken(start + len(data))
         # Most say nothing but a time, which Python writes so where it is no whole number.
@@ -271,7 +357,7 @@ class Tar:
         """Where the payload of an old sparse member begins: its map may go on in blocks behind the header."""
         more = block[482]
         while more:
-            block = self.archive.read(start, BLOCK)
+            block = self._archive.read(start, BLOCK)
             start += BLOCK
             if len(block) < BLOCK:
                 raise self._broken(start - BLOCK + len(block))
@@ -287,7 +373,7 @@ class Tar:
     def _cut(self, member: File) -> ManifestError:
         name, offset, size, _ = member
         seen = f"{shortened(name)} has {size:,} bytes from byte {offset:,} on"
-        end = "" if self.archive.end == UNKNOWN_END else f", and the archive ends at {self.archive.end:,}"
+        end = "" if self._archive.end == UNKNOWN_END else f", and the archive ends at {self._archive.end:,}"
         return ManifestError(f"{self._path} breaks off in the middle: {seen}{end}", _HINT)
 
 
