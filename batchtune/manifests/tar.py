@@ -32,7 +32,6 @@ _STREAM_WINDOW = 64 * 1024
 _PIECE = 1024 * 1024
 _LARGEST_IN_MEMORY = 8 * 1024 * 1024
 
-_ZEROS = bytes(BLOCK)
 _ADLER_BASE = 65521
 _HINT = "Make or fetch the shard anew."
 
@@ -139,34 +138,30 @@ def open_tar(source: Source) -> Iterator[Tar]:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block is a member's header: whether its checksum is right.
+    """Return whether a block is a member's header, by its checksum: the sum of its bytes, its own as blanks.
 
-    The checksum is the sum of the bytes. Adler-32 is taken in its place, the lower half of which is 1 + sum, modulo
-    65,521: it is computed ten times faster.
+    Adler-32 is taken in the sum's place, as it is computed ten times faster: its lower half is 1 + sum, modulo 65,521.
     """
-    return len(block) == BLOCK and (adler32(block) & 0xFFFF == _expected(block[148:156]) or _sums_up(block))
+    if len(block) < BLOCK:
+        return False
+    if adler32(block) & 0xFFFF == _expected(block[148:156]):
+        return True
+    with contextlib.suppress(ValueError):  # some old tars summed signed bytes
+        signed = (byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
+        return _octal(block[148:156]) == 8 * ord(" ") + sum(signed)
+    return False
 
 
 @functools.lru_cache(maxsize=65536)
 def _expected(field: bytes) -> int:
-    """The lower half of a header's Adler-32, by its checksum, which counts its own field as blanks; -1 for none."""
+    """Return the lower half of a header's Adler-32 by its checksum; -1 for none."""
     try:
         return (1 + _octal(field) - 8 * ord(" ") + sum(field)) % _ADLER_BASE
     except ValueError:
         return -1
 
 
-def _sums_up(block: bytes) -> bool:
-    """Whether the checksum is right as some old tars computed it: of signed bytes."""
-    try:
-        total = _octal(block[148:156])
-    except ValueError:
-        return False
-    return total == 8 * ord(" ") + sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
-
-
 def _octal(field: bytes) -> int:
-    """A number in a header. Raises ValueError."""
     return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
 
 
@@ -202,9 +197,7 @@ class Tar:
             self._source.report(self._archive.start / max(1, self._archive.end))
 
     def members(self) -> Iterator[File]:
-        """The files in the order in which they stand; to be asked for once.
-
-        Directories, devices, pipes and links are none. What follows the end of the archive is left to `check_end`.
+        """Yield the files in their order, once; no folders, devices, pipes and links. `check_end` reads on from there.
 
         Raises:
             ManifestError: A header is damaged, or the archive breaks off; the message says at which byte. The files
@@ -218,7 +211,10 @@ class Tar:
                 window, at = self._archive.window(position), position
                 block = window[:BLOCK]
             if adler32(block) & 0xFFFF != _expected(block[148:156]) or len(block) < BLOCK:
-                if not is_header(block) and self._ends(block, position, (name, start, size, False)):
+                if not is_header(block):
+                    if position > self._archive.end:
+                        raise self._cut(name, start, size)
+                    self._end_at(block, position)
                     return
             kind, start = block[156], position + BLOCK
             try:
@@ -236,18 +232,18 @@ class Tar:
             if kind != _FILE or block[345] or self._extensions or self._globals:
                 name, start, size, sparse = self._special(block, name, start, size)
             if start + size > self._archive.end:
-                raise self._cut((name, start, size, sparse))
+                raise self._cut(name, start, size)
             if kind == _FILE or self._is_file(kind, name):
                 yield name, start, size, sparse
             position = start + (size + BLOCK - 1 & -BLOCK)
 
     def check_end(self) -> None:
-        """Sees whether only zeros follow the archive's end; to be called behind the last of its members.
+        """See whether only zeros follow the end, after the last member: tar fills an archive up to a whole record.
 
-        They may: tar fills an archive up to a whole record. Reading them to the end also checks a compressed file.
+        Reading them also checks a compressed file.
 
         Raises:
-            ManifestError: Something else does, such as a second archive; the message says at which byte.
+            ManifestError: Something else follows, such as a second archive; the message says at which byte.
         """
         position = self._end
         while position is not None and (piece := self._archive.window(position, _PIECE)):
@@ -261,26 +257,18 @@ class Tar:
             position += len(piece)
             self.report()
 
-    def _ends(self, block: bytes, position: int, last: File) -> bool:
-        """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
-
-        Raises:
-            ManifestError: It does not.
-        """
-        if len(block) == BLOCK:
-            if block != _ZEROS:
-                raise self._damaged(position, "no header of a member" if position else "no tar header")
-            self._end = position + BLOCK
-        elif position > self._archive.end:
-            raise self._cut(last)
-        elif block or self._extended:
+    def _end_at(self, block: bytes, position: int) -> None:
+        """End the archive at this block, which is not a header. Raises ManifestError if it is damaged there."""
+        if len(block) < BLOCK and (block or self._extended):
             raise self._broken(position + len(block))
+        if block.strip(b"\0"):
+            raise self._damaged(position, "no header of a member" if position else "no tar header")
         if self._extended:
             raise self._damaged(position, "an extended header without its member")
-        return True
+        self._end = position + BLOCK if block else None
 
     def _is_file(self, kind: int, name: str) -> bool:
-        """Whether a member of another type than the usual one is a file; counts those that seem to be meant as one."""
+        """Return whether a member of another type is a file too; count those that seem to be meant as one."""
         if kind in _FILES:
             return kind != _OLD_FILE or not name.endswith("/")
         if kind in _LINKS:
@@ -292,7 +280,7 @@ class Tar:
         return False
 
     def _size(self, field: bytes, position: int) -> int:
-        """A number of a header: octal text, or where that is too short the bytes of the number itself."""
+        """Read a number: octal text, or where that is too short the bytes of the number itself."""
         try:
             size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
         except ValueError:
@@ -302,13 +290,13 @@ class Tar:
         return size
 
     def _extend(self, kind: int, start: int, size: int) -> None:
-        """Reads what is said of the next member (or of all that follow). Of two such headers the first wins."""
+        """Read an extended header of the next member (or of all that follow). Of two such headers the first wins."""
         if size > _LARGEST_EXTENSION:
             raise self._damaged(start - BLOCK, f"an extended header of {size:,} bytes")
         data = self._archive.read(start, size)
         if len(data) < size:
             raise self._broken(start + len(data))
-        # Most say nothing but a time, which Python writes so where it is no whole number.
+        # Most only hold a time, which Python writes so if it is not a whole number.
         matters = b"path=" in data or b"size=" in data or b"GNU.sparse." in data
         if kind == _GLOBAL:
             self._globals.update(self._records(data, start) if matters else {})
@@ -320,7 +308,7 @@ class Tar:
             self._extensions = {**self._records(data, start), **self._extensions}
 
     def _records(self, data: bytes, start: int) -> dict[bytes, bytes]:
-        r"""The records of a PAX header that matter here; each is `length keyword=value\n`."""
+        r"""Return the records of a PAX header that matter here; each is `length keyword=value\n`."""
         records: dict[bytes, bytes] = {}
         position = 0
         while position < len(data) and data[position]:
@@ -335,12 +323,14 @@ class Tar:
         return records
 
     def _special(self, block: bytes, name: str, start: int, size: int) -> File:
-        """What is not all said by a header's main fields. Its extended headers are used up thereby."""
+        """Return what a header's main fields don't tell. This uses its extended headers up."""
         if block[345] and not block.startswith(_GNU_MAGIC, 257):  # the part of a name that is too long for its field
-            name = _text(block[345:500].split(b"\0", 1)[0]) + "/" + name
+            name = block[345:500].split(b"\0", 1)[0].decode("utf-8", "backslashreplace") + "/" + name
         said, self._extensions = self._extensions, {}
         both = {**self._globals, **said}
         path = both.get(b"GNU.sparse.name") or both.get(b"path")
+        if path is not None:
+            name = path.decode("utf-8", "backslashreplace")
         if digits := both.get(b"size"):
             if not digits.isdigit() or len(digits) > 20:
                 raise self._damaged(start - BLOCK, f"a member of size {shortened(digits)}")
@@ -348,21 +338,14 @@ class Tar:
         kind = block[156]
         if kind in _LINKS or kind in _DEVICES_AND_FOLDERS:
             size = 0
-        if kind == _SPARSE:
-            start = self._after_map(block, start)
-        sparse = kind == _SPARSE or any(keyword.startswith(b"GNU.sparse.") for keyword in said)
-        return name if path is None else _text(path), start, size, sparse
-
-    def _after_map(self, block: bytes, start: int) -> int:
-        """Where the payload of an old sparse member begins: its map may go on in blocks behind the header."""
-        more = block[482]
-        while more:
+        more = kind == _SPARSE and block[482]
+        while more:  # the map of an old sparse member may go on in blocks behind the header
             block = self._archive.read(start, BLOCK)
             start += BLOCK
             if len(block) < BLOCK:
                 raise self._broken(start - BLOCK + len(block))
             more = block[504]
-        return start
+        return name, start, size, kind == _SPARSE or any(keyword.startswith(b"GNU.sparse.") for keyword in said)
 
     def _damaged(self, position: int, seen: str) -> ManifestError:
         return ManifestError(f"{self._path} is damaged at byte {position:,}: {seen}", _HINT)
@@ -370,12 +353,7 @@ class Tar:
     def _broken(self, end: int) -> ManifestError:
         return ManifestError(f"{self._path} breaks off at byte {end:,}, in the middle of a header", _HINT)
 
-    def _cut(self, member: File) -> ManifestError:
-        name, offset, size, _ = member
+    def _cut(self, name: str, offset: int, size: int) -> ManifestError:
         seen = f"{shortened(name)} has {size:,} bytes from byte {offset:,} on"
         end = "" if self._archive.end == UNKNOWN_END else f", and the archive ends at {self._archive.end:,}"
         return ManifestError(f"{self._path} breaks off in the middle: {seen}{end}", _HINT)
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
