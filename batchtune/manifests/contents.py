@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
+from batchtune.manifests.base import Place, Rows
 from batchtune.manifests.columns import last_part
 from batchtune.manifests.headers import AudioLength, HeaderError, Payload
 from batchtune.manifests.headers.arrays import ARRAY_SUFFIXES, array_shape
@@ -77,6 +78,13 @@ def part(content: object, path: tuple[str, ...] = ()) -> object:
             return Unreadable("too few dimensions", f"of shape {content}")
         return content[int(axis)] if axis.isdecimal() else None
     return None if path and not isinstance(content, Unreadable) else content
+
+
+def named_rows(names: Sequence[str], columns: Sequence[Sequence[object]], left_out: Mapping[str, int]) -> Rows:
+    """Return rows of examples with names: their lengths, and perhaps their target lengths."""
+    lengths, targets = (*columns, None)[:2]
+    assert lengths is not None
+    return Rows(lengths, targets, lambda index: Place(None, names[index]), left_out, lambda: names)
 
 
 def _explained(read: Callable[[Payload], object]) -> Callable[[Payload], object]:

@@ -6,12 +6,11 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import cast
 
-from batchtune.manifests.base import Column, Format, Place, Rows
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import summarise
-from batchtune.manifests.contents import NUM_SAMPLES, column_reader, is_json, part, reader
+from batchtune.manifests.contents import NUM_SAMPLES, column_reader, is_json, named_rows, part, reader
 from batchtune.manifests.headers import AudioLength, HeaderError, Payload, opened_payload
 from batchtune.manifests.headers.audio import AUDIO_SUFFIXES
 from batchtune.manifests.source import Head, Source
@@ -72,18 +71,12 @@ class AudioFolder(Format):
         keys = [length_key] if target_key is None else [length_key, target_key]
         values = [_column(source, files, key) for key in keys]
         stems = list(files.audio)
-        yield Rows([], [] if values[1:] else None, partial(_place, ()), files.left_out)
+        yield named_rows([], [[] for _ in keys], files.left_out)
         for start in range(0, len(stems), _CHUNK):
             chunk = stems[start : start + _CHUNK]
             columns = [list(map(value, chunk)) for value in values]
-            names = [files.audio[stem] for stem in chunk]
-            place = partial(_place, names)
-            yield Rows(columns[0], columns[1] if columns[1:] else None, place, ids=names.copy)
+            yield named_rows([files.audio[stem] for stem in chunk], columns, {})
             source.report((start + len(chunk)) / len(stems))
-
-
-def _place(names: Sequence[str], index: int) -> Place:
-    return Place(None, names[index])
 
 
 class _Files:

@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Place, Rows
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
-from batchtune.manifests.contents import JSON_SUFFIXES, NUM_SAMPLES, column_reader, is_array, is_audio, reader
+from batchtune.manifests.contents import (
+    JSON_SUFFIXES,
+    NUM_SAMPLES,
+    column_reader,
+    is_array,
+    is_audio,
+    named_rows,
+    reader,
+)
 from batchtune.manifests.headers import AudioLength, Payload
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
@@ -25,24 +33,12 @@ _LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
 
 _AUDIO = "audio"
 _SPARSE = Unreadable("a sparse member")
+_SMALL = frozenset((int, float, AudioLength, tuple, Unreadable))
 _META = re.compile(r"__[^/]*__(?:$|/)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """How a column's value is read from members of a suffix.
-
-    Attributes:
-        column: Its name.
-        read: A member → the value.
-        kept: Whether the value may be as large as the member.
-        single: Whether a sample may have one such member only, whatever its suffix.
-    """
-
-    column: str
-    read: Callable[[Payload], object]
-    kept: bool
-    single: bool = False
+# Columns, and how the value of each is read from a member.
+_Readers = Sequence[tuple[str, Callable[[Payload], object]]]
 
 
 @dataclass(slots=True)
@@ -69,9 +65,6 @@ class WebDataset(Format):
     text. Parts are named behind a dot: `wav.num_samples`, `npy.1` (the second dimension), `json.duration`,
     `json.speaker.id`. Suffixes may hold dots themselves, as that of `a.mix.wav`. `audio` is the one audio member of
     each sample, whatever its suffix.
-
-    Attributes:
-        missing_hint: What to do where rows are missing their value.
     """
 
     name = "webdataset"
@@ -108,9 +101,7 @@ class WebDataset(Format):
                     if sample.repeated is not None:
                         seen = f"two members {shortened(sample.repeated)}"
                         columns[0][index] = Unreadable("a member that is there twice", seen)
-                names = [sample.key for sample in chunk]
-                place = functools.partial(_place, names)
-                yield Rows(columns[0], columns[1] if columns[1:] else None, place, dict(tar.left_out), names.copy)
+                yield named_rows([sample.key for sample in chunk], columns, dict(tar.left_out))
                 tar.left_out.clear()
                 tar.report()
 
@@ -144,10 +135,6 @@ class WebDataset(Format):
         return None if is_array(suffix) else KNOWN_UNITS.get(normalised(last_part(column)))
 
 
-def _place(names: Sequence[str], index: int) -> Place:
-    return Place(None, names[index])
-
-
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     """Yield so many samples at a time that their values take little memory; those before an error are handed out."""
     chunk: list[_Sample] = []
@@ -166,7 +153,7 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     yield chunk
 
 
-def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[_Sample]:
+def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
     """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
     Where the archive breaks off, the sample in which it does is not handed out: members of it may be missing.
@@ -195,12 +182,13 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[
         if suffix in suffixes:
             sample.repeated = suffix
         suffixes.add(suffix)
-        for one in readers(suffix):
-            if one.single and one.column in sample.values:
-                sample.values[one.column] = Unreadable("several audio members", f"{shortened(suffix)} and another")
-                continue
-            sample.values[one.column] = _SPARSE if sparse else one.read(tar.payload(offset, size))
-            if one.kept:
+        for column, read in readers(suffix):
+            if column in sample.values:  # that of any audio, or the suffix is there twice
+                value: object = Unreadable("several audio members", f"{shortened(suffix)} and another")
+            else:
+                value = _SPARSE if sparse else read(tar.payload(offset, size))
+            sample.values[column] = value
+            if type(value) not in _SMALL:
                 sample.kept_bytes += size
     if sample is not None:
         yield sample
@@ -217,19 +205,13 @@ def key_and_suffix(name: str) -> tuple[str | None, str]:
         The key, with the folder, and the suffix in lower case; None and no suffix without such a dot.
     """
     key, dot, suffix = name.partition(".")
-    if not dot or "/" in suffix or "\n" in name or not key or key[-1] == "/":
-        return _odd_key_and_suffix(name)
-    return key, suffix.lower()
-
-
-def _odd_key_and_suffix(name: str) -> tuple[str | None, str]:
-    """Do the same where the first dot of the name is not the one, or the last part begins with it."""
-    dot = name.find(".", name.rfind("/") + 1)
+    if dot and key and key[-1] != "/" and "/" not in suffix and "\n" not in name:
+        return key, suffix.lower()
+    # The first dot of the name is not the one, or the last part begins with it.
+    at = name.find(".", name.rfind("/") + 1)
     line_end = name.find("\n") if "\n" in name else len(name)
-    start = name.rfind("/", 0, max(0, min(dot - 1, line_end))) + 1
-    if dot <= start or "." in name[start:dot]:
-        return None, ""
-    return name[:dot], name[dot + 1 :].lower()
+    start = name.rfind("/", 0, max(0, min(at - 1, line_end))) + 1
+    return (None, "") if at <= start or "." in name[start:at] else (name[:at], name[at + 1 :].lower())
 
 
 def _split(column: str) -> tuple[str, tuple[str, ...]]:
@@ -244,25 +226,19 @@ def _split(column: str) -> tuple[str, tuple[str, ...]]:
     return column, ()
 
 
-def _wanted(keys: Sequence[str], suffix: str) -> list[_Reader]:
-    """Return how the columns are read that members of this suffix have."""
+def _wanted(keys: Sequence[str], suffix: str) -> _Readers:
+    """Return the columns that members of this suffix have."""
     found = []
     for key in keys:
         name, path = _split(key)
         if name == suffix != _AUDIO or (name == _AUDIO and is_audio(suffix)):
-            found.append(_Reader(key, column_reader(suffix, path), _is_kept(suffix), single=name == _AUDIO))
+            found.append((key, column_reader(suffix, path)))
     return found
 
 
-def _peeking(suffix: str) -> Sequence[_Reader]:
+def _peeking(suffix: str) -> _Readers:
     """Return how to look into a member; not at all if its suffix means a part of another one (`json.txt`)."""
-    if _split(suffix) != (suffix, ()):
-        return ()
-    return (_Reader(suffix, reader(suffix), _is_kept(suffix)),)
-
-
-def _is_kept(suffix: str) -> bool:
-    return not (is_audio(suffix) or is_array(suffix))
+    return [(suffix, reader(suffix))] if _split(suffix) == (suffix, ()) else []
 
 
 def _entry(sample: _Sample, single: bool) -> dict[str, object]:
