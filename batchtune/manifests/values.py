@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,17 +18,27 @@ SMALLEST = 1e-9
 LARGEST = 1e15
 
 
-@dataclass(frozen=True, slots=True)
 class Unreadable:
     """Stands for a value that could not be read, such as the length of a damaged audio file.
 
-    Attributes:
+    Not a dataclass: msgspec would send one to another process as a mapping.
+
+    Args:
         reason: In a few words, the same for all of a kind: by it they are counted.
         detail: What was seen, for the message; may be empty.
     """
 
-    reason: str
-    detail: str = ""
+    __slots__ = ("detail", "reason")
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        self.detail = detail
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and (self.reason, self.detail) == (other.reason, other.detail)
+
+    def __hash__(self) -> int:
+        return hash((self.reason, self.detail))
 
     def __repr__(self) -> str:
         return self.detail or "unreadable"
