@@ -66,11 +66,11 @@ DATA = chunk(b"data", bytes(2000))
 WAV_SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
 
 
-@pytest.mark.parametrize("channels", [1, 2, 6])
-@pytest.mark.parametrize("subtype", WAV_SUBTYPES)
 @pytest.mark.parametrize("form", ["WAV", "WAVEX", "RF64", "W64"])
-def test_wav_of_any_encoding_has_the_samples_that_were_written(form: str, subtype: str, channels: int) -> None:
-    assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE)
+def test_wav_of_any_encoding_has_the_samples_that_were_written(form: str) -> None:
+    for subtype in WAV_SUBTYPES:
+        for channels in (1, 6):
+            assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE), (subtype, channels)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,9 @@ def test_wav_of_any_encoding_has_the_samples_that_were_written(form: str, subtyp
         ("CAF", "ALAC_16"),
     ],
 )
-@pytest.mark.parametrize("channels", [1, 2])
-def test_other_formats_have_the_samples_that_were_written(form: str, subtype: str, channels: int) -> None:
-    if form == "SVX" and channels == 2:
-        pytest.skip("SVX is mono")
-    assert length(written(form, subtype, channels), "") == AudioLength(COUNT, RATE)
+def test_other_formats_have_the_samples_that_were_written(form: str, subtype: str) -> None:
+    for channels in (1,) if form == "SVX" else (1, 2):
+        assert length(written(form, subtype, channels), "") == AudioLength(COUNT, RATE), channels
 
 
 @pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "G721_32"])
@@ -106,20 +104,20 @@ def test_a_fact_chunk_that_can_not_be_true_is_no_length() -> None:
     assert length(bytes(data)).num_samples == soundfile.info(io.BytesIO(bytes(data))).frames
 
 
-@pytest.mark.parametrize("kind", ["uint8", "int16", "int32", "int64", "float32", "float64"])
-def test_wav_written_by_scipy(kind: str) -> None:
-    stream = io.BytesIO()
-    scipy.io.wavfile.write(stream, RATE, np.zeros((COUNT, 3), dtype=kind))
-    assert length(stream.getvalue()) == AudioLength(COUNT, RATE)
+def test_wav_written_by_scipy() -> None:
+    for kind in ("uint8", "int16", "int32", "int64", "float32", "float64"):
+        stream = io.BytesIO()
+        scipy.io.wavfile.write(stream, RATE, np.zeros((COUNT, 3), dtype=kind))
+        assert length(stream.getvalue()) == AudioLength(COUNT, RATE), kind
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_wav_written_by_the_standard_library(width: int) -> None:
-    stream = io.BytesIO()
-    with wave.open(stream, "wb") as file:
-        file.setparams((2, width, RATE, 0, "NONE", ""))
-        file.writeframes(bytes(COUNT * width * 2))
-    assert length(stream.getvalue()) == AudioLength(COUNT, RATE)
+def test_wav_written_by_the_standard_library() -> None:
+    for width in (1, 2, 3, 4):
+        stream = io.BytesIO()
+        with wave.open(stream, "wb") as file:
+            file.setparams((2, width, RATE, 0, "NONE", ""))
+            file.writeframes(bytes(COUNT * width * 2))
+        assert length(stream.getvalue()) == AudioLength(COUNT, RATE), width
 
 
 def test_seconds_are_samples_by_rate() -> None:
@@ -193,10 +191,9 @@ def test_an_empty_recording_has_no_samples() -> None:
     assert length(riff(fmt(), chunk(b"data", b""))) == AudioLength(0, RATE)
 
 
-@pytest.mark.parametrize("removed", [1, 2, 1000, 1999, 2000])
-def test_fewer_samples_than_the_header_says_are_a_truncated_file(removed: int) -> None:
-    data = riff(fmt(), DATA)
-    assert reason(data[:-removed]) == "truncated WAV"
+def test_fewer_samples_than_the_header_says_are_a_truncated_file() -> None:
+    for removed in (1, 2, 1000, 1999, 2000):
+        assert reason(riff(fmt(), DATA)[:-removed]) == "truncated WAV", removed
 
 
 def test_the_message_says_how_much_is_missing() -> None:
@@ -233,16 +230,17 @@ def test_the_reason_names_no_file_but_the_detail_says_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3", "AIFF"])
-@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "txt", ""])
-def test_a_suffix_that_lies_does_not_matter(form: str, suffix: str) -> None:
-    assert length(written(form), suffix) == AudioLength(COUNT, RATE)
+def test_a_suffix_that_lies_does_not_matter(form: str) -> None:
+    data = written(form)
+    for suffix in ("wav", "flac", "ogg", "mp3", "txt", ""):
+        assert length(data, suffix) == AudioLength(COUNT, RATE), suffix
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
-@pytest.mark.parametrize("tags", [1, 2])
-def test_an_id3_tag_at_the_beginning_is_passed_over(form: str, tags: int) -> None:
+def test_an_id3_tag_at_the_beginning_is_passed_over(form: str) -> None:
     tag = b"ID3\x04\0\0" + bytes([0, 0, 2, 44]) + bytes(300)
-    assert length(tag * tags + written(form)) == AudioLength(COUNT, RATE)
+    for tags in (1, 2):
+        assert length(tag * tags + written(form)) == AudioLength(COUNT, RATE), tags
 
 
 # FLAC
@@ -254,10 +252,10 @@ def without_total(data: bytes) -> bytes:
     return data[:TOTAL_AT] + bytes([data[TOTAL_AT] & 0xF0]) + bytes(4) + data[TOTAL_END:]
 
 
-@pytest.mark.parametrize("count", [1, 15, 4095, 4096, 4097, 100_000])
 @pytest.mark.parametrize("channels", [1, 2, 6])
-def test_a_flac_length_that_was_left_open_is_told_by_the_last_frame(count: int, channels: int) -> None:
-    assert length(without_total(written("FLAC", "PCM_16", channels, count)), "flac").num_samples == count
+def test_a_flac_length_that_was_left_open_is_told_by_the_last_frame(channels: int) -> None:
+    for count in (1, 15, 4095, 4096, 4097, 100_000):
+        assert length(without_total(written("FLAC", "PCM_16", channels, count)), "flac").num_samples == count
 
 
 def test_an_id3v1_tag_is_no_part_of_the_last_flac_frame() -> None:
@@ -295,9 +293,9 @@ def xing(frames: int, size: int = 0, delay: int = 0, padding: int = 0, encoder: 
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "AVERAGE", "VARIABLE"])
-@pytest.mark.parametrize("count", [1, 500, 5000, 32_000])
-def test_mp3_has_the_samples_that_were_encoded(mode: str, count: int) -> None:
-    assert length(written("MP3", count=count, bitrate_mode=mode), "mp3").num_samples == count
+def test_mp3_has_the_samples_that_were_encoded(mode: str) -> None:
+    for count in (1, 500, 5000, 32_000):
+        assert length(written("MP3", count=count, bitrate_mode=mode), "mp3").num_samples == count
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])

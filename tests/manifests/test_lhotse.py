@@ -57,10 +57,10 @@ def _values(content: str, folder: Path, key: str) -> list[object]:
 
 
 @both
-@pytest.mark.parametrize("kind", ["MonoCut", "MultiCut", "PaddingCut", "Cut"])
-def test_a_cut_is_as_long_as_its_duration(read, write: Write, kind: str) -> None:
-    lengths = read(write([_cut("a", 2.5, type=kind), _cut("b", 10.000000001, type=kind)]))
-    assert (lengths.values.tolist(), lengths.unit) == ([10.000000001, 2.5], "s")
+def test_a_cut_is_as_long_as_its_duration(read, write: Write) -> None:
+    for kind in ("MonoCut", "MultiCut", "PaddingCut", "Cut"):
+        lengths = read(write([_cut("a", 2.5, type=kind), _cut("b", 10.000000001, type=kind)]))
+        assert (lengths.values.tolist(), lengths.unit) == ([10.000000001, 2.5], "s")
 
 
 @both
@@ -80,7 +80,6 @@ def test_muted_tracks_count_where_there_are_no_others(read) -> None:
     assert read(_lines([_mix("m", _track(9.0, mute=True))])).values.tolist() == [9.0]
 
 
-@both
 @pytest.mark.parametrize(
     ("tracks", "said"),
     [
@@ -92,8 +91,8 @@ def test_muted_tracks_count_where_there_are_no_others(read) -> None:
         ([_track(float("inf")), _track(1.0)], "(a track without a length)"),
     ],
 )
-def test_a_mix_that_has_no_length_is_an_invalid_row(refusal, write: Write, tracks: list[object], said: str) -> None:
-    message = refusal(write([_cut("good", 1.0), _mix("bad", *tracks)])).message
+def test_a_mix_that_has_no_length_is_an_invalid_row(refusal, tracks: list[object], said: str) -> None:
+    message = refusal(_lines([_cut("good", 1.0), _mix("bad", *tracks)])).message
     assert "id 'bad': 'duration' is" in message
     assert said in message
 
@@ -104,7 +103,6 @@ def test_a_cut_without_a_duration_is_an_invalid_row(refusal, write: Write) -> No
     assert "id 'b': 'duration' is missing" in refusal(write([_cut("a", 1.0), cut]), format="lhotse").message
 
 
-@both
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -118,8 +116,8 @@ def test_a_cut_without_a_duration_is_an_invalid_row(refusal, write: Write) -> No
         ("{}", "an object"),
     ],
 )
-def test_a_duration_that_is_none_is_an_invalid_row(refusal, write: Write, value: str, reason: str) -> None:
-    content = write([_cut("a", 1.0), _cut("b", "HERE"), _cut("c", 2.0)]).replace('"HERE"', value)
+def test_a_duration_that_is_none_is_an_invalid_row(refusal, value: str, reason: str) -> None:
+    content = _lines([_cut("a", 1.0), _cut("b", "HERE"), _cut("c", 2.0)]).replace('"HERE"', value)
     message = refusal(content).message
     assert "1 of 3 rows is invalid" in message
     assert "id 'b'" in message
@@ -143,7 +141,6 @@ def test_the_length_key_can_be_a_text(read) -> None:
 # ---- texts ----
 
 
-@both
 @pytest.mark.parametrize(
     ("supervisions", "text"),
     [
@@ -155,10 +152,8 @@ def test_the_length_key_can_be_a_text(read) -> None:
         (None, None),
     ],
 )
-def test_the_text_of_a_cut_is_that_of_its_supervisions(
-    tmp_path: Path, write: Write, supervisions: object, text: str | None
-) -> None:
-    assert _values(write([_cut("a", 1.0, supervisions=supervisions)]), tmp_path, "text") == [text]
+def test_the_text_of_a_cut_is_that_of_its_supervisions(tmp_path: Path, supervisions: object, text: str | None) -> None:
+    assert _values(_lines([_cut("a", 1.0, supervisions=supervisions)]), tmp_path, "text") == [text]
 
 
 def test_a_mix_has_the_texts_of_its_tracks(tmp_path: Path) -> None:
@@ -326,9 +321,9 @@ def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, write: Write
     features = {"num_frames": 100, "num_features": 80, "frame_shift": 0.01, "sampling_rate": 16000}
     plain = _cut("a", 1.0, features=features, supervisions=[{"id": "s", "text": "ONE TWÖ"}])
     whole = write([plain, _mix("b", _track(1.0), _track(2.0, 0.5, mute=True)), plain]).encode()
-    damaged = [whole[:end] for end in range(0, len(whole), max(1, len(whole) // 50))]
+    damaged = [whole[:end] for end in range(0, len(whole), max(1, len(whole) // 15))]
     chance = random.Random(0)
-    for _ in range(60):
+    for _ in range(25):
         content = bytearray(whole)
         for _ in range(chance.choice((1, 1, 3))):
             content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b'{}[]",:0-e'))
