@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
-from batchtune.manifests.formats import lists
+from batchtune.manifests.formats import delimited
 from batchtune.manifests.source import Head
 
 _WHOLE = """\
@@ -33,7 +33,7 @@ def test_other_records_are_left_out_and_counted_but_not_comments(read) -> None:
 
 
 def test_other_records_are_counted_once_across_chunks(read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(delimited, "_ROWS_AT_ONCE", 2)
     lengths = read(_WHOLE * 4)
     assert (lengths.count, lengths.left_out) == (8, {"another record than SPEAKER": 12})
 

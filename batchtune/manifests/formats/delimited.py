@@ -7,6 +7,7 @@ import csv
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from batchtune.errors import ManifestError, listed, shortened
@@ -21,9 +22,8 @@ _ROWS_AT_ONCE = 16_384
 _LONGEST_CELL = 2**31 - 1
 _NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
-Cells = list[str]
 # Line and cells.
-Record = tuple[int, Cells]
+Record = tuple[int, Sequence[object]]
 
 
 class Table(Format):
@@ -31,6 +31,7 @@ class Table(Format):
 
     name = "table"
     description = "a table, comma, tab or semicolon separated, whose first line names its columns"
+    delimiter: ClassVar[str | None] = None  # the one of the header
 
     def fits(self, head: Head) -> bool:
         """Return whether the first line can be a header: separated names, none of them a number."""
@@ -42,8 +43,8 @@ class Table(Format):
         return not head.data.lstrip().startswith((b"{", b"[")) and all(number(name) is None for name in names)
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """Return the names in the header."""
-        header, records = self.opened(source)
+        """Return the columns by their names in the header."""
+        header, records = self.opened(source, {})
         entries: list[Mapping[str, object]] = [dict.fromkeys(header)]
         for _, cells in itertools.islice(records, PEEKED_ROWS):
             entries.append(dict(zip(header, cells, strict=True)))
@@ -51,29 +52,29 @@ class Table(Format):
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
         """Yield the rows, some ten thousand at a time."""
-        header, records = self.opened(source)
+        left_out: dict[str, int] = {}
+        header, records = self.opened(source, left_out)
         keys = [length_key] if target_key is None else [length_key, target_key]
         if missing := [key for key in keys if key not in header]:
             message = f"{source.path} has no column {shortened(missing[0])}"
             raise ManifestError(message, "A table's columns hold nothing nested.")
-        indices = [header.index(key) for key in keys]
         name = id_name(header)
-        identity = None if name is None else header.index(name)
-        while chunk := list(itertools.islice(records, _ROWS_AT_ONCE)):
-            columns = [[cells[index] for _, cells in chunk] for index in indices]
+        while (chunk := list(itertools.islice(records, _ROWS_AT_ONCE))) or left_out:
+            columns = [[cells[index] for _, cells in chunk] for index in map(header.index, keys)]
+            ids: list[str | None] = [None] * len(chunk)
+            if name is not None:
+                index = header.index(name)
+                ids = [str(cells[index]).strip() for _, cells in chunk]
+            place = partial(_place, chunk, ids)
+            yield Rows(columns[0], columns[1] if columns[1:] else None, place, dict(left_out), ids.copy)
+            left_out.clear()
 
-            def place(index: int, chunk: list[Record] = chunk) -> Place:
-                line, cells = chunk[index]
-                return Place(line, None if identity is None else cells[identity].strip())
-
-            yield Rows(columns[0], columns[1] if columns[1:] else None, place)
-
-    def opened(self, source: Source, delimiter: str | None = None) -> tuple[Cells, Iterator[Record]]:
-        """Return the names in the header, "" for a column without one, and then as many cells of each row.
+    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
+        """Return the names in the header, "" for a column without one, and as many cells of each row.
 
         Args:
             source: The table.
-            delimiter: Between its cells; None to take the one of the header.
+            left_out: Filled while the rows are taken: reason → number of lines that are none.
 
         Raises:
             ManifestError: It is empty or names a column twice; of the records, that one has more or fewer cells.
@@ -82,7 +83,7 @@ class Table(Format):
         first_line, first = next(((at, line) for at, line in lines if line.strip()), (0, ""))
         if not first:
             raise ManifestError(f"{source.path} is empty", "A table needs a first line that names its columns.")
-        delimiter = delimiter or _delimiter_of(first) or ","
+        delimiter = self.delimiter or _delimiter_of(first) or ","
         place = f"{source.path}, line {first_line}"
         try:
             header = _header_cells(first, delimiter)
@@ -104,20 +105,25 @@ class SpeechBrainCsv(Table):
     description = "a comma separated table with a column 'ID'"
     units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
     unique_ids = True
+    delimiter = ","
 
     def fits(self, head: Head) -> bool:
         """Return whether the first line is a header with commas and an `ID`."""
         return bool(head.lines) and _delimiter_of(head.lines[0]) == "," and "ID" in (_header_names(head) or ())
 
-    def opened(self, source: Source, delimiter: str | None = ",") -> tuple[Cells, Iterator[Record]]:
+    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
         """Do the same. Raises ManifestError if it has no column `ID`, too."""
-        header, records = super().opened(source, delimiter)
+        header, records = super().opened(source, left_out)
         if "ID" not in header:
             raise ManifestError(
                 f"{source.path} has no column 'ID', which SpeechBrain needs, but {', '.join(header)}",
                 "Read it as any other table with --format table.",
             )
         return header, records
+
+
+def _place(chunk: Sequence[Record], ids: Sequence[str | None], index: int) -> Place:
+    return Place(chunk[index][0], ids[index])
 
 
 def _delimiter_of(header: str) -> str | None:
@@ -130,12 +136,12 @@ def _delimiter_of(header: str) -> str | None:
     return "," if commas >= semicolons else ";"
 
 
-def _header_cells(header: str, delimiter: str) -> Cells:
+def _header_cells(header: str, delimiter: str) -> list[str]:
     """Return the names of a header line, without spaces and quotes around them. Raises csv.Error."""
     return [name.strip() for name in next(csv.reader([header], delimiter=delimiter, skipinitialspace=True))]
 
 
-def _header_names(head: Head) -> Cells | None:
+def _header_names(head: Head) -> list[str] | None:
     """Return the names of the first line; None if it is not a header of several columns."""
     delimiter = _delimiter_of(head.lines[0])
     if delimiter is None:

@@ -6,22 +6,19 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.manifests.base import Column, Format, Place, Rows
-from batchtune.manifests.columns import PEEKED_ROWS, summarise
+from batchtune.manifests.base import Column
+from batchtune.manifests.formats.delimited import Record, Table
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, fault, number
 
-# Line, id (None in a list without ids) and value.
-Record = tuple[int, "str | None", object]
-
-_ROWS_AT_ONCE = 65_536
 _FITTING_LINES = 100
 
 
-class LineList(Format):
+class LineList(Table):
     """A list of records: an id, if the format has ids, and one value.
 
     Attributes:
@@ -39,12 +36,17 @@ class LineList(Format):
     value_column: ClassVar[str] = "length"
     first_line: ClassVar[int] = 1
 
+    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
+        """Return the names of the columns, and their values on each line."""
+        names = [self.column(source)] if self.id_column is None else [self.id_column, self.column(source)]
+        return names, self.records(source, left_out)
+
     def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
         """Yield all records; `left_out` counts other lines by their reason. Raises ManifestError for other content."""
         for line, text in itertools.islice(source.lines(), self.first_line - 1, None):
             match = self.pattern.fullmatch(text)
             if match is not None:
-                yield line, match["id"], self.value(source, match)
+                yield line, (match["id"], self.value(source, match))
             elif text.strip() and not self.passed_over(text, left_out):
                 raise ManifestError(f"{source.path}, line {line} is of another shape: {shortened(text)}", self.hint)
 
@@ -59,30 +61,6 @@ class LineList(Format):
     def column(self, source: Source) -> str:
         """Return the name of the values' column."""
         return self.value_column
-
-    def columns(self, source: Source) -> Sequence[Column]:
-        """Return the ids, if there are any, and the values."""
-        names = [name for name in (self.id_column, self.column(source)) if name is not None]
-        first = list(itertools.islice(self.records(source, {}), PEEKED_ROWS))
-        entries = [dict(zip(names, record[-len(names) :], strict=True)) for record in first]
-        return summarise([dict.fromkeys(names), *entries] if self.id_column is not None else entries)
-
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Yield the rows, some ten thousand at a time."""
-        left_out: dict[str, int] = {}
-        records = self.records(source, left_out)
-        length, target = (1 if key == self.id_column else 2 for key in (length_key, target_key))
-        while (chunk := list(itertools.islice(records, _ROWS_AT_ONCE))) or left_out:
-            targets = None if target_key is None else [record[target] for record in chunk]
-
-            def place(index: int, chunk: list[Record] = chunk) -> Place:
-                return Place(*chunk[index][:2])
-
-            def ids(chunk: list[Record] = chunk) -> list[str | None]:
-                return [record[1] for record in chunk]
-
-            yield Rows([record[length] for record in chunk], targets, place, dict(left_out), ids)
-            left_out.clear()
 
 
 class Kaldi(LineList):
@@ -270,8 +248,7 @@ class Text(LineList):
 
     def columns(self, source: Source) -> Sequence[Column]:
         """Return the one column `text`."""
-        first = next(self.records(source, {}), None)
-        return [] if first is None else [Column("text", first[2], numeric=False, text=True)]
+        return [replace(column, numeric=False, text=True) for column in super().columns(source)]
 
     def default_column(self, columns: Sequence[Column]) -> str:
         """Return the one column."""
@@ -282,8 +259,8 @@ class Text(LineList):
         done = 0
         for line, text in source.lines():
             if text.strip():
-                yield from ((before, None, "") for before in range(done + 1, line))
-                yield line, None, text
+                yield from ((before, ("",)) for before in range(done + 1, line))
+                yield line, (text,)
                 done = line
 
 
@@ -303,7 +280,7 @@ class Numbers(Text):
 
     def columns(self, source: Source) -> Sequence[Column]:
         """Return the one column `length`."""
-        return LineList.columns(self, source)
+        return Table.columns(self, source)
 
 
 KALDI = Kaldi()
