@@ -18,7 +18,8 @@ from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 from batchtune.units import counted
 
-_ROWS_AT_ONCE = 16_384
+# So few that they are gone before Python's garbage collector looks at them a second time.
+_ROWS_AT_ONCE = 1024
 _LONGEST_CELL = 2**31 - 1
 _NAMES = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
@@ -51,7 +52,7 @@ class Table(Format):
         return [column for column in summarise(entries) if column.name]
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Yield the rows, some ten thousand at a time."""
+        """Yield the rows, a thousand at a time."""
         left_out: dict[str, int] = {}
         header, records = self.opened(source, left_out)
         keys = [length_key] if target_key is None else [length_key, target_key]
@@ -59,14 +60,11 @@ class Table(Format):
             message = f"{source.path} has no column {shortened(missing[0])}"
             raise ManifestError(message, "A table's columns hold nothing nested.")
         name = id_name(header)
+        identity = None if name is None else header.index(name)
         while (chunk := list(itertools.islice(records, _ROWS_AT_ONCE))) or left_out:
             columns = [[cells[index] for _, cells in chunk] for index in map(header.index, keys)]
-            ids: list[str | None] = [None] * len(chunk)
-            if name is not None:
-                index = header.index(name)
-                ids = [str(cells[index]).strip() for _, cells in chunk]
-            place = partial(_place, chunk, ids)
-            yield Rows(columns[0], columns[1] if columns[1:] else None, place, dict(left_out), ids.copy)
+            place, ids = partial(_place, chunk, identity), partial(_ids, chunk, identity)
+            yield Rows(columns[0], columns[1] if columns[1:] else None, place, dict(left_out), ids)
             left_out.clear()
 
     def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
@@ -122,8 +120,12 @@ class SpeechBrainCsv(Table):
         return header, records
 
 
-def _place(chunk: Sequence[Record], ids: Sequence[str | None], index: int) -> Place:
-    return Place(chunk[index][0], ids[index])
+def _place(chunk: Sequence[Record], identity: int | None, index: int) -> Place:
+    return Place(chunk[index][0], _ids(chunk[index : index + 1], identity)[0])
+
+
+def _ids(chunk: Sequence[Record], identity: int | None) -> list[str | None]:
+    return [None if identity is None else str(cells[identity]).strip() for _, cells in chunk]
 
 
 def _delimiter_of(header: str) -> str | None:

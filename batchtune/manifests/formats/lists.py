@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -22,7 +23,6 @@ class LineList(Table):
     """A list of records: an id, if the format has ids, and one value.
 
     Attributes:
-        pattern: A line that is not blank, with the groups `id` and `value`.
         hint: What every line holds.
         id_column: The name of the ids' column; None without ids.
         value_column: The name of the values' column.
@@ -30,7 +30,6 @@ class LineList(Table):
     """
 
     named_columns = False
-    pattern: ClassVar[re.Pattern[str]]
     hint: ClassVar[str] = ""
     id_column: ClassVar[str | None] = "id"
     value_column: ClassVar[str] = "length"
@@ -44,15 +43,15 @@ class LineList(Table):
     def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
         """Yield all records; `left_out` counts other lines by their reason. Raises ManifestError for other content."""
         for line, text in itertools.islice(source.lines(), self.first_line - 1, None):
-            match = self.pattern.fullmatch(text)
-            if match is not None:
-                yield line, (match["id"], self.value(source, match))
+            cells = self.cells(source, text)
+            if cells is not None:
+                yield line, cells
             elif text.strip() and not self.passed_over(text, left_out):
                 raise ManifestError(f"{source.path}, line {line} is of another shape: {shortened(text)}", self.hint)
 
-    def value(self, source: Source, match: re.Match[str]) -> object:
-        """Return the value of a line."""
-        return match["value"]
+    @abstractmethod
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the id and the value of a line; None for a line of another shape."""
 
     def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
         """Return whether a line is no record but may be there, and count it if it is left out."""
@@ -77,7 +76,6 @@ class Kaldi(LineList):
     folder_names: ClassVar[tuple[str, ...]] = tuple(
         "utt2dur utt2num_samples speech_shape utt2num_frames segments reco2dur".split()
     )
-    pattern = re.compile(r"\s*(?P<id>\S+)(?:\s+(?P<value>\S+))?\s*")
     hint = "This format is an id, white space, and one number on every line, as in utt2dur."
     # Nothing in such a file says what it counts, only its name does.
     names: ClassVar[Mapping[str, str]] = {
@@ -87,8 +85,13 @@ class Kaldi(LineList):
 
     def fits(self, head: Head) -> bool:
         """Return whether the first line is two words, the second of them a number."""
-        match = self.pattern.fullmatch(head.lines[0]) if head.lines else None
-        return match is not None and number(match["value"]) is not None and not match["id"].startswith(("{", "["))
+        words = head.lines[0].split() if head.lines else []
+        return len(words) == 2 and number(words[1]) is not None and not words[0].startswith(("{", "["))
+
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the id and the value of a line; no value for an id alone."""
+        words = text.split()
+        return None if not 0 < len(words) < 3 else (words[0], words[1] if len(words) == 2 else None)
 
     def column(self, source: Source) -> str:
         """Return what a part of the file's name says; `length` for any other file."""
@@ -105,7 +108,6 @@ class Shape(Kaldi):
     name = "shape"
     description = "an id and a shape such as 1407,80 on every line, as in ESPnet's speech_shape"
     folder_names = ()
-    pattern = re.compile(r"\s*(?P<id>\S+)(?:\s+(?P<value>[^\s,]*)(?:,\S*)?)?\s*")
     hint = "This format is an id, white space, and numbers with commas between them on every line, as in speech_shape."
     names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("speech_shape", "feats_shape"), "num_frames"),
@@ -115,6 +117,11 @@ class Shape(Kaldi):
     def fits(self, head: Head) -> bool:
         """Return whether the first line is an id and a shape of two dimensions or more."""
         return bool(head.lines) and re.fullmatch(r"\s*\S+\s+[0-9]+(?:,[0-9]+)+\s*", head.lines[0]) is not None
+
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the id and the first dimension of a line."""
+        cells = super().cells(source, text)
+        return cells if cells is None or cells[1] is None else (cells[0], str(cells[1]).partition(",")[0])
 
 
 class Segments(LineList):
@@ -128,39 +135,40 @@ class Segments(LineList):
     description = "an utterance, its recording, start and end on every line, as in Kaldi's segments"
     unique_ids = True
     joined_by_id = True
-    pattern = re.compile(
-        r"\s*(?P<id>\S+)\s+(?P<recording>\S+)\s+(?P<start>\S+)\s+(?P<end>\S+)(?:\s+(?P<channel>\S+))?\s*"
-    )
     hint = "This format is an utterance, its recording, its start and its end in s on every line, as in segments."
     value_column = "duration"
 
     def fits(self, head: Head) -> bool:
         """Return whether the first lines are two names and two numbers, or these and a channel."""
-        lines = [self.pattern.fullmatch(line) for line in head.lines[:_FITTING_LINES]]
-        return bool(lines) and all(match is not None and self._is_segment(match) for match in lines)
+        return bool(head.lines) and all(_is_segment(line.split()) for line in head.lines[:_FITTING_LINES])
 
-    @staticmethod
-    def _is_segment(match: re.Match[str]) -> bool:
-        name, recording, start, end = (number(match[part]) for part in ("id", "recording", "start", "end"))
-        of_times = start is not None and end is not None and (match["channel"] or "0").isdecimal()
-        # Four numbers are a matrix rather than segments.
-        return of_times and (name is None or recording is None) and not match["id"].startswith(("{", "["))
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the utterance and its duration in s."""
+        words = text.split()
+        return (words[0], _duration(source, *words[1:4])) if len(words) in (4, 5) else None
 
-    def value(self, source: Source, match: re.Match[str]) -> object:
-        """Return the duration in s."""
-        start, end = number(match["start"]), number(match["end"])
-        if start is None or end is None:
-            odd = match["start" if start is None else "end"]
-            return Unreadable(fault(odd, math.nan), shortened(odd))
-        if end == -1:
-            if "ends" not in source.memo:
-                source.memo["ends"] = _recording_ends(source)
-            known = source.memo["ends"]
-            if known is None or match["recording"] not in known:
-                where = "and there is no reco2dur" if known is None else "and not in reco2dur"
-                return Unreadable("open end", f"-1, {where}")
-            end = known[match["recording"]]
-        return round(end - start, 9)  # what is left after that is the noise of subtracting binary fractions
+
+def _is_segment(words: Sequence[str]) -> bool:
+    if len(words) not in (4, 5) or (len(words) == 5 and not words[4].isdecimal()):
+        return False
+    numeric = [number(word) is not None for word in words]
+    # Four numbers are a matrix rather than segments.
+    return numeric[2] and numeric[3] and not (numeric[0] and numeric[1]) and not words[0].startswith(("{", "["))
+
+
+def _duration(source: Source, recording: str, first: str, last: str) -> object:
+    start, end = number(first), number(last)
+    if start is None or end is None:
+        odd = first if start is None else last
+        return Unreadable(fault(odd, math.nan), shortened(odd))
+    if end == -1:
+        if "ends" not in source.memo:
+            source.memo["ends"] = _recording_ends(source)
+        known = source.memo["ends"]
+        if known is None or recording not in known:
+            return Unreadable("open end", f"-1, and {'there is no' if known is None else 'not in'} reco2dur")
+        end = known[recording]
+    return round(end - start, 9)  # what is left after that is the noise of subtracting binary fractions
 
 
 def _recording_ends(source: Source) -> dict[str, float] | None:
@@ -181,9 +189,6 @@ class Rttm(LineList):
 
     name = "rttm"
     description = "RTTM, SPEAKER file channel start duration … on every line"
-    pattern = re.compile(
-        r"\s*SPEAKER\s+(?P<id>\S+)\s+\S+\s+(?P<start>\S+)\s+(?:<NA>|(?P<value>\S+))(?:\s.*)?", re.DOTALL
-    )
     hint = "This format is RTTM: SPEAKER file channel start duration <NA> <NA> speaker <NA> <NA> on every line."
     id_column = "file"
     value_column = "duration"
@@ -195,12 +200,19 @@ class Rttm(LineList):
     def fits(self, head: Head) -> bool:
         """Return whether the first lines are RTTM records, down to one of a speaker."""
         for line in head.lines:
-            match = self.pattern.fullmatch(line)
-            if match is not None:
-                return number(match["start"]) is not None and number(match["value"]) is not None
+            words = line.split()
+            if words[0] == "SPEAKER":
+                return len(words) >= 5 and all(number(word) is not None for word in words[3:5])
             if not self.passed_over(line, {}):
                 break
         return False
+
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the recording and the duration of a turn."""
+        words = text.split()
+        if len(words) < 5 or words[0] != "SPEAKER":
+            return None
+        return words[1], None if words[4] == "<NA>" else words[4]
 
     def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
         """Return whether a line is a comment or a record of another known type, which is counted."""
@@ -216,7 +228,6 @@ class Wav2vec(LineList):
 
     name = "wav2vec"
     description = "the root folder on the first line, then path<TAB>samples"
-    pattern = re.compile(r"(?P<id>[^\t]*)\t(?P<value>[^\t]*)")
     hint = "This format is the root folder on the first line, then a path, a tab and the samples on each."
     id_column = "path"
     value_column = "samples"
@@ -228,6 +239,11 @@ class Wav2vec(LineList):
             return len(head.lines) == 1 and head.complete and _is_folder(head.lines[0])
         path, tab, samples = head.lines[1].partition("\t")
         return bool(tab and path) and (number(samples) is not None or _is_folder(head.lines[0]))
+
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the path and the number of samples of a line."""
+        cells = text.split("\t")
+        return cells if len(cells) == 2 else None
 
 
 def _is_folder(line: str) -> bool:
@@ -253,6 +269,10 @@ class Text(LineList):
     def default_column(self, columns: Sequence[Column]) -> str:
         """Return the one column."""
         return self.value_column
+
+    def cells(self, source: Source, text: str) -> Sequence[object]:
+        """Return the line."""
+        return (text,)
 
     def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
         """Yield every line, blank ones too, down to the last that is not blank."""
