@@ -67,6 +67,7 @@ def items(text: str) -> Iterator[Item]:
     if end is None:
         raise json.JSONDecodeError("Expecting value", text, begin)
     line, counted_to = 1, 0
+    escaped = "\\u" in text
     if text.startswith(end, at):
         mark, begin, at = _mark(text, at)
     while mark != end:
@@ -78,7 +79,9 @@ def items(text: str) -> Iterator[Item]:
                 raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
             key, at = json.loads(match[0].rstrip().removesuffix(":")), match.end()
         value, at = _PYTHON.raw_decode(text, at)
-        yield Item(line, key, _of_whole_characters(value, text))
+        if escaped:
+            msgspec.json.encode(value)  # raises ValueError for half a surrogate pair
+        yield Item(line, key, value)
         mark, begin, at = _mark(text, at)
         if mark not in (",", end):
             raise json.JSONDecodeError("Expecting ',' delimiter", text, begin)
@@ -91,13 +94,6 @@ def _mark(text: str, at: int) -> tuple[str, int, int]:
     match = _MARK.match(text, at)
     assert match is not None
     return match[1], match.start(1), match.end()
-
-
-def _of_whole_characters(value: object, text: str) -> object:
-    """Return a value of a JSON text. Raises ValueError if it holds half a surrogate pair."""
-    if "\\u" in text:
-        msgspec.json.encode(value)
-    return value
 
 
 @contextlib.contextmanager
@@ -230,7 +226,10 @@ class Objects(Generic[T]):
             text = line.decode().strip()
             if text.startswith("{"):
                 with _explained(self._source, line.decode(), self._hint, number):
-                    yield Item(number, None, _of_whole_characters(_PYTHON.decode(line.decode()), text))
+                    value = _PYTHON.decode(line.decode())
+                    if "\\u" in text:
+                        msgspec.json.encode(value)
+                    yield Item(number, None, value)
             elif text:
                 yield Item(number, None, text)
 
