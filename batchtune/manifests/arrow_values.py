@@ -170,8 +170,8 @@ def _floats(array: pyarrow.Array) -> Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A column, or a field that lies in one.
+class Key:
+    """A column, or a field that lies in one, and how it is read.
 
     Attributes:
         path: Names of fields, the first that of the column, and `_ITEMS` if the way goes through a list.
@@ -179,6 +179,8 @@ class Leaf:
         unclear: Whether a name on the way stands for several fields.
         mapped: Whether the way goes through a map.
         index: Its number among the leaves of the schema, in order.
+        name: As it is asked for.
+        steps: From the row to the value: names of fields, numbers of items, and `COUNT` at the end.
     """
 
     path: tuple[str | int, ...]
@@ -186,21 +188,8 @@ class Leaf:
     unclear: bool = False
     mapped: bool = False
     index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A column that is read.
-
-    Attributes:
-        name: As it was asked for.
-        leaf: What must be read for it.
-        steps: From the row to the value: names of fields, numbers of items, and `COUNT` at the end.
-    """
-
-    name: str
-    leaf: Leaf
-    steps: tuple[str | int, ...]
+    name: str = ""
+    steps: tuple[str | int, ...] = ()
 
     @property
     def counted(self) -> bool:
@@ -210,26 +199,26 @@ class Key:
     @property
     def listed(self) -> bool:
         """Whether the way goes through a list."""
-        return _ITEMS in self.leaf.path
+        return _ITEMS in self.path
 
 
-def leaves(schema: pyarrow.Schema) -> list[Leaf]:
+def leaves(schema: pyarrow.Schema) -> list[Key]:
     """Return the columns of a schema; if they have fields, these in their place, however deep."""
-    found = _below(Leaf((), pyarrow.struct(list(schema))))
+    found = _below(Key((), pyarrow.struct(list(schema))))
     return [replace(leaf, index=index) for index, leaf in enumerate(found)]
 
 
-def _below(leaf: Leaf) -> Iterator[Leaf]:
+def _below(leaf: Key) -> Iterator[Key]:
     kind, path = leaf.type, leaf.path
     while isinstance(kind, pyarrow.BaseExtensionType) or types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind.value_type
     if types.is_struct(kind):
         for field in kind:
             unclear = leaf.unclear or kind.get_field_index(field.name) < 0
-            yield from _below(Leaf((*path, field.name), field.type, unclear, leaf.mapped))
+            yield from _below(Key((*path, field.name), field.type, unclear, leaf.mapped))
     elif types.is_map(kind):
         for name, child in (("key", kind.key_type), ("value", kind.item_type)):
-            yield from _below(Leaf((*path, _ITEMS, name), child, leaf.unclear, mapped=True))
+            yield from _below(Key((*path, _ITEMS, name), child, leaf.unclear, mapped=True))
     elif kind.id in LISTS:
         yield from _below(replace(leaf, path=(*path, _ITEMS), type=kind.value_type))
     else:
@@ -247,23 +236,20 @@ def listed_keys(schema: pyarrow.Schema) -> list[Key]:
             if isinstance(step, str):
                 steps.append(step)
             elif (name := ".".join((*steps, _COUNTED))) not in names:
-                keys.setdefault(name, Key(name, leaf, (*steps, COUNT)))
-        keys.setdefault(full_name, Key(full_name, leaf, tuple(steps)))
+                keys.setdefault(name, replace(leaf, name=name, steps=(*steps, COUNT)))
+        keys.setdefault(full_name, replace(leaf, name=full_name, steps=tuple(steps)))
     return list(keys.values())
 
 
 def id_key(schema: pyarrow.Schema) -> Key | None:
     """Return the column that names a row, or None."""
-    keys = {
-        key.name: key
-        for key in listed_keys(schema)
-        if not (key.listed or key.leaf.unclear) and (key.leaf.type.id in TEXTS or types.is_integer(key.leaf.type))
-    }
+    plain_keys = (key for key in listed_keys(schema) if not key.listed and not key.unclear)
+    keys = {key.name: key for key in plain_keys if key.type.id in TEXTS or types.is_integer(key.type)}
     found = id_name(keys)
     return None if found is None else keys[found]
 
 
-def key_in(leaf: Leaf, name: str) -> Key | None:
+def key_in(leaf: Key, name: str) -> Key | None:
     """Return the key of a name if it leads to a leaf, else None."""
     steps: list[str | int] = []
     rest = name
@@ -275,8 +261,8 @@ def key_in(leaf: Leaf, name: str) -> Key | None:
             steps.append(step)
             rest = rest[len(step) + 1 :]
         elif rest == _COUNTED and _COUNTED not in leaf.path[position + 1 : position + 2]:
-            return Key(name, leaf, (*steps, COUNT))
+            return replace(leaf, name=name, steps=(*steps, COUNT))
         elif part.isdecimal() and len(part) <= _LONGEST_INDEX:
             steps.append(int(part))
             rest = after
-    return Key(name, leaf, tuple(steps)) if not rest else None
+    return replace(leaf, name=name, steps=tuple(steps)) if not rest else None

@@ -66,9 +66,9 @@ class _ParquetTable:
 
     def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
         metadata = self._file.metadata
-        indices = {key.leaf.index for key in keys}
+        indices = {key.index for key in keys}
         # Of a map without its keys pyarrow reads no rows.
-        mapped = {key.leaf.path[0] for key in keys if key.leaf.mapped}
+        mapped = {key.path[0] for key in keys if key.mapped}
         wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
         columns = [self._names[index] for index in wanted]
         budget.check(metadata.num_rows)
@@ -140,19 +140,19 @@ class TableReader:
         self._ids_at: _Batch | None = None
 
     def answer(self, method: str, arguments: Sequence[Any]) -> object:
-        """What a method of this returns; what pyarrow raises in it becomes a ManifestError."""
+        """Return what a method of this returns. Raises ManifestError where pyarrow raises anything."""
         with self._explained():
             return getattr(self, method)(*arguments)
 
     def columns(self) -> list[tuple[str, object, bool, bool]]:
         """Return the fields of `Column`, of each column."""
         listed = listed_keys(self._table.schema)
-        values = self._first_values([key for key in listed if key.leaf.type.id not in BYTES and not key.leaf.unclear])
+        values = self._first_values([key for key in listed if key.type.id not in BYTES and not key.unclear])
         nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
         rows = (dict(zip(values, row, strict=True)) for row in itertools.zip_longest(*values.values()))
         found = []
         for column, key in zip(summarise([nothing, *rows]), listed, strict=True):
-            numeric = key.counted or is_number(key.leaf.type)  # the type says more than the first values do
+            numeric = key.counted or is_number(key.type)  # the type says more than the first values do
             example = [] if column.example is None and key.listed and not key.counted else column.example
             found.append((column.name, example, column.numeric or numeric, column.text and not numeric))
         return found
@@ -160,7 +160,7 @@ class TableReader:
     def units(self) -> dict[str, Unit]:
         """Return column → what it counts, if the file says it."""
         keys = listed_keys(self._table.schema)
-        spans = [key.name for key in keys if not key.counted and key.leaf.type.id in SPANS]
+        spans = [key.name for key in keys if not key.counted and key.type.id in SPANS]
         return {**dict.fromkeys(spans, "s"), **self._noted_units()}
 
     def default_target(self) -> str | None:
@@ -227,33 +227,29 @@ class TableReader:
         return {name: values for key in keys for name, values in self._first_values([key]).items()}
 
     def _key(self, name: str) -> Key:
-        """The column of a name, or an item of a list (`prompt.0.content`)."""
+        """Return the column of a name, or an item of a list (`prompt.0.content`). Raises ManifestError."""
         found = leaves(self._table.schema)
         for spelt in (name, dotted(name)):
             keys = [key for leaf in found if (key := key_in(leaf, spelt)) is not None]
             columns = [key for key in keys if not key.counted]
-            if len(columns) > 1 or any(key.leaf.unclear for key in keys):
-                raise ManifestError(
-                    f"{self._label} has several columns {shortened(name)}",
-                    "Rename them, so that each has its own name.",
-                )
+            if len(columns) > 1 or any(key.unclear for key in keys):
+                message = f"{self._label} has several columns {shortened(name)}"
+                raise ManifestError(message, "Rename them, so that each has its own name.")
             if keys:
                 return replace((columns or keys)[0], name=name)
         raise ManifestError(f"{self._label} has no column {shortened(name)}", "Name another column.")
 
     def _noted_units(self) -> dict[str, Unit]:
-        """Column → what it counts, by what `lengths_table` noted; nothing in a file that another program wrote."""
+        """Return column → what it counts, by the note of `lengths_table`; nothing for another program's file."""
         noted = (self._table.schema.metadata or {}).get(METADATA)
         if noted is None:
             return {}
         try:
             known = msgspec.json.decode(noted, type=_Version)
             if known.format == _FORMAT and known.version > _VERSION:
-                raise ManifestError(
-                    f"{self._label} is of version {known.version} of batchtune's lengths; this batchtune knows "
-                    f"{_VERSION}",
-                    "Use a newer batchtune, or scan the data set again.",
-                )
+                seen = f"version {known.version} of batchtune's lengths; this batchtune knows {_VERSION}"
+                hint = "Use a newer batchtune, or scan the data set again."
+                raise ManifestError(f"{self._label} is of {seen}", hint)
             note = msgspec.json.decode(noted, type=_Note)
         except (msgspec.MsgspecError, RecursionError) as error:
             message = f"{self._label}: what its metadata say under 'batchtune' is not as batchtune writes it ({error})"
@@ -266,7 +262,7 @@ class TableReader:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns what pyarrow raises for a damaged file into a ManifestError."""
+        """Turn what pyarrow raises for a damaged file into a ManifestError."""
         anew = f"Check that it is a whole {self._title} file; make or fetch it anew."
         try:
             yield
@@ -289,7 +285,7 @@ def lengths_table(
     unit: Unit | None,
     target_unit: Unit | None = None,
 ) -> pyarrow.Table:
-    """Lengths as the table that `batchtune scan` writes and `TableReader` knows again.
+    """Return lengths as the table that `batchtune scan` writes and `TableReader` knows again.
 
     Args:
         ids: Shape (count,), of the examples.
@@ -322,12 +318,12 @@ def _said(error: BaseException) -> str:
 
 
 def _rows_at_once(rows: int, size: int) -> int:
-    """How many of some rows of a size in bytes are little to hold."""
+    """Return how many of some rows with a size in bytes take little memory."""
     return max(1, min(_MOST_ROWS_AT_ONCE, rows * _BYTES_AT_ONCE // max(1, size)))
 
 
 def _shown(key: Key, values: Values) -> list[object]:
     found = as_listed(values)
-    if key.counted or types.is_integer(key.leaf.type):
+    if key.counted or types.is_integer(key.type):
         return [int(value) if isinstance(value, float) and abs(value) < 2**53 else value for value in found]
     return found

@@ -52,9 +52,9 @@ class Columnar(Format):
         with opened(source, self.title) as table, contextlib.closing(_Names(table)) as names:
             table.ask("select", [length_key] if target_key is None else [length_key, target_key])
             while (part := table.ask("next")) is not None:
-                first, count, share, values = part
-                targets = values[1] if len(values) > 1 else None
-                yield Rows(values[0], targets, partial(names.place, first, count), ids=partial(names.of, first, count))
+                first, count, share, (lengths, *targets) = part
+                place, ids = partial(names.place, first, count), partial(names.of, first, count)
+                yield Rows(lengths, targets[0] if targets else None, place, ids=ids)
                 source.report(share)
 
 
