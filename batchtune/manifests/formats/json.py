@@ -1,17 +1,24 @@
-"""JSON of any objects: one on every line (NeMo), one list of them, or one object of objects (SpeechBrain)."""
+"""JSON: objects with a length on lines (NeMo), in a list or by ids (SpeechBrain); Lhotse's cuts; LibriSpeechMix."""
 
 from __future__ import annotations
 
 import json
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
+import msgspec
+
+from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise, walk
-from batchtune.manifests.json_objects import Objects, first_keys, values_of, with_fields
+from batchtune.manifests.json_objects import Objects, begins_with_list, first_keys, values_of, with_fields
 from batchtune.manifests.source import Head, Source
+from batchtune.manifests.values import Unreadable, fault, number
 
 # What a folder of JSON Lines is called, and the endings of their names.
 JSON_LINES = ("JSON Lines", (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"))
@@ -99,6 +106,249 @@ def _holds_objects_by_id(head: Head) -> bool:
     return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
 
 
+_CUTS = "This format is one JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
+_MIXTURES = (
+    'This format holds one whole JSON object on every line: {"delays": [0.0, 2.5], "durations": [5.8, 10.4], …}.'
+)
+_MAKE_CUTS = "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz."
+_TYPES = {'"MonoCut"', '"MultiCut"', '"MixedCut"', '"PaddingCut"', '"Cut"'}
+_PARTS = {"supervisions": "[", "recording": "{", "features": "{"}
+
+# What else Lhotse writes in this way, by keys that nothing else has together.
+_OTHERS = {
+    "recordings": {"id", "sources", "sampling_rate", "num_samples", "duration"},
+    "features": {"num_frames", "num_features", "frame_shift", "storage_type", "duration"},
+    "supervisions": {"id", "recording_id", "start", "duration", "channel"},
+}
+
+
+class _Cut(msgspec.Struct, gc=False):
+    """As much of a cut as its duration depends on; with tracks it is a MixedCut. Several times faster to decode."""
+
+    id: Any = None
+    duration: Any = None
+    tracks: tuple[_Track, ...] | None = None
+
+
+class _Track(msgspec.Struct, gc=False):
+    cut: _Cut
+    type: Any = None
+    offset: Any = 0.0
+    mute: Any = False
+
+
+class _Supervision(msgspec.Struct, gc=False):
+    text: Any = None
+
+
+class _Features(msgspec.Struct, gc=False):
+    frame_shift: Any = None
+    sampling_rate: Any = None
+
+
+class _WholeCut(_Cut, gc=False):
+    """As much of a cut as all columns depend on. The last three are those of a PaddingCut."""
+
+    tracks: tuple[_WholeTrack, ...] | None = None
+    supervisions: list[_Supervision] | None = None
+    features: _Features | None = None
+    num_frames: Any = None
+    frame_shift: Any = None
+    sampling_rate: Any = None
+
+
+class _WholeTrack(_Track, gc=False):
+    cut: _WholeCut
+
+
+class _Mixture(msgspec.Struct, gc=False):
+    id: Any = None
+    delays: Any = None
+    durations: Any = None
+    texts: Any = None
+
+
+Track = TypeVar("Track", bound=_Track)
+T = TypeVar("T")
+Getters = Mapping[str, Callable[[T], object]]
+
+
+class Lhotse(Format):
+    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
+
+    Durations, numbers of frames and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks
+    that are not muted count.
+    """
+
+    name = "lhotse"
+    description = "Lhotse's cuts, a JSON list or one on every line"
+    folder_kind = JSON_LINES
+
+    def fits(self, head: Head) -> bool:
+        """Return whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
+        keys = first_keys(head)
+        return _is_cut(keys) or _other(keys) is not None
+
+    def columns(self, source: Source) -> Sequence[Column]:
+        """Return `id`, `duration` and, if cuts have them, `num_frames` of their features and the supervisions' `text`.
+
+        Raises:
+            ManifestError: It holds no cuts but recordings, supervisions or features.
+        """
+        keys = first_keys(source.head)
+        other = None if _is_cut(keys) else _other(keys)
+        if other is not None:
+            plain = "json-list" if begins_with_list(source.head) else "nemo"
+            hint = f"{_MAKE_CUTS} Or take the durations as they are with --format {plain} --length-key duration."
+            raise ManifestError(f"{source.path} holds Lhotse's {other}, no cuts", hint)
+        return _columns(Objects(source, _WholeCut, _CUTS), _OF_CUTS)
+
+    def default_column(self, columns: Sequence[Column]) -> str:
+        """Return `duration`."""
+        return "duration"
+
+    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+        """Yield the rows of a block of lines at a time, or of the whole list at once."""
+        if {length_key, target_key} <= {*_OF_TIMED_CUTS, None}:
+            return _rows(Objects(source, _Cut, _CUTS), _OF_TIMED_CUTS, length_key, target_key)
+        return _rows(Objects(source, _WholeCut, _CUTS), _OF_CUTS, length_key, target_key)
+
+
+class LibriSpeechMix(Format):
+    """JSON Lines with `delays` and `durations`, as https://github.com/NaoyukiKanda/LibriSpeechMix publishes them.
+
+    A mixture lasts until its last utterance ends: `duration` = max(delay + duration), in s.
+    """
+
+    name = "librispeechmix"
+    description = "one JSON object on every line, with lists of delays and durations"
+
+    def fits(self, head: Head) -> bool:
+        """Return whether the first line is an object with both lists."""
+        keys = first_keys(head) if b'"delays"' in head.data and not begins_with_list(head) else {}
+        return keys.get("delays") == keys.get("durations") == "["
+
+    def columns(self, source: Source) -> Sequence[Column]:
+        """Return `id`, the `duration` of the mixture, the `durations` and the `texts` of its utterances as lists."""
+        return _columns(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES)
+
+    def default_column(self, columns: Sequence[Column]) -> str:
+        """Return `duration`."""
+        return "duration"
+
+    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+        """Yield the rows of a block of the file at a time."""
+        return _rows(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES, length_key, target_key)
+
+
+def _columns(objects: Objects[T], getters: Getters[T]) -> list[Column]:
+    """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
+    found: list[Mapping[str, object]] = []
+    for entry in objects.first(PEEKED_ROWS):
+        values = {name: get(entry) for name, get in getters.items()}
+        found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
+    # A number that is written as something else is still no text to be measured.
+    return [replace(column, text=column.text and column.name.startswith(("id", "text"))) for column in summarise(found)]
+
+
+def _rows(objects: Objects[T], getters: Getters[T], *keys: str | None) -> Iterator[Rows]:
+    """Yield the rows; a key is the name of a column, perhaps with an index into a list (`durations.0`)."""
+    return objects.rows(*(partial(_values, getters, key) for key in keys if key is not None))
+
+
+def _values(getters: Getters[T], key: str, objects: Sequence[T]) -> list[object]:
+    name, *path = key.split(".")
+    values = list(map(getters[name], objects))
+    return [walk(one, path) for one in values] if path else values
+
+
+def _is_cut(keys: Mapping[str, str]) -> bool:
+    if keys.get("type") in _TYPES:
+        return "duration" in keys or "tracks" in keys
+    parts = any(keys.get(name) == begin for name, begin in _PARTS.items())
+    return parts and keys.keys() >= {"id", "start", "duration"}
+
+
+def _other(keys: Mapping[str, str]) -> str | None:
+    return next((name for name, needed in _OTHERS.items() if keys.keys() >= needed), None)
+
+
+def _duration(cut: _Cut) -> object:
+    """Return the duration; where there are tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
+    if cut.tracks is None:
+        return cut.duration
+    ends = []
+    for track in _audible(cut.tracks):
+        offset, duration = number(track.offset), number(track.cut.duration)
+        if offset is None or duration is None or not math.isfinite(offset + duration):
+            seen = f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
+            return Unreadable("a track without a length", seen)
+        ends.append(offset + duration)
+    return round(max(ends), 8) if ends else Unreadable("a mix without tracks", "[]")
+
+
+def _num_frames(cut: _WholeCut) -> object:
+    """Return the frames of the features, cut as the cut is, as Lhotse's `num_frames`; None without any."""
+    first: _WholeCut = cut
+    if cut.tracks is not None:
+        audible = _audible(cut.tracks)
+        unpadded = [track for track in audible if track.type != "PaddingCut"]
+        if not audible:
+            return None
+        first = (unpadded or audible)[0].cut
+    elif cut.features is None:
+        return cut.num_frames
+    grid = first.features
+    if grid is None:
+        if first.num_frames is None:
+            return None
+        grid = _Features(first.frame_shift, first.sampling_rate)
+    duration, frame_shift, rate = number(_duration(cut)), number(grid.frame_shift), number(grid.sampling_rate)
+    if duration is not None and frame_shift is not None and rate is not None:
+        samples, hop = duration * rate, frame_shift * rate
+        if math.isfinite(samples) and math.isfinite(hop) and round(hop) > 0:
+            return (round(samples) + round(hop) // 2) // round(hop)  # as Lhotse's `compute_num_frames`
+    return Unreadable("frames without their rate")
+
+
+def _text(cut: _WholeCut) -> object:
+    """Join the texts of its supervisions with spaces; None if none has any."""
+    cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
+    found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
+    if not all(isinstance(text, str) for text in found):
+        return Unreadable("a text that is none", shortened(next(text for text in found if not isinstance(text, str))))
+    return " ".join(found) if found else None
+
+
+def _audible(tracks: Sequence[Track]) -> Sequence[Track]:
+    return [track for track in tracks if not track.mute] or tracks
+
+
+def _mixed_duration(mixture: _Mixture) -> object:
+    delays, durations = mixture.delays, mixture.durations
+    if not isinstance(delays, list) or not isinstance(durations, list):
+        return None
+    if len(delays) != len(durations):
+        return Unreadable("not as many delays as durations", f"{len(delays)} delays, {len(durations)} durations")
+    if not durations:
+        return Unreadable("an empty list", "[]")
+    for value in (*delays, *durations):
+        found = number(value)
+        if found is None or not math.isfinite(found):
+            return Unreadable(fault(value, math.nan if found is None else found), shortened(value))
+    return max(map(operator.add, map(float, delays), map(float, durations)))
+
+
+_OF_TIMED_CUTS: dict[str, Callable[[Any], object]] = {"id": operator.attrgetter("id"), "duration": _duration}
+_OF_CUTS: dict[str, Callable[[Any], object]] = {**_OF_TIMED_CUTS, "num_frames": _num_frames, "text": _text}
+_OF_MIXTURES: dict[str, Callable[[Any], object]] = {
+    "id": operator.attrgetter("id"),
+    "duration": _mixed_duration,
+    **{name: operator.attrgetter(name) for name in ("durations", "texts")},
+}
+
 NEMO = Nemo()
 JSON_LIST = JsonList()
 SPEECHBRAIN_JSON = SpeechBrainJson()
+LHOTSE = Lhotse()
+LIBRISPEECHMIX = LibriSpeechMix()
