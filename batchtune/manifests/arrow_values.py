@@ -125,7 +125,7 @@ def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) 
     elif types.is_temporal(kind):
         value = Unreadable("a date or time", str(kind))
     else:
-        value = Unreadable("of a type that is no length", str(kind)[:80])
+        value = Unreadable("of a type that can't be a length", str(kind)[:80])
     return [value if valid else None for valid in array.is_valid().to_pylist()]
 
 

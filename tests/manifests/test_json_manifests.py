@@ -21,9 +21,8 @@ def test_such_a_literal_elsewhere_does_no_harm(read) -> None:
     assert read(content).values.tolist() == [2.5]
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
+def test_a_value_that_is_no_length_is_shown(refusal) -> None:
+    for value, shown in [
         ("true", "True (a boolean)"),
         ("[1, 2]", "[1, 2] (a list)"),
         ('{"a": 1}', "{'a': 1} (an object)"),
@@ -31,10 +30,8 @@ def test_such_a_literal_elsewhere_does_no_harm(read) -> None:
         ('" "', "' ' (empty)"),
         ("1e400", "inf (infinite)"),
         ("9" * 6000, "inf (infinite)"),
-    ],
-)
-def test_a_value_that_is_no_length_is_shown(refusal, value: str, shown: str) -> None:
-    assert f"'duration' is {shown}" in refusal(f'{{"duration": 1}}\n{{"duration": {value}}}\n').message
+    ]:
+        assert f"'duration' is {shown}" in refusal(f'{{"duration": 1}}\n{{"duration": {value}}}\n').message
 
 
 def test_a_key_with_a_quote_in_it_can_be_read(read) -> None:

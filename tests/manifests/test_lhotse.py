@@ -103,9 +103,8 @@ def test_a_cut_without_a_duration_is_an_invalid_row(refusal, write: Write) -> No
     assert "id 'b': 'duration' is missing" in refusal(write([_cut("a", 1.0), cut]), format="lhotse").message
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
+def test_a_duration_that_is_none_is_an_invalid_row(refusal) -> None:
+    for value, reason in [
         ("1e400", "infinite"),
         ("9" * 6000, "infinite"),
         ("NaN", "NaN"),
@@ -114,14 +113,12 @@ def test_a_cut_without_a_duration_is_an_invalid_row(refusal, write: Write) -> No
         ("[1]", "a list"),
         ('"x"', "text"),
         ("{}", "an object"),
-    ],
-)
-def test_a_duration_that_is_none_is_an_invalid_row(refusal, value: str, reason: str) -> None:
-    content = _lines([_cut("a", 1.0), _cut("b", "HERE"), _cut("c", 2.0)]).replace('"HERE"', value)
-    message = refusal(content).message
-    assert "1 of 3 rows is invalid" in message
-    assert "id 'b'" in message
-    assert f"({reason})" in message
+    ]:
+        content = _lines([_cut("a", 1.0), _cut("b", "HERE"), _cut("c", 2.0)]).replace('"HERE"', value)
+        message = refusal(content).message
+        assert "1 of 3 rows is invalid" in message
+        assert "id 'b'" in message
+        assert f"({reason})" in message
 
 
 def test_a_duration_that_is_text_is_not_measured(refusal) -> None:
@@ -141,19 +138,16 @@ def test_the_length_key_can_be_a_text(read) -> None:
 # ---- texts ----
 
 
-@pytest.mark.parametrize(
-    ("supervisions", "text"),
-    [
+def test_the_text_of_a_cut_is_that_of_its_supervisions(tmp_path: Path) -> None:
+    for supervisions, text in [
         ([{"text": "ONE TWO"}, {"text": "THREE"}], "ONE TWO THREE"),
         ([{"text": "ONE"}, {"id": "silence"}], "ONE"),
         ([{"text": ""}], ""),
         ([{"id": "silence"}], None),
         ([], None),
         (None, None),
-    ],
-)
-def test_the_text_of_a_cut_is_that_of_its_supervisions(tmp_path: Path, supervisions: object, text: str | None) -> None:
-    assert _values(_lines([_cut("a", 1.0, supervisions=supervisions)]), tmp_path, "text") == [text]
+    ]:
+        assert _values(_lines([_cut("a", 1.0, supervisions=supervisions)]), tmp_path, "text") == [text]
 
 
 def test_a_mix_has_the_texts_of_its_tracks(tmp_path: Path) -> None:
@@ -184,20 +178,17 @@ def test_frames_are_those_of_the_cut_not_of_its_features(read) -> None:
     assert (lengths.values.tolist(), lengths.unit) == ([1000.0], "frames")
 
 
-@pytest.mark.parametrize(
-    "features",
-    [
+def test_features_without_a_rate_are_an_invalid_row(refusal) -> None:
+    for features in [
         {"frame_shift": 0.01},
         {"frame_shift": "x", "sampling_rate": 16000},
         {"frame_shift": 0.0, "sampling_rate": 16000},
         {"frame_shift": 0.01, "sampling_rate": 1e300},
         {"frame_shift": -1.0, "sampling_rate": 16000},
-    ],
-)
-def test_features_without_a_rate_are_an_invalid_row(refusal, features: object) -> None:
-    good = {"frame_shift": 0.01, "sampling_rate": 16000}
-    cuts = [_cut("a", 1.0, features=good), _cut("b", 1e300, features=features)]
-    assert "(frames without their rate)" in refusal(_lines(cuts), length_key="num_frames").message
+    ]:
+        good = {"frame_shift": 0.01, "sampling_rate": 16000}
+        cuts = [_cut("a", 1.0, features=good), _cut("b", 1e300, features=features)]
+        assert "(frames without their rate)" in refusal(_lines(cuts), length_key="num_frames").message
 
 
 def test_cuts_without_features_have_no_frames(refusal) -> None:
@@ -233,18 +224,15 @@ def test_the_way_around_that_the_error_names_works(read, write: Write) -> None:
     assert read(write([recording]), format=known, length_key="duration").values.tolist() == [2.5]
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
+def test_other_lines_are_not_taken_for_cuts() -> None:
+    for entry in [
         {"audio_filepath": "a.wav", "duration": 2.5, "text": 'the "type": "MonoCut"'},
         {"id": "a", "start": 0, "duration": 2.5, "text": "a", "recording": "a.wav"},
         {"id": "a", "type": "utterance", "duration": 2.5, "supervisions": "none"},
         {"id": "a", "recording_id": "r", "start": 0, "duration": 2.5},
         {"meta": {"id": "a", "type": "MonoCut"}, "duration": 2.5},
-    ],
-)
-def test_other_lines_are_not_taken_for_cuts(entry: object) -> None:
-    assert not FORMAT.fits(Head(_lines([entry]).encode(), complete=True))
+    ]:
+        assert not FORMAT.fits(Head(_lines([entry]).encode(), complete=True))
 
 
 @both
@@ -280,9 +268,9 @@ def test_a_cut_of_another_shape_is_named_with_its_line(refusal, write: Write) ->
     assert "CutSet.to_file" in error.hint
 
 
-@pytest.mark.parametrize("line", ["[2]", "2", "null", '"a"'])
-def test_a_line_that_is_no_object_is_named(refusal, line: str) -> None:
-    assert "line 2 is not a JSON object" in refusal(_lines([_cut("a", 1.0)]) + line).message
+def test_a_line_that_is_no_object_is_named(refusal) -> None:
+    for line in ["[2]", "2", "null", '"a"']:
+        assert "line 2 is not a JSON object" in refusal(_lines([_cut("a", 1.0)]) + line).message
 
 
 def test_an_item_that_is_no_object_is_named(refusal) -> None:

@@ -103,9 +103,9 @@ def test_every_type_of_number_becomes_a_float(write: Write, column: pyarrow.Arra
     assert columns(source)["duration"].numeric
 
 
-@pytest.mark.parametrize("kind", [pyarrow.int64(), pyarrow.float64(), pyarrow.decimal128(9, 2), pyarrow.string()])
-def test_a_null_is_missing(write: Write, kind: pyarrow.DataType) -> None:
-    assert values(write({"duration": pyarrow.array([None], kind)}), "duration") == [None]
+def test_a_null_is_missing(write: Write) -> None:
+    for kind in [pyarrow.int64(), pyarrow.float64(), pyarrow.decimal128(9, 2), pyarrow.string()]:
+        assert values(write({"duration": pyarrow.array([None], kind)}), "duration") == [None]
 
 
 def test_nulls_among_numbers_are_missing(write: Write) -> None:

@@ -54,7 +54,7 @@ class LineList(Table):
         """Return the id and the value of a line; None for a line of another shape."""
 
     def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
-        """Return whether a line is no record but may be there, and count it if it is left out."""
+        """Return whether a line that is not a record may be there, and count it if it is left out."""
         return False
 
     def column(self, source: Source) -> str:
