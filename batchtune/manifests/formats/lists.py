@@ -250,21 +250,19 @@ def _is_folder(line: str) -> bool:
     return "," not in line and (line.strip() in (".", "..") or "/" in line or "\\" in line)
 
 
-class Text(LineList):
-    """Lines of text, each an example that is measured; only blank lines at the end are none."""
+class Numbers(LineList):
+    """Lines of one number each, without ids; only blank lines at the end are passed over."""
 
-    name = "text"
-    description = "plain text, one example on every line; never told from the content, so name it"
+    name = "numbers"
+    description = "one number on every line"
     id_column = None
-    value_column = "text"
 
     def fits(self, head: Head) -> bool:
-        """Return False: any text would fit."""
-        return False
-
-    def columns(self, source: Source) -> Sequence[Column]:
-        """Return the one column `text`."""
-        return [replace(column, numeric=False, text=True) for column in super().columns(source)]
+        """Return whether the lines are single words, the first and most of the others numbers."""
+        lines = [line.strip() for line in head.lines]
+        if not lines or number(lines[0]) is None or any(len(line.split()) > 1 for line in lines):
+            return False
+        return 2 * sum(number(line) is not None for line in lines) > len(lines)
 
     def default_column(self, columns: Sequence[Column]) -> str:
         """Return the one column."""
@@ -284,23 +282,20 @@ class Text(LineList):
                 done = line
 
 
-class Numbers(Text):
-    """Lines of one number each, without ids; only blank lines at the end are passed over."""
+class Text(Numbers):
+    """Lines of text, each an example that is measured; only blank lines at the end are passed over."""
 
-    name = "numbers"
-    description = "one number on every line"
-    value_column = "length"
+    name = "text"
+    description = "plain text, one example on every line; never told from the content, so name it"
+    value_column = "text"
 
     def fits(self, head: Head) -> bool:
-        """Return whether the lines are single words, the first and most of the others numbers."""
-        lines = [line.strip() for line in head.lines]
-        if not lines or number(lines[0]) is None or any(len(line.split()) > 1 for line in lines):
-            return False
-        return 2 * sum(number(line) is not None for line in lines) > len(lines)
+        """Return False: any text would fit."""
+        return False
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """Return the one column `length`."""
-        return Table.columns(self, source)
+        """Return the one column `text`."""
+        return [replace(column, numeric=False, text=True) for column in super().columns(source)]
 
 
 KALDI = Kaldi()

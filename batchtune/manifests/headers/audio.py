@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import struct
 from functools import cache
-from types import ModuleType
 
 from batchtune.errors import ManifestError
 from batchtune.manifests.headers import AudioLength, HeaderError, Payload, PayloadStream
@@ -101,7 +100,13 @@ def _sndfile_length(payload: Payload) -> AudioLength:
         HeaderError: libsndfile does not read it.
         ManifestError: The package soundfile is missing.
     """
-    soundfile = _soundfile()
+    try:
+        soundfile = importlib.import_module("soundfile")
+    except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
+        raise ManifestError(
+            f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
+            "Install it: pip install 'batchtune[audio]'.",
+        ) from None
     stream = PayloadStream(payload, _MOST_READS * payload.size + _SPARE_BYTES)
     try:
         with soundfile.SoundFile(stream) as file:
@@ -114,16 +119,6 @@ def _sndfile_length(payload: Payload) -> AudioLength:
     if not 0 <= num_samples < _UNKNOWN or sample_rate <= 0:
         raise HeaderError("an audio header without a length")
     return AudioLength(num_samples, sample_rate)
-
-
-def _soundfile() -> ModuleType:
-    try:
-        return importlib.import_module("soundfile")
-    except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
-        raise ManifestError(
-            f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
-            "Install it: pip install 'batchtune[audio]'.",
-        ) from None
 
 
 _CANONICAL = struct.Struct("<4sI4s4sIHHIIHH4sI")
