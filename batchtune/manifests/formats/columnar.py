@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, cast
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Column, Format, Place, Rows
-from batchtune.manifests.reader_process import RemoteTable, opened
+from batchtune.manifests.reader_process import opened
 from batchtune.manifests.source import Head, Source
 
 _STREAM_MARK = b"\xff\xff\xff\xff"
@@ -48,14 +48,29 @@ class Columnar(Format):
         return source.memo[question]
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Yield some ten thousand rows at a time, or fewer if they are large."""
-        with opened(source, self.title) as table, contextlib.closing(_Names(table)) as names:
-            table.ask("select", [length_key] if target_key is None else [length_key, target_key])
-            while (part := table.ask("next")) is not None:
-                first, count, share, (lengths, *targets) = part
-                place, ids = partial(names.place, first, count), partial(names.of, first, count)
-                yield Rows(lengths, targets[0] if targets else None, place, ids=ids)
-                source.report(share)
+        """Yield some ten thousand rows at a time, or fewer if they are large; ids are read in a pass of their own."""
+        is_open = True
+        with opened(source, self.title) as table:
+
+            @lru_cache(1)
+            def ids(first: int, count: int) -> list[str | None]:
+                return table.ask("ids", first, count) if is_open else [None] * count
+
+            def place(first: int, count: int, index: int) -> Place:
+                name = None
+                with contextlib.suppress(ManifestError):  # a message is being made of something else
+                    name = ids(first, count)[index]
+                return Place(None, name or f"row {first + index + 1}")
+
+            try:
+                table.ask("select", [length_key] if target_key is None else [length_key, target_key])
+                while (part := table.ask("next")) is not None:
+                    first, count, share, (lengths, *targets) = part
+                    target = targets[0] if targets else None
+                    yield Rows(lengths, target, partial(place, first, count), ids=partial(ids, first, count))
+                    source.report(share)
+            finally:
+                is_open = False
 
 
 class Parquet(Columnar):
@@ -84,32 +99,6 @@ class Arrow(Columnar):
         size, root = (int.from_bytes(head.data[at : at + 4], "little", signed=True) for at in (4, 8))
         stream = head.data.startswith(_STREAM_MARK) and 4 <= root < size and len(head.data) > 12
         return head.data.startswith(b"ARROW1") or stream
-
-
-class _Names:
-    """The ids of the rows, read when first asked for, in a pass of their own over the file."""
-
-    def __init__(self, table: RemoteTable) -> None:
-        self._table: RemoteTable | None = table
-        self._known: tuple[int, int, list[str | None]] = (0, 0, [])
-
-    def place(self, first: int, count: int, index: int) -> Place:
-        """Return where a row stands: its id, or without one its number, from 1."""
-        name = None
-        with contextlib.suppress(ManifestError):  # a message is being made of something else
-            name = self.of(first, count)[index]
-        return Place(None, name or f"row {first + index + 1}")
-
-    def of(self, first: int, count: int) -> list[str | None]:
-        """Return the ids of `count` rows from `first`. Raises ManifestError if they can't be read."""
-        if self._known[:2] != (first, count):
-            names = [None] * count if self._table is None else self._table.ask("ids", first, count)
-            self._known = (first, count, names)
-        return self._known[2]
-
-    def close(self) -> None:
-        """Forget the file, which is closed: a row that is not known now has no name any more."""
-        self._table = None
 
 
 PARQUET = Parquet()
