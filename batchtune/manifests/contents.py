@@ -64,6 +64,9 @@ def column_reader(suffix: str, path: tuple[str, ...]) -> Callable[[Payload], obj
     """
     if is_json(suffix):
         return _json(path)
+    if is_audio(suffix):
+        kind = last_part(suffix)
+        return _explained(lambda payload: part(audio_length(payload, kind), path))
     read = reader(suffix)
     return lambda payload: part(read(payload), path)
 

@@ -188,8 +188,12 @@ class Tar:
 
     def payload(self, offset: int, size: int) -> Payload:
         """Return the bytes of the last member that `members` handed out."""
-        read = self._archive.read
-        return Payload(size, lambda start, count: read(offset + start, max(0, min(count, size - start))))
+        archive = self._archive
+
+        def read(start: int, count: int) -> bytes:
+            return archive.read(offset + start, count if start + count <= size else max(0, size - start))
+
+        return Payload(size, read)
 
     def report(self) -> None:
         """Report how much of a plain archive is read; a compressed one does so itself."""
