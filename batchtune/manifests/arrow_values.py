@@ -9,20 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pyarrow  # noqa: TID253  # imported in the reader process alone
 import pyarrow.compute  # noqa: TID253
-from pyarrow import types  # noqa: TID253
+from pyarrow import lib, types  # noqa: TID253
 
 from batchtune.errors import ManifestError
-from batchtune.lengths import FloatArray, IntArray
+from batchtune.lengths import FloatArray
 from batchtune.manifests.columns import id_name
 from batchtune.manifests.values import Unreadable
 
 Values = Sequence[object] | FloatArray
+
+# A map counts as a list of its pairs.
+LISTS = frozenset(
+    (
+        *(lib.Type_LIST, lib.Type_LARGE_LIST, lib.Type_FIXED_SIZE_LIST),
+        *(lib.Type_LIST_VIEW, lib.Type_LARGE_LIST_VIEW, lib.Type_MAP),
+    )
+)
+TEXTS = frozenset((lib.Type_STRING, lib.Type_LARGE_STRING, lib.Type_STRING_VIEW))
+BYTES = frozenset((lib.Type_BINARY, lib.Type_LARGE_BINARY, lib.Type_FIXED_SIZE_BINARY, lib.Type_BINARY_VIEW))
+# Spans of time, in seconds; a time of day is one since midnight.
+SPANS = frozenset((lib.Type_DURATION, lib.Type_TIME32, lib.Type_TIME64))
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 # A column of lists has another beside it, of their numbers of items: input_ids.count.
 _COUNTED = "count"
@@ -33,7 +45,6 @@ _LONGEST_INDEX = 9
 
 _TRUSTED_CELLS = 128 * 1024 * 1024
 _LARGEST_EXPANSION = 500
-_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
 class Budget:
@@ -42,133 +53,105 @@ class Budget:
     A cell is a row, an item of a list, or a byte of text.
 
     Args:
-        path: For messages.
+        label: What messages call the file.
         size: The file's bytes.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        self._path = path
+    def __init__(self, label: str, size: int) -> None:
+        self._label = label
         self._limit = max(_TRUSTED_CELLS, _LARGEST_EXPANSION * size)
         self._spent = 0
 
+    def spend(self, cells: int) -> None:
+        """Count cells that are handed on. Raises ManifestError if they are too many for the file."""
+        self._spent += cells
+        self.check(self._spent)
+
     def check(self, cells: int) -> None:
-        """Raises ManifestError where so many are too many for the file."""
+        """Raise ManifestError if so many cells are too many for the file."""
         if cells > self._limit:
             raise ManifestError(
-                f"{self._path} stands for {cells:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
+                f"{self._label} stands for {cells:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
                 "it is damaged, or made to do harm",
                 "Write it anew without compression and dictionaries if you trust it.",
             )
 
-    def spend(self, cells: int) -> None:
-        """Counts cells that are handed on. Raises ManifestError where they are too many for the file."""
-        self._spent += cells
-        self.check(self._spent)
+
+def is_number(kind: pyarrow.DataType) -> bool:
+    """Return whether values of a type are numbers; spans of time are, in seconds."""
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or kind.id in SPANS)
 
 
 def plain(array: pyarrow.Array) -> pyarrow.Array:
-    """The array itself under an extension type, and what runs of equal values stand for."""
+    """Return the array itself under an extension type, and the values that runs of equal ones stand for."""
     while isinstance(array.type, pyarrow.BaseExtensionType):
         array = array.storage
-    if pyarrow.types.is_run_end_encoded(array.type):
+    if types.is_run_end_encoded(array.type):
         return plain(pyarrow.compute.run_end_decode(array))
     return array
 
 
-def is_list(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type have items; a map counts as a list of its pairs."""
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-        or types.is_map(kind)
-    )
-
-
-def is_text(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type are text."""
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def is_binary(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type are bytes that nothing says to be text."""
-    return bool(
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-        or types.is_binary_view(kind)
-    )
-
-
-def is_span(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type are spans of time; a time of day is one since midnight."""
-    return bool(types.is_duration(kind) or types.is_time(kind))
-
-
-def is_number(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type are numbers; spans of time are, in seconds."""
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or is_span(kind))
-
-
-def walked(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> pyarrow.Array:
-    """What stands at a path below every value: as `paths.walk`, but for all of them at once.
+def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> Values:
+    """Return the values at a path below every value of an array.
 
     Args:
-        array: Any.
+        array: Any, small enough for Python objects.
         steps: Names of fields, and numbers of items. A name below a list gives the list of what its items have,
             `COUNT` the number of its items.
         budget: What the file may stand for.
-    """
-    array = plain(array)
-    if not steps:
-        return array
-    step, rest = steps[0], steps[1:]
-    if step == COUNT:
-        return _counts(array)
-    if not is_list(array.type):
-        return walked(pyarrow.compute.struct_field(array, [array.type.get_field_index(step)]), rest, budget)
-    counts, items = _items(array, budget)
-    if isinstance(step, int):
-        return _picked(counts, walked(items, rest, budget), step)
-    return pyarrow.LargeListArray.from_arrays(_offsets(counts), walked(items, steps, budget))
-
-
-def cells(array: pyarrow.Array, budget: Budget) -> int:
-    """How many values an array stands for: its items, those of lists and of the lists in them included."""
-    array = plain(array)
-    if not is_list(array.type):
-        return len(array)
-    items = _items(array, budget)[1]
-    return len(array) + cells(items, budget)
-
-
-def handed_on(array: pyarrow.Array) -> Values:
-    """The values: an array of floats where there are only numbers, else a list.
-
-    Args:
-        array: Small enough for Python objects, see `cut`.
 
     Returns:
-        Shape (len(array),). Numbers are floats, spans of time seconds; what can't be a length is Unreadable.
+        Shape (len(array),); an array of floats if there are only numbers, else a list. Numbers are floats, spans of
+        time seconds; a value that can't be a length is Unreadable.
     """
     array = plain(array)
     kind = array.type
+    if kind.id in LISTS:
+        return _values_of_lists(array, steps, budget)
+    if types.is_dictionary(kind):
+        # Through the distinct values, each made once: a long text may stand in a million rows.
+        distinct = array.indices.dictionary_encode()
+        words = as_listed(values_at(array.dictionary.take(distinct.dictionary), steps, budget))
+        return [None if index is None else words[index] for index in distinct.indices.to_pylist()]
+    if steps:
+        field = pyarrow.compute.struct_field(array, [kind.get_field_index(steps[0])])
+        return values_at(field, steps[1:], budget)
     if is_number(kind):
         return _floats(array)
-    if is_text(kind) or types.is_boolean(kind) or types.is_null(kind):
+    if kind.id in TEXTS or types.is_boolean(kind) or types.is_null(kind):
         return cast(list[object], array.to_pylist())
-    if types.is_dictionary(kind):
-        return _looked_up(array)
-    if is_list(kind):
-        return _lists(array)
-    return _unreadable(array)
+    if kind.id in BYTES:
+        value = Unreadable("binary data")
+    elif types.is_temporal(kind):
+        value = Unreadable("a date or time", str(kind))
+    else:
+        value = Unreadable("of a type that can't be a length", str(kind)[:80])
+    return [value if valid else None for valid in array.is_valid().to_pylist()]
 
 
 def as_listed(values: Values) -> list[object]:
-    """The values as a list."""
+    """Return the values as a list."""
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def _values_of_lists(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> Values:
+    if types.is_map(array.type):
+        # Not by a cast: that ends the process where a map is a slice and has lists below (seen in pyarrow 26).
+        pairs = pyarrow.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        offsets = pyarrow.array(array.offsets.to_numpy())
+        array = pyarrow.ListArray.from_arrays(offsets, pairs, mask=array.is_null())
+    lengths = pyarrow.compute.list_value_length(array)
+    if steps and steps[0] == COUNT:
+        return _floats(lengths)
+    counts = lengths.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    budget.spend(int(counts[counts > 0].sum(dtype=np.float64)))
+    at = steps[0] if steps and isinstance(steps[0], int) else None
+    items = as_listed(values_at(array.flatten(), steps if at is None else steps[1:], budget))
+    ends = np.cumsum(np.maximum(counts, 0)).tolist()
+    found = zip(counts.tolist(), ends, strict=True)
+    if at is None:
+        return [None if count < 0 else items[end - count : end] for count, end in found]
+    return [items[end - count + at] if count > at else None for count, end in found]
 
 
 def _floats(array: pyarrow.Array) -> Values:
@@ -176,7 +159,7 @@ def _floats(array: pyarrow.Array) -> Values:
     if types.is_decimal(kind):
         # Not straight to a float: that is off by one in the last digit, for 3.51 already.
         array = array.cast(pyarrow.string()).cast(pyarrow.float64())
-    elif is_span(kind):
+    elif kind.id in SPANS:
         ticks = array.cast(pyarrow.int64() if kind.bit_width == 64 else pyarrow.int32())
         array = pyarrow.compute.divide(ticks.cast(pyarrow.float64(), safe=False), _PER_SECOND[kind.unit])
     else:
@@ -186,79 +169,9 @@ def _floats(array: pyarrow.Array) -> Values:
     return cast(FloatArray, array.to_numpy(zero_copy_only=False))
 
 
-def _looked_up(array: pyarrow.DictionaryArray) -> list[object]:
-    # Through the distinct values, each made once: a long text may stand in a million rows.
-    distinct = array.indices.dictionary_encode()
-    words = as_listed(handed_on(array.dictionary.take(distinct.dictionary)))
-    return [None if index is None else words[index] for index in distinct.indices.to_pylist()]
-
-
-def _lists(array: pyarrow.Array) -> list[object]:
-    counts = _counts(array).to_pylist()
-    items = as_listed(handed_on(_flat(array)))
-    found: list[object] = []
-    start = 0
-    for count in counts:
-        found.append(None if count is None else items[start : start + count])
-        start += count or 0
-    return found
-
-
-def _unreadable(array: pyarrow.Array) -> list[object]:
-    kind = array.type
-    if is_binary(kind):
-        value = Unreadable("binary data")
-    elif types.is_temporal(kind):
-        value = Unreadable("a date or time", str(kind))
-    else:
-        value = Unreadable("of a type that is no length", str(kind)[:80])
-    return [value if valid else None for valid in array.is_valid().to_pylist()]
-
-
-def _counts(array: pyarrow.Array) -> pyarrow.Array:
-    """The number of items of every list, null for a null list."""
-    if pyarrow.types.is_map(array.type):
-        array = _pairs(array)
-    return pyarrow.compute.list_value_length(array)
-
-
-def _flat(array: pyarrow.Array) -> pyarrow.Array:
-    """The items of all lists, those of null lists left out."""
-    if pyarrow.types.is_map(array.type):
-        array = _pairs(array)
-    return array.flatten()
-
-
-def _pairs(array: pyarrow.MapArray) -> pyarrow.ListArray:
-    # Not by a cast: that ends the process where a map is a slice and has lists below (seen in pyarrow 26).
-    pairs = pyarrow.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
-    offsets = pyarrow.array(array.offsets.to_numpy())
-    return pyarrow.ListArray.from_arrays(offsets, pairs, mask=array.is_null())
-
-
-def _items(array: pyarrow.Array, budget: Budget) -> tuple[IntArray, pyarrow.Array]:
-    """How many items every list has, -1 for a null list, and the items of all."""
-    counts = _counts(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    budget.check(int(counts[counts > 0].sum(dtype=np.float64)))
-    return counts, _flat(array)
-
-
-def _offsets(counts: IntArray) -> pyarrow.Array:
-    ends = np.concatenate([[0], np.cumsum(np.maximum(counts, 0))])
-    return pyarrow.array(ends, mask=np.append(counts < 0, False))
-
-
-def _picked(counts: IntArray, items: pyarrow.Array, index: int) -> pyarrow.Array:
-    """Of every list the item with a number, null where it has none."""
-    if pyarrow.types.is_string_view(items.type):  # nothing can be taken from these
-        items = pyarrow.array(items.to_pylist(), pyarrow.large_string())
-    starts = np.cumsum(np.maximum(counts, 0)) - np.maximum(counts, 0)
-    return items.take(pyarrow.array(starts + index, mask=counts <= index))
-
-
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A column, or a field that lies in one.
+class Key:
+    """A column, or a field that lies in one, and how it is read.
 
     Attributes:
         path: Names of fields, the first that of the column, and `_ITEMS` if the way goes through a list.
@@ -266,6 +179,8 @@ class Leaf:
         unclear: Whether a name on the way stands for several fields.
         mapped: Whether the way goes through a map.
         index: Its number among the leaves of the schema, in order.
+        name: As it is asked for.
+        steps: From the row to the value: names of fields, numbers of items, and `COUNT` at the end.
     """
 
     path: tuple[str | int, ...]
@@ -273,25 +188,8 @@ class Leaf:
     unclear: bool = False
     mapped: bool = False
     index: int = 0
-
-    def under(self, step: str | int, *, unclear: bool = False, mapped: bool = False) -> Leaf:
-        """The same, seen from one step higher."""
-        return Leaf((step, *self.path), self.type, self.unclear or unclear, self.mapped or mapped)
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A column that is read.
-
-    Attributes:
-        name: As it was asked for.
-        leaf: What must be read for it.
-        steps: From the row to the value: names of fields, numbers of items, and `COUNT` at the end.
-    """
-
-    name: str
-    leaf: Leaf
-    steps: tuple[str | int, ...]
+    name: str = ""
+    steps: tuple[str | int, ...] = ()
 
     @property
     def counted(self) -> bool:
@@ -301,41 +199,34 @@ class Key:
     @property
     def listed(self) -> bool:
         """Whether the way goes through a list."""
-        return _ITEMS in self.leaf.path
-
-    def values(self, batch: pyarrow.RecordBatch, budget: Budget) -> pyarrow.Array:
-        """The values in the rows of a batch, still as an array."""
-        return walked(batch.column(batch.schema.get_field_index(self.steps[0])), self.steps[1:], budget)
+        return _ITEMS in self.path
 
 
-def leaves(schema: pyarrow.Schema) -> list[Leaf]:
-    """The columns of a schema; if they have fields, these in their place, however deep."""
-    found: list[Leaf] = []
-    for field in schema:
-        unclear = schema.get_field_index(field.name) < 0
-        found += [below.under(field.name, unclear=unclear) for below in _below(field.type)]
+def leaves(schema: pyarrow.Schema) -> list[Key]:
+    """Return the columns of a schema; if they have fields, these in their place, however deep."""
+    found = _below(Key((), pyarrow.struct(list(schema))))
     return [replace(leaf, index=index) for index, leaf in enumerate(found)]
 
 
-def _below(kind: pyarrow.DataType) -> Iterator[Leaf]:
-    """The ways from a value of a type to its leaves."""
+def _below(leaf: Key) -> Iterator[Key]:
+    kind, path = leaf.type, leaf.path
     while isinstance(kind, pyarrow.BaseExtensionType) or types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         kind = kind.storage_type if isinstance(kind, pyarrow.BaseExtensionType) else kind.value_type
     if types.is_struct(kind):
         for field in kind:
-            unclear = kind.get_field_index(field.name) < 0
-            yield from (below.under(field.name, unclear=unclear) for below in _below(field.type))
+            unclear = leaf.unclear or kind.get_field_index(field.name) < 0
+            yield from _below(Key((*path, field.name), field.type, unclear, leaf.mapped))
     elif types.is_map(kind):
         for name, child in (("key", kind.key_type), ("value", kind.item_type)):
-            yield from (below.under(name).under(_ITEMS, mapped=True) for below in _below(child))
-    elif is_list(kind):
-        yield from (below.under(_ITEMS) for below in _below(kind.value_type))
+            yield from _below(Key((*path, _ITEMS, name), child, leaf.unclear, mapped=True))
+    elif kind.id in LISTS:
+        yield from _below(replace(leaf, path=(*path, _ITEMS), type=kind.value_type))
     else:
-        yield Leaf((), kind)
+        yield replace(leaf, type=kind)
 
 
 def listed_keys(schema: pyarrow.Schema) -> list[Key]:
-    """The columns as a user sees them: all leaves, and before the first leaf of every list its length."""
+    """Return the columns as a user sees them: all leaves, and before the first leaf of every list its length."""
     named = [(".".join(step for step in leaf.path if isinstance(step, str)), leaf) for leaf in leaves(schema)]
     names = {name for name, _ in named}
     keys: dict[str, Key] = {}
@@ -344,27 +235,22 @@ def listed_keys(schema: pyarrow.Schema) -> list[Key]:
         for step in leaf.path:
             if isinstance(step, str):
                 steps.append(step)
-                continue
-            name = ".".join((*steps, _COUNTED))
-            if name not in names:
-                keys.setdefault(name, Key(name, leaf, (*steps, COUNT)))
-        keys.setdefault(full_name, Key(full_name, leaf, tuple(steps)))
+            elif (name := ".".join((*steps, _COUNTED))) not in names:
+                keys.setdefault(name, replace(leaf, name=name, steps=(*steps, COUNT)))
+        keys.setdefault(full_name, replace(leaf, name=full_name, steps=tuple(steps)))
     return list(keys.values())
 
 
 def id_key(schema: pyarrow.Schema) -> Key | None:
-    """The column that names a row, or None."""
-    keys = {
-        key.name: key
-        for key in listed_keys(schema)
-        if not key.listed and not key.leaf.unclear and (is_text(key.leaf.type) or types.is_integer(key.leaf.type))
-    }
+    """Return the column that names a row, or None."""
+    plain_keys = (key for key in listed_keys(schema) if not key.listed and not key.unclear)
+    keys = {key.name: key for key in plain_keys if key.type.id in TEXTS or types.is_integer(key.type)}
     found = id_name(keys)
     return None if found is None else keys[found]
 
 
-def key_in(leaf: Leaf, name: str) -> Key | None:
-    """The key of a name if it leads to a leaf, else None."""
+def key_in(leaf: Key, name: str) -> Key | None:
+    """Return the key of a name if it leads to a leaf, else None."""
     steps: list[str | int] = []
     rest = name
     for position, step in enumerate(leaf.path):
@@ -375,8 +261,8 @@ def key_in(leaf: Leaf, name: str) -> Key | None:
             steps.append(step)
             rest = rest[len(step) + 1 :]
         elif rest == _COUNTED and _COUNTED not in leaf.path[position + 1 : position + 2]:
-            return Key(name, leaf, (*steps, COUNT))
+            return replace(leaf, name=name, steps=(*steps, COUNT))
         elif part.isdecimal() and len(part) <= _LONGEST_INDEX:
             steps.append(int(part))
             rest = after
-    return Key(name, leaf, tuple(steps)) if not rest else None
+    return replace(leaf, name=name, steps=tuple(steps)) if not rest else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,40 +36,28 @@ KNOWN_UNITS: dict[str, Unit | None] = {
 }
 
 # Where a row is likely to carry its id; the first of these that is there is shown in messages.
-ID_NAMES = (
-    "id",
-    "utt_id",
-    "uttid",
-    "utt",
-    "key",
-    "audio_filepath",
-    "audio_path",
-    "path",
-    "audio",
-    "wav",
-    "file",
-    "clip",
-    "name",
-)
+ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
 
 PEEKED_ROWS = 1000
 _LISTED = 20
+_DEPTH = 4
+_INDEX = re.compile(r"\[(\d{1,6})\]")
 
 
 def normalised(name: str) -> str:
-    """A column's name in lower case, with runs of spaces, hyphens, dots and brackets as one underscore."""
+    """Return a name in lower case, with runs of spaces, hyphens, dots and brackets as one underscore."""
     return re.sub(r"[\s\-_.()\[\]]+", "_", name.lower()).strip("_")
 
 
 def last_part(name: str) -> str:
-    """The end of a dotted path: `json.duration` → `duration`."""
+    """Return the end of a dotted path: `json.duration` → `duration`."""
     return name.rpartition(".")[2]
 
 
 def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
-    """The columns of some rows, in the order in which they are first seen; all keys of all rows count.
+    """Return the columns of some rows, in the order in which they are first seen; all keys of all rows count.
 
-    What is nested stands there under dotted names, and a list counts as its items.
+    Nested values have dotted names there, and a list counts as its items.
     """
     examples: dict[str, object] = {}
     numbers: Counter[str] = Counter()
@@ -82,20 +71,17 @@ def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
                 numbers[name] += 1
             elif any(isinstance(item, str) and item.strip() for item in items):
                 texts[name] += 1
-    return [
-        Column(name, example, numeric=numbers[name] > 0, text=texts[name] > numbers[name])
-        for name, example in examples.items()
-    ]
+    return [Column(name, one, numbers[name] > 0, texts[name] > numbers[name]) for name, one in examples.items()]
 
 
 def id_name(columns: Iterable[str]) -> str | None:
-    """The column that names a row, or None."""
+    """Return the column that names a row, or None."""
     names = {normalised(name): name for name in columns}
     return next((names[known] for known in ID_NAMES if known in names), None)
 
 
 def find_column(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
-    """The column that the user named: exactly so or, where only one is, in other upper and lower case.
+    """Return the column that the user named: exactly so or, where only one is, in other upper and lower case.
 
     Raises:
         ManifestError: No column has that name; the message names the nearest, or all.
@@ -105,10 +91,9 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
     if len(found) == 1:
         return found[0]
     # An item of a list: prompt.0.content, where prompt.content is the column.
-    lists = (column for column in columns if isinstance(column.example, list))
-    listed = [column for column in lists if column.name == without_indices(dotted(key))]
-    if listed:
-        return replace(listed[0], name=dotted(key))
+    for column in columns:
+        if isinstance(column.example, list) and column.name == without_indices(dotted(key)):
+            return replace(column, name=dotted(key))
     # Within a value that the first rows did not show: JSON that is null there, too large or malformed.
     if any(column.example is None and key.startswith(f"{column.name}.") for column in columns):
         return Column(key, None, numeric=False)
@@ -119,7 +104,7 @@ def find_column(path: Path, columns: Sequence[Column], key: str, option: str) ->
 
 
 def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> Column:
-    """The one column that is known to hold lengths.
+    """Return the one column that is known to hold lengths.
 
     Args:
         path: For messages.
@@ -130,20 +115,19 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
         ManifestError: None is, or several are: the message lists them with an example of each.
     """
     free = [column for column in columns if column.name != taken]
-    known = [column for column in free if normalised(column.name) in KNOWN_UNITS] or [
-        column for column in free if normalised(last_part(column.name)) in KNOWN_UNITS
-    ]
-    candidates = [column for column in known if column.numeric] or known
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        order = list(KNOWN_UNITS)
-        candidates.sort(key=lambda column: order.index(_known_name(column.name)))
-        named = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in candidates]
-        raise ManifestError(
-            f"{path} has {len(candidates)} columns that may hold the lengths: {_first(named)}",
-            f"Choose with --length-key NAME, for example --length-key {shortened(candidates[0].name)}.",
-        )
+    order = {name: index for index, name in enumerate(KNOWN_UNITS)}
+    for part in (str, last_part):
+        known = [(order[normalised(part(one.name))], one) for one in free if normalised(part(one.name)) in order]
+        candidates = [one for one in known if one[1].numeric] or known
+        if len(candidates) == 1:
+            return candidates[0][1]
+        if candidates:
+            named = [column for _, column in sorted(candidates, key=operator.itemgetter(0))]
+            examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in named]
+            raise ManifestError(
+                f"{path} has {len(named)} columns that may hold the lengths: {_first(examples)}",
+                f"Choose with --length-key NAME, for example --length-key {shortened(named[0].name)}.",
+            )
     hint = "Name the column that holds the lengths with --length-key NAME."
     if any(number(column.name) is not None for column in columns):
         hint = "One of these names is a number: a table needs a first line that names its columns."
@@ -151,11 +135,8 @@ def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> C
 
 
 def _listed(columns: Sequence[Column]) -> str:
-    return _first([_short(column.name) + (" (numeric)" if column.numeric else "") for column in columns])
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= QUOTED_CHARACTERS else shortened(name)
+    names = (one.name if len(one.name) <= QUOTED_CHARACTERS else shortened(one.name) for one in columns)
+    return _first([name + (" (numeric)" if one.numeric else "") for name, one in zip(names, columns, strict=True)])
 
 
 def _first(texts: Sequence[str]) -> str:
@@ -163,28 +144,20 @@ def _first(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:_LISTED], *more])
 
 
-def _known_name(name: str) -> str:
-    return next(known for known in (normalised(name), normalised(last_part(name))) if known in KNOWN_UNITS)
-
-
-_DEPTH = 4
-_INDEX = re.compile(r"\[(\d{1,6})\]")
-
-
 def dotted(key: str) -> str:
-    """A path as it is written here: `prompt[0].content` becomes `prompt.0.content`."""
+    """Return a path as it is written here: `prompt[0].content` becomes `prompt.0.content`."""
     return _INDEX.sub(r".\1", key)
 
 
 def without_indices(key: str) -> str:
-    """A path as columns are listed: `prompt.0.content` becomes `prompt.content`."""
+    """Return a path as columns are listed: `prompt.0.content` becomes `prompt.content`."""
     return ".".join(part for part in key.split(".") if not part.isdecimal())
 
 
 def walk(value: object, path: Sequence[str]) -> object:
-    """What stands at a path below a value, or None.
+    """Return the value at a path below another, or None.
 
-    A list on the way is indexed by a whole number, and else gives the list of what its items have there.
+    A list on the way is indexed by a whole number; any other name gives the list of what its items have there.
     """
     for position, part in enumerate(path):
         if isinstance(value, Mapping):
@@ -200,7 +173,7 @@ def walk(value: object, path: Sequence[str]) -> object:
 
 
 def flattened(entry: Mapping[str, object]) -> dict[str, object]:
-    """An entry with its nested values under dotted names, four levels deep; what is not nested comes first."""
+    """Return an entry with its nested values under dotted names, four levels deep, after those that are not nested."""
     found = {name: value for name, value in entry.items() if not _nested(value)}
     for name, value in entry.items():
         if _nested(value):
@@ -214,7 +187,7 @@ def _nested(value: object) -> bool:
 
 
 def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:
-    """The paths of the leaves below a mapping, or below the first mappings of a list."""
+    """Yield the paths of the leaves below a mapping, or below the first mapping of a list."""
     if isinstance(value, list):
         value = next((item for item in value if isinstance(item, Mapping)), None)
     if not isinstance(value, Mapping):

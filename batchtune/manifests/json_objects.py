@@ -1,35 +1,42 @@
-"""The objects of a JSON file, on its lines, in one list, or in one object by their ids: read as fast as msgspec is.
+"""The objects of a JSON file: one on every line, in one list, or in one object by their ids.
 
-What msgspec refuses is read again by Python's own json, object by object: `NaN` and `Infinity`, which Python writes,
-numbers beyond float64, and what is malformed, whose line and column that tells.
+msgspec reads them. Python's own json reads again what msgspec refuses: `NaN` and `Infinity`, which Python writes,
+numbers beyond float64, and malformed text, whose line and column it tells.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import numpy as np
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.manifests.base import Place
+from batchtune.lengths import IntArray
+from batchtune.manifests.base import Place, Rows
 from batchtune.manifests.columns import walk
 from batchtune.manifests.source import Block, Head, Source
 from batchtune.manifests.values import Unreadable
 
 T = TypeVar("T")
 
-_SPACE = re.compile(r"\s*")
+_MARK = re.compile(r"\s*(\S?)\s*")
 _KEY = re.compile(r'"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.?', re.DOTALL)
+_FIRST_TOKEN = re.compile(r'"(?P<key>(?:[^"\\]|\\.)*)"\s*:\s*(?P<token>"(?:[^"\\]|\\.)*"|.?)', re.DOTALL)
+_BETWEEN_ENTRIES = re.compile(rb'\}\s*,\s*"[^"\\]*"\s*:\s*\{')
+_SEARCHED_BYTES = 64 * 1024
+_LARGEST_ENTRY_BYTES = 64 * 1024 * 1024
 _LONGEST_WHOLE_NUMBER = 300
+# What msgspec raises for a text that Python may yet read, or explain better.
+_REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _whole_number(digits: str) -> float:
@@ -41,7 +48,7 @@ _PYTHON = json.JSONDecoder(parse_int=_whole_number, parse_constant=str)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A value of a list, or of an object under a key, and the line on which it begins."""
+    """A value of a JSON text: the line on which it begins, and its key in an object."""
 
     line: int
     key: str | None
@@ -49,257 +56,292 @@ class Item:
 
 
 def items(text: str) -> Iterator[Item]:
-    """The values of a JSON list or object. Raises JSONDecodeError or RecursionError; those before come first."""
-    at = _after_space(text, 0)
-    end = {"{": "}", "[": "]"}.get(text[at : at + 1])
+    """Yield the values of a JSON list or object, in order, down to the first fault.
+
+    Raises:
+        ValueError: The text is malformed (JSONDecodeError), or holds half a surrogate pair.
+        RecursionError: It is nested too deeply.
+    """
+    mark, begin, at = _mark(text, 0)
+    end = {"{": "}", "[": "]"}.get(mark)
     if end is None:
-        raise json.JSONDecodeError("Expecting value", text, at)
-    at = _after_space(text, at + 1)
-    more = not text.startswith(end, at)
+        raise json.JSONDecodeError("Expecting value", text, begin)
     line, counted_to = 1, 0
-    while more:
-        key = None
+    escaped = "\\u" in text
+    if text.startswith(end, at):
+        mark, begin, at = _mark(text, at)
+    while mark != end:
         line, counted_to = line + text.count("\n", counted_to, at), at
+        key = None
         if end == "}":
             match = _KEY.match(text, at)
             if match is None:
                 raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
-            key = json.loads(match[0].rstrip().removesuffix(":"))
-            at = match.end()
+            key, at = json.loads(match[0].rstrip().removesuffix(":")), match.end()
         value, at = _PYTHON.raw_decode(text, at)
+        if escaped:
+            msgspec.json.encode(value)  # raises ValueError for half a surrogate pair
         yield Item(line, key, value)
-        at = _after_space(text, at)
-        more = text.startswith(",", at)
-        if more:
-            at = _after_space(text, at + 1)
-        elif not text.startswith(end, at):
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
-    rest = _after_space(text, at + 1)
-    if rest < len(text):
-        raise json.JSONDecodeError("Extra data", text, rest)
+        mark, begin, at = _mark(text, at)
+        if mark not in (",", end):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, begin)
+    if at < len(text):
+        raise json.JSONDecodeError("Extra data", text, at)
 
 
-def first_items(source: Source, most: int) -> list[Item]:
-    """The values that the beginning of a file holds whole, in a list or an object; those of an object with their ids.
-
-    Raises:
-        ManifestError: It holds none, and the file can't be read.
-    """
-    beginning = b"".join(itertools.islice(source.pieces(), 4)).decode()
-    found: list[Item] = []
-    try:
-        found += itertools.islice(items(beginning), most)
-    except (ValueError, RecursionError):  # cut off, or malformed, which is said when all of it is read
-        pass
-    return found
-
-
-def first_keys(head: Head) -> dict[str, str]:
-    """Keys of the first object, of the file or of the list that it is → the token that each value begins with.
-
-    The head of the file need not hold the object whole, and may hold anything.
-    """
-    text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
-    found: dict[str, str] = {}
-    at = _after_space(text, 1) if text.startswith("{") else len(text)
-    while match := _KEY.match(text, at):
-        token = _TOKEN.match(text, match.end())
-        assert token is not None
-        found.setdefault(match[0].rstrip().removesuffix(":").rstrip().strip('"'), token[0])
-        try:
-            _, at = _PYTHON.raw_decode(text, match.end())
-        except (ValueError, RecursionError):
-            break
-        at = _after_space(text, at)
-        at = _after_space(text, at + 1) if text.startswith(",", at) else len(text)
-    return found
-
-
-def holds_objects_by_id(head: Head) -> bool:
-    """Whether a JSON file that begins so is one object of objects, rather than an object on every line."""
-    if not head.data.lstrip().startswith(b"{"):
-        return False
-    try:
-        first = _PYTHON.decode(head.lines[0])
-    except (ValueError, RecursionError):
-        pass
-    else:
-        return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
-    token = next(iter(first_keys(head).values()), None)
-    return token == "{" or (token is None and head.data.strip(b"{} \t\r\n") == b"")
-
-
-class Chunk(Generic[T]):
-    """Some consecutive objects.
-
-    Args:
-        objects: The objects.
-        places: → where each of them stands; worked out only if asked for.
-    """
-
-    def __init__(self, objects: Sequence[T], places: Callable[[], Sequence[Place]]) -> None:
-        self.objects = objects
-        self._find_places = places
-
-    def place(self, start: int, index: int) -> Place:
-        """Where one of them stands, counted from `start`."""
-        return self._places[start + index]
-
-    def ids(self, start: int, stop: int) -> list[str | None]:
-        """The ids of some of them."""
-        return [place.id for place in self._places[start:stop]]
-
-    @cached_property
-    def _places(self) -> Sequence[Place]:
-        return self._find_places()
-
-
-class Objects(Generic[T]):
-    """The objects of a file that is one list of them, or has one on each line.
-
-    Args:
-        source: The file.
-        kind: The type of an object; keys that it has no field for are passed over.
-        id_key: The key of an object's id, or None if it has none.
-        hint: What to do if the file is of another shape.
-    """
-
-    def __init__(self, source: Source, kind: type[T], id_key: str | None, hint: str) -> None:
-        self._source = source
-        self._kind = kind
-        self._id_key = id_key
-        self._hint = hint
-        self._decoder = msgspec.json.Decoder(kind)
-
-    def chunks(self) -> Iterator[Chunk[T]]:
-        """All objects: those of a block of lines at a time, or the whole list at once.
-
-        Raises:
-            ManifestError: One is malformed or of another shape; the message says where.
-        """
-        if not begins_with_list(self._source.head):
-            for block in self._source.blocks():
-                yield Chunk(self._of_block(block), partial(self._places_of_block, block))
-            return
-        content = self._source.content()
-        yield Chunk(self._of_list(content), partial(self._places_of_list, content))
-        self._source.report(1.0)
-
-    def first(self, most: int) -> list[T]:
-        """The first objects; of a list, those that the beginning of the file holds whole, or else all."""
-        if begins_with_list(self._source.head):
-            found = [self._converted(item.value, item.line) for item in first_items(self._source, most)]
-            if found:
-                return found
-        return list(itertools.islice((one for chunk in self.chunks() for one in chunk.objects), most))
-
-    def _of_block(self, block: Block) -> list[T]:
-        if block.all_begin_with("{"):
-            try:
-                entries = self._decoder.decode_lines(block.data)
-                if len(entries) == block.lines:
-                    return entries
-            except (msgspec.DecodeError, RecursionError):  # said better, or done better, line by line
-                pass
-        return [self._of_line(line, data) for line, data in numbered_lines(block)]
-
-    def _of_line(self, line: int, data: bytes) -> T:
-        if not data.lstrip().startswith(b"{"):
-            raise ManifestError(f"{self._source.path}, line {line} is no JSON object", self._hint)
-        try:
-            return self._decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError):
-            text = data.decode()
-        with explained(self._source, text, self._hint, line):
-            value = checked_value(_PYTHON.decode(text), text)
-        return self._converted(value, line)
-
-    def _of_list(self, content: bytes) -> list[T]:
-        try:
-            return msgspec.json.decode(content, type=list[self._kind])  # type: ignore[name-defined]
-        except (msgspec.DecodeError, RecursionError):  # said better, or done better, one by one
-            pass
-        found = explained_items(self._source, content.decode(), self._hint)
-        return [self._converted(item.value, item.line) for item in found]
-
-    def _places_of_block(self, block: Block) -> list[Place]:
-        lines = numbered_lines(block)
-        if self._id_key is None:
-            return [Place(line, None) for line, _ in lines]
-        decoder = msgspec.json.Decoder(with_fields([self._id_key]))
-        places = []
-        for line, data in lines:
-            try:
-                entry = decoder.decode(data)
-            except (msgspec.DecodeError, RecursionError):
-                entry = _PYTHON.decode(data.decode())
-            (name,) = values_of([entry], 0, self._id_key)
-            places.append(Place(line, _text_or_none(name)))
-        return places
-
-    def _places_of_list(self, content: bytes) -> list[Place]:
-        found = []
-        for number, item in enumerate(explained_items(self._source, content.decode(), self._hint), 1):
-            name = _text_or_none(item.value.get(self._id_key)) if self._id_key is not None else None
-            found.append(Place(item.line, name or f"item {number}"))
-        return found
-
-    def _converted(self, value: object, line: int | None) -> T:
-        try:
-            return msgspec.convert(value, self._kind)
-        except RecursionError:
-            fault = "the JSON is nested too deeply"
-        except msgspec.ValidationError as error:
-            fault = f"the object has another shape than needed: {error}"
-        raise ManifestError(f"{self._source.path}, {Place(line, None)}: {fault}", self._hint)
-
-
-def explained_items(source: Source, text: str, hint: str) -> Iterator[Item]:
-    """The values of a list or object. Raises ManifestError, with line and column, if it is malformed."""
-    with explained(source, text, hint):
-        for item in items(text):
-            checked_value(item.value, text)
-            yield item
-
-
-def checked_value(value: object, text: str) -> object:
-    """A value of a JSON text, if it holds no halves of surrogate pairs, which are no text. Raises ValueError."""
-    if "\\u" in text:
-        msgspec.json.encode(value)
-    return value
+def _mark(text: str, at: int) -> tuple[str, int, int]:
+    """Return the next character that is not space, "" at the end; where it stands; and where the next one does."""
+    match = _MARK.match(text, at)
+    assert match is not None
+    return match[1], match.start(1), match.end()
 
 
 @contextlib.contextmanager
-def explained(source: Source, text: str, hint: str, first_line: int = 1) -> Iterator[None]:
-    """Turns what Python's json raises for a malformed text into a ManifestError with line and column."""
+def _explained(source: Source, text: str, hint: str, first_line: int = 1) -> Iterator[None]:
+    """Turn what Python's json raises for a malformed text into a ManifestError with line and column."""
     try:
         yield
     except RecursionError:
         raise ManifestError(f"{source.path}, line {first_line}: the JSON is nested too deeply", hint) from None
     except json.JSONDecodeError as error:
         place = f"{source.path}, line {first_line + error.lineno - 1}, column {error.colno}"
-        if not text[error.pos :].strip() or error.msg.startswith("Unterminated string"):
-            raise ManifestError(f"{place}: the JSON breaks off", hint) from None
-        raise ManifestError(f"{place}: the JSON is malformed: {error.msg}", hint) from None
+        cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
+        seen = "the JSON breaks off" if cut else f"the JSON is malformed: {error.msg}"
+        raise ManifestError(f"{place}: {seen}", hint) from None
     except ValueError as error:
         message = f"{source.path}, line {first_line}: the JSON can't be decoded: {shortened(str(error), 200)}"
         raise ManifestError(message, hint) from None
 
 
+def first_keys(head: Head) -> dict[str, str]:
+    """Map the keys of the first object, of the file or of its list, to the token that each value begins with.
+
+    The head of the file need not hold the object whole, and may hold anything.
+    """
+    text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
+    found: dict[str, str] = {}
+    mark, _, at = _mark(text, 0)
+    while mark in ("{", ",") and (match := _FIRST_TOKEN.match(text, at)):
+        found.setdefault(match["key"], match["token"])
+        try:
+            _, at = _PYTHON.raw_decode(text, match.start("token"))
+        except (ValueError, RecursionError):
+            break
+        mark, _, at = _mark(text, at)
+    return found
+
+
 def begins_with_list(head: Head) -> bool:
-    """Whether a file that begins so is one JSON list."""
+    """Tell whether a file that begins so is one JSON list."""
     return head.data.lstrip().startswith(b"[")
 
 
-def numbered_lines(block: Block) -> list[tuple[int, bytes]]:
-    """Number and text of the lines that are not blank."""
-    if block.data.isspace():
-        return []
-    return [(number, line) for number, line in enumerate(block.data.split(b"\n"), block.first_line) if line.strip()]
+class Objects(Generic[T]):
+    """The objects of a file.
+
+    Args:
+        source: The file.
+        kind: The type of an object; msgspec skips the keys that it has no field for.
+        hint: What to do if the file is of another shape.
+        id_key: The key of an object's id, or None if it has none.
+        opening: "{" for one object of objects, whose keys are the ids; "[" for one list; None for one list, or an
+            object on every line, as the file begins.
+    """
+
+    def __init__(
+        self, source: Source, kind: type[T], hint: str, id_key: str | None = "id", opening: str | None = None
+    ) -> None:
+        self._source = source
+        self._kind = kind
+        self._hint = hint
+        self._id_key = id_key
+        self._by_id = opening == "{"
+        self._on_lines = opening is None and not begins_with_list(source.head)
+        begin = source.head.data.lstrip()[:1].decode("latin-1")
+        if opening is not None and begin not in ("", opening):
+            seen = {"[": "a JSON list", "{": "a JSON object"}.get(begin, "neither a JSON list nor an object")
+            raise ManifestError(f"{source.path} has {seen} at its top level", hint)
+
+    def first(self, most: int) -> list[T]:
+        """Return the first objects, without reading the whole file if its beginning holds some of them."""
+        found: list[Item] = []
+        if not self._on_lines:
+            beginning = b"".join(itertools.islice(self._source.pieces(), 4)).decode()
+            # It is cut off, or malformed, which is said when all of it is read.
+            with contextlib.suppress(ValueError, RecursionError):
+                found += itertools.islice(items(beginning), most)
+            if self._by_id and not found:
+                found = self._last_of_each_id()[0][:most]
+        if found or self._by_id:
+            return [self._converted(item) for item in found]
+        return list(itertools.islice((one for block in self._blocks() for one in self._objects(block)), most))
+
+    def rows(self, *columns: Callable[[Sequence[T]], list[object]]) -> Iterator[Rows]:
+        """Yield the rows of a block of lines at a time, of a whole list, or of about 1 MiB of an object of objects.
+
+        Args:
+            columns: Objects → their lengths, and perhaps objects → their target lengths.
+
+        Raises:
+            ManifestError: An object is malformed or of another shape; the message says where.
+        """
+        if self._by_id:
+            yield from self._rows_by_id(columns)
+            return
+        for block in self._blocks():
+            found = self._objects(block)
+            places = functools.cache(functools.partial(self._places, block))
+            ids = functools.partial(self._ids, block, places) if self._on_lines else None
+            yield _rows([column(found) for column in columns], functools.partial(_place, places, 0), ids)
+
+    def _blocks(self) -> Iterator[Block]:
+        if self._on_lines:
+            yield from self._source.blocks()
+        else:
+            yield Block(1, self._source.content())
+            self._source.report(1.0)
+
+    def _objects(self, block: Block) -> list[T]:
+        found = self._decoded(block, self._kind)
+        return [self._converted(item) for item in self._items(block)] if found is None else found
+
+    def _decoded(self, block: Block, kind: type[Any]) -> list[Any] | None:
+        """Return the objects of a block, or None if msgspec refuses one, or one takes several lines."""
+        with contextlib.suppress(*_REFUSED):
+            if not self._on_lines:
+                return msgspec.json.decode(block.data, type=list[kind])  # type: ignore[valid-type]
+            if block.all_begin_with("{"):
+                found = msgspec.json.Decoder(kind).decode_lines(block.data)
+                return found if len(found) == block.lines else None
+        return None
+
+    def _items(self, block: Block) -> Iterator[Item]:
+        """Yield the objects of a block as Python reads them. Raises ManifestError."""
+        if not self._on_lines:
+            text = block.data.decode()
+            with _explained(self._source, text, self._hint):
+                yield from items(text)
+            return
+        for number, line in enumerate(block.data.split(b"\n"), block.first_line):
+            text = line.decode().strip()
+            if text.startswith("{"):
+                with _explained(self._source, line.decode(), self._hint, number):
+                    value = _PYTHON.decode(line.decode())
+                    if "\\u" in text:
+                        msgspec.json.encode(value)
+                    yield Item(number, None, value)
+            elif text:
+                yield Item(number, None, text)
+
+    def _converted(self, item: Item) -> T:
+        place = f"{self._source.path}, {Place(item.line, item.key)}"
+        if not isinstance(item.value, dict):
+            raise ManifestError(f"{place} is not a JSON object: {shortened(item.value)}", self._hint)
+        try:
+            return msgspec.convert(item.value, self._kind)
+        except RecursionError:
+            raise ManifestError(f"{place}: the JSON is nested too deeply", self._hint) from None
+        except msgspec.ValidationError as error:
+            message = f"{place}: the object has another shape than needed: {error}"
+            raise ManifestError(message, self._hint) from None
+
+    def _places(self, block: Block) -> list[Place]:
+        found = []
+        for number, item in enumerate(self._items(block), 1):
+            name = _text_or_none(item.value.get(self._id_key))
+            found.append(Place(item.line, name if name or self._on_lines else f"item {number}"))
+        return found
+
+    def _ids(self, block: Block, places: Callable[[], Sequence[Place]]) -> list[str | None]:
+        keys = [self._id_key or ""]
+        found = self._decoded(block, with_fields(keys))
+        if found is None:
+            return [place.id for place in places()]
+        return list(map(_text_or_none, values_of(found, 0, keys[0])))
+
+    def _rows_by_id(self, columns: Sequence[Callable[[Sequence[T]], list[object]]]) -> Iterator[Rows]:
+        entries = functools.cache(self._last_of_each_id)
+        found = self._by_pieces(columns)
+        left_out: Mapping[str, int] = {}
+        if found is None:  # there is a fault, or two entries have one id
+            kept, replaced = entries()
+            converted = [self._converted(item) for item in kept]
+            found = [[column(converted) for column in columns]]
+            left_out = {"replaced by a later entry with the same id": replaced} if replaced else {}
+        places = functools.cache(lambda: [Place(item.line, item.key) for item in entries()[0]])
+        start = 0
+        for values in found:
+            yield _rows(values, functools.partial(_place, places, start), None, left_out)
+            start, left_out = start + len(values[0]), {}
+
+    def _last_of_each_id(self) -> tuple[list[Item], int]:
+        """Return the entries, of those with one id the last, and how many others there were. Raises ManifestError."""
+        text = self._source.content().decode()
+        found: dict[str | None, Item] = {}
+        count = 0
+        with _explained(self._source, text, self._hint):
+            for item in items(text):
+                found[item.key] = item
+                count += 1
+        return list(found.values()), count - len(found)
+
+    def _by_pieces(self, columns: Sequence[Callable[[Sequence[T]], list[object]]]) -> list[list[list[object]]] | None:
+        """Return the columns of all entries, piece by piece; None if an entry has a fault or two have one id.
+
+        The file is never held whole. Members that are valid JSON piece by piece are valid together.
+        """
+        decoder: msgspec.json.Decoder[dict[str, T]] = msgspec.json.Decoder(dict[str, self._kind])  # type: ignore[name-defined]
+        found: list[list[list[object]]] = []
+        hashes: list[IntArray] = [np.empty(0, dtype=np.int64)]
+        try:
+            for piece in self._pieces():
+                entries = decoder.decode(piece)
+                # As many opening braces as there must be (but for those that begin a string, as in "{root}/a.wav"),
+                # so that no entry has replaced another with the same id.
+                if piece.count(b"{") - piece.count(b'"{') != len(entries) + 1:
+                    return None
+                hashes.append(np.fromiter(map(hash, entries), dtype=np.int64, count=len(entries)))
+                objects = list(entries.values())
+                found.append([column(objects) for column in columns])
+        except _REFUSED:
+            return None
+        ids = np.sort(np.concatenate(hashes))
+        return None if (ids[1:] == ids[:-1]).any() else found
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Cut the file into objects of about 1 MiB each, where an entry ends and another begins.
+
+        A cut at the end of something within an entry gives a piece that is not valid JSON.
+        """
+        rest = b""
+        for data in self._source.pieces():
+            data = rest + data if rest else data.lstrip()
+            ends = list(_BETWEEN_ENTRIES.finditer(data, max(0, len(data) - _SEARCHED_BYTES)))
+            if ends:
+                end = ends[-1].start() + 1
+                yield data[:end] + b"}"
+                data = b"{" + data[data.index(b",", end) + 1 :]
+            elif len(data) > _LARGEST_ENTRY_BYTES:
+                raise msgspec.DecodeError
+            rest = data
+        yield rest
+
+
+def _place(places: Callable[[], Sequence[Place]], start: int, index: int) -> Place:
+    return places()[start + index]
+
+
+def _rows(
+    values: Sequence[list[object]],
+    place: Callable[[int], Place],
+    ids: Callable[[], Sequence[str | None]] | None,
+    left_out: Mapping[str, int] | None = None,
+) -> Rows:
+    return Rows(values[0], values[1] if len(values) > 1 else None, place, left_out or {}, ids)
 
 
 def with_fields(keys: Sequence[str]) -> type[Any]:
-    """A type of objects of which only these keys are read: fields f0, f1, …; a dict if a key can't be a field's."""
+    """Make a type of objects of which only these keys are read; a dict if a key can't be a field's."""
     names = {f"f{index}": key for index, key in enumerate(keys)}
     try:
         return msgspec.defstruct("Fields", [(name, Any, None) for name in names], rename=names, gc=False)
@@ -308,24 +350,26 @@ def with_fields(keys: Sequence[str]) -> type[Any]:
 
 
 def values_of(objects: Sequence[Any], index: int, key: str) -> list[object]:
-    """The values of a key in objects of a type by `with_fields`, or in dicts; None in those that lack it."""
+    """Return the values of a key in objects of a type by `with_fields`, or in dicts; None in those that lack it."""
     if objects and isinstance(objects[0], dict):
         return [one.get(key) for one in objects]
     return list(map(operator.attrgetter(f"f{index}"), objects))
 
 
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def json_reader(path: tuple[str, ...]) -> Callable[[bytes], object]:
-    """A function from one JSON text to the value at a path in it, None if that has none, Unreadable if malformed."""
+    """Make a function from one JSON text to the value at a path in it: None without one, Unreadable if malformed."""
     decoder = msgspec.json.Decoder(with_fields(path[:1])) if path else msgspec.json.Decoder()
 
     def read(data: bytes) -> object:
-        try:
+        with contextlib.suppress(*_REFUSED):
             entry = decoder.decode(data)
             found = walk(values_of([entry], 0, path[0])[0], path[1:]) if path else entry
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            found = None
-        if found is not None:
-            return found
+            if found is not None:
+                return found
         try:
             return value_below(_PYTHON.decode(data.decode()), path)
         except (ValueError, RecursionError) as error:
@@ -335,16 +379,6 @@ def json_reader(path: tuple[str, ...]) -> Callable[[bytes], object]:
 
 
 def value_below(value: object, path: tuple[str, ...]) -> object:
-    """The value at a path below another; a key of an object that holds dots counts too."""
+    """Return the value at a path below another; a key of an object that holds dots counts too."""
     found = walk(value, path)
     return value.get(".".join(path)) if found is None and isinstance(value, dict) else found
-
-
-def _after_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    assert match is not None
-    return match.end()
-
-
-def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) else None

@@ -7,30 +7,30 @@ import itertools
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import pyarrow  # noqa: TID253  # imported in the reader process alone
+import pyarrow.compute  # noqa: TID253
 from pyarrow import ipc, parquet, types  # noqa: TID253
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
 from batchtune.manifests.arrow_values import (
+    BYTES,
+    SPANS,
     Budget,
     Key,
     Values,
     as_listed,
-    cells,
-    handed_on,
     id_key,
-    is_binary,
     is_number,
-    is_span,
     key_in,
     leaves,
     listed_keys,
+    plain,
+    values_at,
 )
 from batchtune.manifests.columns import PEEKED_ROWS, dotted, summarise
 
@@ -44,23 +44,12 @@ _BYTES_AT_ONCE = 16 * 1024 * 1024
 _VALUE_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+class _Batch(NamedTuple):
     """Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1."""
 
     first: int
     rows: pyarrow.RecordBatch
     share: float
-
-
-class _Table(Protocol):
-    """An open file."""
-
-    schema: pyarrow.Schema
-    size: int
-
-    def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
-        """Its rows, with little more of its columns than the keys need; what precedes `from_row` may be left out."""
 
 
 class _ParquetTable:
@@ -77,10 +66,11 @@ class _ParquetTable:
 
     def batches(self, keys: Sequence[Key], budget: Budget, from_row: int = 0) -> Iterator[_Batch]:
         metadata = self._file.metadata
-        indices = {key.leaf.index for key in keys}
+        indices = {key.index for key in keys}
         # Of a map without its keys pyarrow reads no rows.
-        mapped = {key.leaf.path[0] for key in keys if key.leaf.mapped}
+        mapped = {key.path[0] for key in keys if key.mapped}
         wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
+        columns = [self._names[index] for index in wanted]
         budget.check(metadata.num_rows)
         first = 0
         for number in range(metadata.num_row_groups):
@@ -88,12 +78,11 @@ class _ParquetTable:
             if first + group.num_rows <= from_row:
                 first += group.num_rows
                 continue
-            cells = [
+            cells = sum(
                 max(one.num_values, one.total_uncompressed_size // _VALUE_BYTES) for one in map(group.column, wanted)
-            ]
-            budget.check(sum(cells))
-            at_once = _rows_at_once(group.num_rows, _VALUE_BYTES * sum(cells))
-            columns = [self._names[index] for index in wanted]
+            )
+            budget.check(cells)
+            at_once = _rows_at_once(group.num_rows, _VALUE_BYTES * cells)
             for rows in self._file.iter_batches(at_once, row_groups=[number], columns=columns, use_threads=False):
                 yield _Batch(first, rows, min(1.0, (first + rows.num_rows) / max(1, metadata.num_rows)))
                 first += rows.num_rows
@@ -129,9 +118,6 @@ class _ArrowTable:
         return (ipc.open_file if self._is_file else ipc.open_stream)(data, options=options)
 
 
-_TABLES: dict[str, type[_ParquetTable] | type[_ArrowTable]] = {"Parquet": _ParquetTable, "Arrow": _ArrowTable}
-
-
 class TableReader:
     """An open file, as `reader_process` serves it. All methods raise ManifestError if the file is damaged.
 
@@ -147,130 +133,123 @@ class TableReader:
         if not os.stat(path).st_size:
             raise ManifestError(f"{label} is empty", "Check that it was written to its end.")
         with self._explained():
-            self._table: _Table = _TABLES[title](path)
-        self._batches: Iterator[tuple[int, int, float, list[object]]] = iter(())
+            # Both hand out their rows with little more of their columns than the keys need.
+            self._table = _ParquetTable(path) if title == "Parquet" else _ArrowTable(path)
+        self._parts: Iterator[tuple[int, int, float, list[Values]]] = iter(())
         self._ids: Iterator[_Batch] = iter(())
         self._ids_at: _Batch | None = None
 
     def answer(self, method: str, arguments: Sequence[Any]) -> object:
-        """What a method of this returns; what pyarrow raises in it becomes a ManifestError."""
+        """Return what a method of this returns. Raises ManifestError where pyarrow raises anything."""
         with self._explained():
             return getattr(self, method)(*arguments)
 
     def columns(self) -> list[tuple[str, object, bool, bool]]:
-        """The fields of `Column`, of each column."""
+        """Return the fields of `Column`, of each column."""
         listed = listed_keys(self._table.schema)
-        read = [key for key in listed if not is_binary(key.leaf.type) and not key.leaf.unclear]
-        values = self._first_values(read)
+        values = self._first_values([key for key in listed if key.type.id not in BYTES and not key.unclear])
         nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
         rows = (dict(zip(values, row, strict=True)) for row in itertools.zip_longest(*values.values()))
         found = []
         for column, key in zip(summarise([nothing, *rows]), listed, strict=True):
-            numeric = key.counted or is_number(key.leaf.type)  # the type says more than the first values do
+            numeric = key.counted or is_number(key.type)  # the type says more than the first values do
             example = [] if column.example is None and key.listed and not key.counted else column.example
             found.append((column.name, example, column.numeric or numeric, column.text and not numeric))
         return found
 
     def units(self) -> dict[str, Unit]:
-        """Column → what it counts, if the file says it."""
+        """Return column → what it counts, if the file says it."""
         keys = listed_keys(self._table.schema)
-        spans = [key.name for key in keys if not key.counted and is_span(key.leaf.type)]
+        spans = [key.name for key in keys if not key.counted and key.type.id in SPANS]
         return {**dict.fromkeys(spans, "s"), **self._noted_units()}
 
     def default_target(self) -> str | None:
-        """The column of the target lengths that `batchtune scan` wrote."""
+        """Return the column of the target lengths that `batchtune scan` wrote."""
         ours = METADATA in (self._table.schema.metadata or {})
         return "target_length" if ours and "target_length" in self._table.schema.names else None
 
     def select(self, names: Sequence[str]) -> None:
-        """Says which columns `next` hands out."""
-        self._batches = self._values([self._key(name) for name in names])
+        """Choose the columns that `next` hands out."""
+        self._parts = self._values([self._key(name) for name in names])
 
-    def next(self) -> tuple[int, int, float, list[object]] | None:
-        """Number of the first row and of rows, share of the file, and the values of each column; None at the end."""
-        return next(self._batches, None)
+    def next(self) -> tuple[int, int, float, list[Values]] | None:
+        """Return number of the first row and of rows, share of the file, values of each column; None at the end."""
+        return next(self._parts, None)
 
     def ids(self, first: int, count: int) -> list[str | None]:
-        """The ids of `count` rows from `first`, None for each row without one."""
+        """Return the ids of `count` rows from `first`, None for each row without one."""
         key = id_key(self._table.schema)
         found: list[str | None] = []
-        budget = self._budget()
         while key is not None and len(found) < count:
             row = first + len(found)
-            batch = self._ids_batch(key, row, budget)
-            if batch is None:  # a damaged file, which has another number of them than of lengths
+            if self._ids_at is None or row < self._ids_at.first:
+                self._ids = self._validated([key], row)
+                self._ids_at = next(self._ids, None)
+            while self._ids_at is not None and row >= self._ids_at.first + self._ids_at.rows.num_rows:
+                self._ids_at = next(self._ids, None)
+            if self._ids_at is None:  # a damaged file, which has another number of them than of lengths
                 break
-            array = key.values(batch.rows.slice(row - batch.first, count - len(found)), budget)
+            rows = self._ids_at.rows.slice(row - self._ids_at.first, count - len(found))
+            array = rows.to_struct_array()
+            for step in key.steps:
+                array = plain(pyarrow.compute.struct_field(array, [array.type.get_field_index(step)]))
             found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
         return found + [None] * (count - len(found))
 
-    def _ids_batch(self, key: Key, row: int, budget: Budget) -> _Batch | None:
-        """The batch in which a row is."""
-        if self._ids_at is None or row < self._ids_at.first:
-            self._ids = _validated(self._table.batches([key], budget, row))
-            self._ids_at = next(self._ids, None)
-        while self._ids_at is not None and row >= self._ids_at.first + self._ids_at.rows.num_rows:
-            self._ids_at = next(self._ids, None)
-        return self._ids_at
+    def _validated(self, keys: Sequence[Key], from_row: int = 0) -> Iterator[_Batch]:
+        for batch in self._table.batches(keys, self._budget(), from_row):
+            batch.rows.validate(full=True)
+            yield batch
 
-    def _values(self, keys: Sequence[Key]) -> Iterator[tuple[int, int, float, list[object]]]:
+    def _values(self, keys: Sequence[Key]) -> Iterator[tuple[int, int, float, list[Values]]]:
         budget = self._budget()
-        for batch in _validated(self._table.batches(keys, budget)):
-            budget.spend(batch.rows.num_rows + batch.rows.nbytes // _VALUE_BYTES)
-            arrays = [key.values(batch.rows, budget) for key in keys]
-            held = sum(cells(array, budget) for array in arrays)
-            budget.spend(held)
-            at_once = _rows_at_once(len(batch.rows), _VALUE_BYTES * held + sum(array.nbytes for array in arrays))
-            for start in range(0, len(batch.rows), at_once):
-                values: list[object] = [handed_on(array.slice(start, at_once)) for array in arrays]
-                yield batch.first + start, min(at_once, len(batch.rows) - start), batch.share, values
+        for first, rows, share in self._validated(keys):
+            budget.spend(rows.num_rows + rows.nbytes // _VALUE_BYTES)
+            at_once = _rows_at_once(len(rows), _VALUE_BYTES * len(rows) + rows.nbytes)
+            for start in range(0, len(rows), at_once):
+                part = rows.slice(start, at_once).to_struct_array()
+                yield first + start, len(part), share, [values_at(part, key.steps, budget) for key in keys]
 
     def _first_values(self, keys: Sequence[Key]) -> dict[str, list[object]]:
-        """Column → its values in the first rows; not of those that can't be read."""
+        """Return column → its values in the first rows; not of those that can't be read."""
         budget = self._budget()
         try:
             with self._explained():
-                batches = _validated(self._table.batches(keys, budget)) if keys else iter(())
+                batches = self._validated(keys) if keys else iter(())
                 rows = next((batch.rows for batch in batches if batch.rows.num_rows), None)
                 if rows is None:
                     return {}
-                rows = rows.slice(0, min(PEEKED_ROWS, _rows_at_once(len(rows), rows.nbytes)))
-                arrays = {key: key.values(rows, budget) for key in keys}
-                budget.spend(sum(cells(array, budget) for array in arrays.values()))
-                return {key.name: _shown(key, array) for key, array in arrays.items()}
+                part = rows.slice(0, min(PEEKED_ROWS, _rows_at_once(len(rows), rows.nbytes))).to_struct_array()
+                return {key.name: _shown(key, values_at(part, key.steps, budget)) for key in keys}
         except ManifestError:
             if len(keys) == 1:
                 return {}
         return {name: values for key in keys for name, values in self._first_values([key]).items()}
 
     def _key(self, name: str) -> Key:
-        """The column of a name, or an item of a list (`prompt.0.content`)."""
+        """Return the column of a name, or an item of a list (`prompt.0.content`). Raises ManifestError."""
         found = leaves(self._table.schema)
         for spelt in (name, dotted(name)):
             keys = [key for leaf in found if (key := key_in(leaf, spelt)) is not None]
             columns = [key for key in keys if not key.counted]
-            if len(columns) > 1 or any(key.leaf.unclear for key in keys):
-                raise ManifestError(
-                    f"{self._label} has several columns {shortened(name)}",
-                    "Rename them, so that each has its own name.",
-                )
+            if len(columns) > 1 or any(key.unclear for key in keys):
+                message = f"{self._label} has several columns {shortened(name)}"
+                raise ManifestError(message, "Rename them, so that each has its own name.")
             if keys:
                 return replace((columns or keys)[0], name=name)
         raise ManifestError(f"{self._label} has no column {shortened(name)}", "Name another column.")
 
     def _noted_units(self) -> dict[str, Unit]:
-        """Column → what it counts, by what `lengths_table` noted; nothing in a file that another program wrote."""
+        """Return column → what it counts, by the note of `lengths_table`; nothing for another program's file."""
         noted = (self._table.schema.metadata or {}).get(METADATA)
         if noted is None:
             return {}
         try:
             known = msgspec.json.decode(noted, type=_Version)
             if known.format == _FORMAT and known.version > _VERSION:
-                raise ManifestError(
-                    f"{self._label} is of version {known.version} of batchtune's lengths; this batchtune knows "
-                    f"{_VERSION}",
-                    "Use a newer batchtune, or scan the data set again.",
-                )
+                seen = f"version {known.version} of batchtune's lengths; this batchtune knows {_VERSION}"
+                hint = "Use a newer batchtune, or scan the data set again."
+                raise ManifestError(f"{self._label} is of {seen}", hint)
             note = msgspec.json.decode(noted, type=_Note)
         except (msgspec.MsgspecError, RecursionError) as error:
             message = f"{self._label}: what its metadata say under 'batchtune' is not as batchtune writes it ({error})"
@@ -279,11 +258,11 @@ class TableReader:
         return {column: unit for column, unit in units.items() if unit is not None}
 
     def _budget(self) -> Budget:
-        return Budget(Path(self._label), self._table.size)
+        return Budget(self._label, self._table.size)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turns what pyarrow raises for a damaged file into a ManifestError."""
+        """Turn what pyarrow raises for a damaged file into a ManifestError."""
         anew = f"Check that it is a whole {self._title} file; make or fetch it anew."
         try:
             yield
@@ -306,7 +285,7 @@ def lengths_table(
     unit: Unit | None,
     target_unit: Unit | None = None,
 ) -> pyarrow.Table:
-    """Lengths as the table that `batchtune scan` writes and `TableReader` knows again.
+    """Return lengths as the table that `batchtune scan` writes and `TableReader` knows again.
 
     Args:
         ids: Shape (count,), of the examples.
@@ -338,19 +317,13 @@ def _said(error: BaseException) -> str:
     return shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
 
 
-def _validated(batches: Iterator[_Batch]) -> Iterator[_Batch]:
-    for batch in batches:
-        batch.rows.validate(full=True)
-        yield batch
-
-
 def _rows_at_once(rows: int, size: int) -> int:
-    """How many of some rows of a size in bytes are little to hold."""
+    """Return how many of some rows with a size in bytes take little memory."""
     return max(1, min(_MOST_ROWS_AT_ONCE, rows * _BYTES_AT_ONCE // max(1, size)))
 
 
-def _shown(key: Key, array: pyarrow.Array) -> list[object]:
-    values = as_listed(handed_on(array))
-    if key.counted or types.is_integer(key.leaf.type):
-        return [int(value) if isinstance(value, float) and abs(value) < 2**53 else value for value in values]
-    return values
+def _shown(key: Key, values: Values) -> list[object]:
+    found = as_listed(values)
+    if key.counted or types.is_integer(key.type):
+        return [int(value) if isinstance(value, float) and abs(value) < 2**53 else value for value in found]
+    return found

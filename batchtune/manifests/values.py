@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -20,6 +20,8 @@ LARGEST = 1e15
 
 class Unreadable:
     """Stands for a value that could not be read, such as the length of a damaged audio file.
+
+    Not a dataclass: msgspec would send one to another process as a mapping.
 
     Args:
         reason: In a few words, the same for all of a kind: by it they are counted.
@@ -43,7 +45,7 @@ class Unreadable:
 
 
 def number(value: object) -> float | None:
-    """A value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
+    """Return a value as a number, or None if it is not one; text is read, `nan` and `inf` count as numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str) and "_" in value:  # Python's digit grouping, no number in a manifest
@@ -57,7 +59,7 @@ def number(value: object) -> float | None:
 
 
 def numbers(values: Sequence[object] | FloatArray) -> FloatArray:
-    """Values as float64, shape (len(values),), NaN where one is no number."""
+    """Return values as float64, shape (len(values),), NaN where one is not a number."""
     if isinstance(values, np.ndarray):
         return values
     types = set(map(type, values))
@@ -67,28 +69,22 @@ def numbers(values: Sequence[object] | FloatArray) -> FloatArray:
         if types == {str} and "_" not in "".join(values):  # type: ignore[arg-type]  # all are str
             return np.fromiter(map(float, values), dtype=np.float64, count=len(values))  # type: ignore[arg-type]
     except (ValueError, OverflowError):
-        pass  # one of them is no number: take them one by one
-    found = map(number, values)
-    return np.array([math.nan if value is None else value for value in found], dtype=np.float64)
+        pass  # one of them is not a number: take them one by one
+    return np.array([math.nan if value is None else value for value in map(number, values)], dtype=np.float64)
 
 
 def fault(value: object, scaled: float) -> str:
-    """In a word or two, why a value is no valid length.
+    """Say in a word or two why a value is not a valid length.
 
     Args:
         value: As it stands in the file.
         scaled: What `numbers` and the scale made of it.
     """
-    if value is None:
-        return "missing"
     if isinstance(value, Unreadable):
         return value.reason
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
+    named = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object"}
+    if type(value) in named:
+        return named[type(value)]
     if isinstance(value, str) and not value.strip():
         return "empty"
     if number(value) is None:
@@ -111,16 +107,15 @@ REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 Count = Callable[[Sequence[str]], Sequence[int]]
 Values = Sequence[object] | FloatArray
-N = TypeVar("N", int, float)
 
 
 def counter(counting: Counting, tokenizer: Path | None) -> tuple[Count, Unit]:
-    """How texts are counted, and the unit of what comes out.
+    """Return how texts are counted, and the unit of what comes out.
 
     Args:
         counting: What is counted without a tokenizer.
-        tokenizer: A `tokenizer.json` of Hugging Face's tokenizers: its tokens are counted, the special ones that
-            it adds to a single sequence included.
+        tokenizer: A `tokenizer.json` of Hugging Face's tokenizers: its tokens are counted, with the special ones that
+            it adds to a single sequence.
 
     Raises:
         UsageError: The package is not installed.
@@ -132,26 +127,24 @@ def counter(counting: Counting, tokenizer: Path | None) -> tuple[Count, Unit]:
 
 
 def measured(values: Values, count: Count) -> Sequence[object]:
-    """Texts, also those in lists, replaced by their lengths; what is no text is Unreadable, None stays."""
+    """Replace texts, also those in lists, by their lengths; any other value is Unreadable, but for None."""
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
-    found: list[object] = []
-    for value in values:
-        if isinstance(value, str):
-            found.append(count([value])[0])
-        elif isinstance(value, list):
-            found.append([count([item])[0] if isinstance(item, str) else item for item in value])
-        elif value is None or isinstance(value, Unreadable):
-            found.append(value)
-        else:
-            found.append(Unreadable("no text", shortened(value)))
-    return found
+    return [_measured(value, count) for value in values]
+
+
+def _measured(value: object, count: Count) -> object:
+    if isinstance(value, str):
+        return count([value])[0]
+    if isinstance(value, list):
+        return [count([item])[0] if isinstance(item, str) else item for item in value]
+    return value if value is None or isinstance(value, Unreadable) else Unreadable("not text", shortened(value))
 
 
 def reduced(values: Values, reduction: Reduction) -> Values:
-    """Lists replaced by one number each; what is no list stays."""
+    """Replace lists by one number each; any other value stays."""
     if isinstance(values, np.ndarray):
         return values
     return [_reduced(value, reduction) if isinstance(value, list) else value for value in values]
@@ -162,22 +155,17 @@ def _reduced(items: list[object], reduction: Reduction) -> object:
         return len(items)
     if not items:
         return Unreadable("an empty list", "[]")
-    numbers = [found for item in items if (found := number(item)) is not None]
-    if len(numbers) < len(items):
-        odd = next(item for item in items if number(item) is None)
-        return Unreadable("a list that holds no numbers alone", shortened(odd))
-    return _REDUCE[reduction](numbers)
+    for item in items:
+        if number(item) is None:
+            return Unreadable("a list that does not only hold numbers", shortened(item))
+    return _REDUCE[reduction]([found for item in items if (found := number(item)) is not None])
 
 
-def _words(texts: Sequence[str]) -> list[int]:
-    return [len(text.split()) for text in texts]
-
-
-def _bytes(texts: Sequence[str]) -> list[int]:
-    return [len(text.encode("utf-8", errors="surrogatepass")) for text in texts]
-
-
-_COUNTS: dict[Counting, Count] = {"characters": lambda texts: list(map(len, texts)), "words": _words, "bytes": _bytes}
+_COUNTS: dict[Counting, Count] = {
+    "characters": lambda texts: list(map(len, texts)),
+    "words": lambda texts: [len(text.split()) for text in texts],
+    "bytes": lambda texts: [len(text.encode("utf-8", errors="surrogatepass")) for text in texts],
+}
 _REDUCE: dict[Reduction, Callable[[list[float]], float]] = {"max": max, "sum": sum, "first": operator.itemgetter(0)}
 
 
@@ -185,19 +173,14 @@ def _tokens(path: Path) -> Count:
     try:
         import tokenizers
     except ImportError:
-        raise UsageError(
-            "--tokenizer needs the package tokenizers", "Install it: pip install 'batchtune[text]'."
-        ) from None
+        hint = "Install it: pip install 'batchtune[text]'."
+        raise UsageError("--tokenizer needs the package tokenizers", hint) from None
     if not path.is_file():
         raise ManifestError(f"{path}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing more particular
-        raise ManifestError(f"{path} is no tokenizer: {error}", "Name a tokenizer.json of tokenizers.") from None
+        raise ManifestError(f"{path} is not a tokenizer: {error}", "Name a tokenizer.json of tokenizers.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-
-    def count(texts: Sequence[str]) -> list[int]:
-        return [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
-
-    return count
+    return lambda texts: [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]

@@ -117,7 +117,7 @@ def test_a_file_that_is_gone_or_a_pipe_is_an_unreadable_length(folder: Folder, t
     os.mkfifo(tmp_path / "b.wav")
     assert values(source) == [
         Unreadable("can't be read", "No such file or directory"),
-        Unreadable("no regular file"),
+        Unreadable("not a regular file"),
     ]
 
 
@@ -197,9 +197,9 @@ def test_what_is_not_beside_every_file_is_missing_there(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "unreadable"),
     [
-        ("a.txt", b"\xff\xfeh\0", Unreadable("no text", "byte 0 is no UTF-8")),
-        ("a.txt", b"a\0b", Unreadable("no text", "it holds NUL bytes")),
-        ("a.txt", b"a" * 1_048_577, Unreadable("longer than 1 MiB of text")),
+        ("a.txt", b"\xff\xfeh\0", Unreadable("not text", "byte 0 is not UTF-8")),
+        ("a.txt", b"a\0b", Unreadable("not text", "it holds NUL bytes")),
+        ("a.txt", b"a" * 1_048_577, Unreadable("longer than 1 MiB of text", "1,048,577 bytes")),
     ],
 )
 def test_what_is_no_text_is_unreadable(folder: Folder, name: str, content: bytes, unreadable: Unreadable) -> None:

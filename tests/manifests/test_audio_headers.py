@@ -18,22 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.headers import (
-    AUDIO_SUFFIXES,
-    AudioLength,
-    BytesPayload,
-    FilePayload,
-    HeaderError,
-    audio_length,
-)
-from batchtune.manifests.headers.wav import wav_length
+from batchtune.manifests.headers import AudioLength, HeaderError, Payload, opened_payload
+from batchtune.manifests.headers.audio import AUDIO_SUFFIXES, audio_length
 
 RATE = 16_000
 COUNT = 1234
 
 
 def length(data: bytes, suffix: str = "wav") -> AudioLength:
-    return audio_length(BytesPayload(data), suffix)
+    return audio_length(Payload.of(data), suffix)
 
 
 def reason(data: bytes, suffix: str = "wav") -> str:
@@ -73,11 +66,11 @@ DATA = chunk(b"data", bytes(2000))
 WAV_SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW"]
 
 
-@pytest.mark.parametrize("channels", [1, 2, 6])
-@pytest.mark.parametrize("subtype", WAV_SUBTYPES)
 @pytest.mark.parametrize("form", ["WAV", "WAVEX", "RF64", "W64"])
-def test_wav_of_any_encoding_has_the_samples_that_were_written(form: str, subtype: str, channels: int) -> None:
-    assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE)
+def test_wav_of_any_encoding_has_the_samples_that_were_written(form: str) -> None:
+    for subtype in WAV_SUBTYPES:
+        for channels in (1, 6):
+            assert length(written(form, subtype, channels)) == AudioLength(COUNT, RATE), (subtype, channels)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +84,9 @@ def test_wav_of_any_encoding_has_the_samples_that_were_written(form: str, subtyp
         ("CAF", "ALAC_16"),
     ],
 )
-@pytest.mark.parametrize("channels", [1, 2])
-def test_other_formats_have_the_samples_that_were_written(form: str, subtype: str, channels: int) -> None:
-    if form == "SVX" and channels == 2:
-        pytest.skip("SVX is mono")
-    assert length(written(form, subtype, channels), "") == AudioLength(COUNT, RATE)
+def test_other_formats_have_the_samples_that_were_written(form: str, subtype: str) -> None:
+    for channels in (1,) if form == "SVX" else (1, 2):
+        assert length(written(form, subtype, channels), "") == AudioLength(COUNT, RATE), channels
 
 
 @pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610", "G721_32"])
@@ -113,34 +104,24 @@ def test_a_fact_chunk_that_can_not_be_true_is_no_length() -> None:
     assert length(bytes(data)).num_samples == soundfile.info(io.BytesIO(bytes(data))).frames
 
 
-@pytest.mark.parametrize("kind", ["uint8", "int16", "int32", "int64", "float32", "float64"])
-def test_wav_written_by_scipy(kind: str) -> None:
-    stream = io.BytesIO()
-    scipy.io.wavfile.write(stream, RATE, np.zeros((COUNT, 3), dtype=kind))
-    assert length(stream.getvalue()) == AudioLength(COUNT, RATE)
+def test_wav_written_by_scipy() -> None:
+    for kind in ("uint8", "int16", "int32", "int64", "float32", "float64"):
+        stream = io.BytesIO()
+        scipy.io.wavfile.write(stream, RATE, np.zeros((COUNT, 3), dtype=kind))
+        assert length(stream.getvalue()) == AudioLength(COUNT, RATE), kind
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_wav_written_by_the_standard_library(width: int) -> None:
-    stream = io.BytesIO()
-    with wave.open(stream, "wb") as file:
-        file.setparams((2, width, RATE, 0, "NONE", ""))
-        file.writeframes(bytes(COUNT * width * 2))
-    assert length(stream.getvalue()) == AudioLength(COUNT, RATE)
+def test_wav_written_by_the_standard_library() -> None:
+    for width in (1, 2, 3, 4):
+        stream = io.BytesIO()
+        with wave.open(stream, "wb") as file:
+            file.setparams((2, width, RATE, 0, "NONE", ""))
+            file.writeframes(bytes(COUNT * width * 2))
+        assert length(stream.getvalue()) == AudioLength(COUNT, RATE), width
 
 
 def test_seconds_are_samples_by_rate() -> None:
     assert AudioLength(24_000, 16_000).seconds == 1.5
-
-
-def test_an_ordinary_header_is_told_by_its_first_44_bytes() -> None:
-    data = riff(fmt(), DATA)
-    assert wav_length(data[:44], len(data)) == AudioLength(1000, RATE)
-
-
-def test_too_few_bytes_of_a_header_tell_nothing() -> None:
-    data = riff(chunk(b"LIST", bytes(500)), fmt(), DATA)
-    assert wav_length(data[:256], len(data)) is None
 
 
 @pytest.mark.parametrize(
@@ -174,26 +155,24 @@ def test_an_extensible_header_names_its_codec_in_the_extension() -> None:
 
 
 @pytest.mark.parametrize("magic", [b"RF64", b"BW64"])
-@pytest.mark.parametrize("size", [2000, 0xFFFFFFFFFFFFFFFF])
-def test_rf64_has_its_size_in_another_chunk(magic: bytes, size: int) -> None:
-    ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0))
-    data = riff(ds64, fmt(), chunk(b"data", bytes(2000), 0xFFFFFFFF), magic=magic, size=0xFFFFFFFF)
-    assert length(data).num_samples == 1000
+def test_rf64_has_its_size_in_another_chunk(magic: bytes) -> None:
+    for size in [2000, 0xFFFFFFFFFFFFFFFF]:
+        ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0))
+        data = riff(ds64, fmt(), chunk(b"data", bytes(2000), 0xFFFFFFFF), magic=magic, size=0xFFFFFFFF)
+        assert length(data).num_samples == 1000
 
 
 def test_a_size_beyond_4_gib_is_believed() -> None:
     size = 5_000_000_000
     head = riff(chunk(b"ds64", struct.pack("<QQQI", 0, size, 0, 0)), fmt(), magic=b"RF64", size=0xFFFFFFFF)
     head += struct.pack("<4sI", b"data", 0xFFFFFFFF)
-    assert wav_length(head, len(head) + size) == AudioLength(size // 2, RATE)
+    payload = Payload(len(head) + size, Payload.of(head).read)
+    assert audio_length(payload, "wav") == AudioLength(size // 2, RATE)
 
 
-@pytest.mark.parametrize(
-    ("whole", "samples"),
-    [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), (36, 0), (0x7FFFF024, 0x7FFFF000), (0xFFFFFFFF, 0)],
-)
-def test_a_size_left_open_by_a_writer_to_a_pipe_means_all_to_the_end(whole: int, samples: int) -> None:
-    assert length(riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)).num_samples == 1000
+def test_a_size_left_open_by_a_writer_to_a_pipe_means_all_to_the_end() -> None:
+    for whole, samples in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), (36, 0), (0x7FFFF024, 0x7FFFF000), (0xFFFFFFFF, 0)]:
+        assert length(riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)).num_samples == 1000
 
 
 def test_sox_leaves_a_size_of_whole_blocks_open() -> None:
@@ -209,10 +188,9 @@ def test_an_empty_recording_has_no_samples() -> None:
     assert length(riff(fmt(), chunk(b"data", b""))) == AudioLength(0, RATE)
 
 
-@pytest.mark.parametrize("removed", [1, 2, 1000, 1999, 2000])
-def test_fewer_samples_than_the_header_says_are_a_truncated_file(removed: int) -> None:
-    data = riff(fmt(), DATA)
-    assert reason(data[:-removed]) == "truncated WAV"
+def test_fewer_samples_than_the_header_says_are_a_truncated_file() -> None:
+    for removed in (1, 2, 1000, 1999, 2000):
+        assert reason(riff(fmt(), DATA)[:-removed]) == "truncated WAV", removed
 
 
 def test_the_message_says_how_much_is_missing() -> None:
@@ -249,16 +227,17 @@ def test_the_reason_names_no_file_but_the_detail_says_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3", "AIFF"])
-@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3", "txt", ""])
-def test_a_suffix_that_lies_does_not_matter(form: str, suffix: str) -> None:
-    assert length(written(form), suffix) == AudioLength(COUNT, RATE)
+def test_a_suffix_that_lies_does_not_matter(form: str) -> None:
+    data = written(form)
+    for suffix in ("wav", "flac", "ogg", "mp3", "txt", ""):
+        assert length(data, suffix) == AudioLength(COUNT, RATE), suffix
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "MP3"])
-@pytest.mark.parametrize("tags", [1, 2])
-def test_an_id3_tag_at_the_beginning_is_passed_over(form: str, tags: int) -> None:
+def test_an_id3_tag_at_the_beginning_is_passed_over(form: str) -> None:
     tag = b"ID3\x04\0\0" + bytes([0, 0, 2, 44]) + bytes(300)
-    assert length(tag * tags + written(form)) == AudioLength(COUNT, RATE)
+    for tags in (1, 2):
+        assert length(tag * tags + written(form)) == AudioLength(COUNT, RATE), tags
 
 
 # FLAC
@@ -270,10 +249,10 @@ def without_total(data: bytes) -> bytes:
     return data[:TOTAL_AT] + bytes([data[TOTAL_AT] & 0xF0]) + bytes(4) + data[TOTAL_END:]
 
 
-@pytest.mark.parametrize("count", [1, 15, 4095, 4096, 4097, 100_000])
 @pytest.mark.parametrize("channels", [1, 2, 6])
-def test_a_flac_length_that_was_left_open_is_told_by_the_last_frame(count: int, channels: int) -> None:
-    assert length(without_total(written("FLAC", "PCM_16", channels, count)), "flac").num_samples == count
+def test_a_flac_length_that_was_left_open_is_told_by_the_last_frame(channels: int) -> None:
+    for count in (1, 15, 4095, 4096, 4097, 100_000):
+        assert length(without_total(written("FLAC", "PCM_16", channels, count)), "flac").num_samples == count
 
 
 def test_an_id3v1_tag_is_no_part_of_the_last_flac_frame() -> None:
@@ -311,9 +290,9 @@ def xing(frames: int, size: int = 0, delay: int = 0, padding: int = 0, encoder: 
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "AVERAGE", "VARIABLE"])
-@pytest.mark.parametrize("count", [1, 500, 5000, 32_000])
-def test_mp3_has_the_samples_that_were_encoded(mode: str, count: int) -> None:
-    assert length(written("MP3", count=count, bitrate_mode=mode), "mp3").num_samples == count
+def test_mp3_has_the_samples_that_were_encoded(mode: str) -> None:
+    for count in (1, 500, 5000, 32_000):
+        assert length(written("MP3", count=count, bitrate_mode=mode), "mp3").num_samples == count
 
 
 @pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
@@ -343,9 +322,9 @@ def test_a_vbri_tag_tells_the_length() -> None:
     assert length(tag + FRAME * 4, "mp3").num_samples == 50 * 1152
 
 
-@pytest.mark.parametrize("end", [b"TAG" + bytes(125), b"APETAGEX" + bytes(200_000), bytes(1000), FRAME[:100], b"\xff"])
-def test_what_follows_the_last_mp3_frame_does_not_count(end: bytes) -> None:
-    assert length(FRAME * 10 + end, "mp3") == AudioLength(11_520, 44_100)
+def test_what_follows_the_last_mp3_frame_does_not_count() -> None:
+    for end in [b"TAG" + bytes(125), b"APETAGEX" + bytes(200_000), bytes(1000), FRAME[:100], b"\xff"]:
+        assert length(FRAME * 10 + end, "mp3") == AudioLength(11_520, 44_100)
 
 
 @pytest.mark.parametrize("junk", [bytes(1000), b"\xff" * 1000, random.Random(0).randbytes(1000)])
@@ -415,26 +394,13 @@ def test_any_bytes_are_read_or_refused(magic: bytes, rest: bytes, suffix: str) -
     survives(magic + rest, suffix)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from((b"LIST", b"bext", b"fact", b"JUNK")), st.binary(max_size=40)), max_size=4),
-    st.integers(0, 300),
-    st.integers(0, 400),
-)
-def test_a_part_of_the_header_tells_the_same_or_nothing(
-    others: list[tuple[bytes, bytes]], count: int, end: int
-) -> None:
-    data = riff(*(chunk(name, inside) for name, inside in others), fmt(), chunk(b"data", bytes(2 * count)))
-    assert length(data) == AudioLength(count, RATE)
-    assert wav_length(data[:end], len(data)) in (None, AudioLength(count, RATE))
-
-
 # What is read from
 
 
 def test_a_file_is_read_by_its_path(tmp_path) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(riff(fmt(), DATA))
-    with FilePayload(path) as payload:
+    with opened_payload(path) as payload:
         assert payload.size == 2044
         assert payload.read(2040, 100) == bytes(4)
         assert audio_length(payload, "wav").num_samples == 1000
@@ -442,23 +408,25 @@ def test_a_file_is_read_by_its_path(tmp_path) -> None:
 
 def test_a_pipe_is_no_file(tmp_path) -> None:
     os.mkfifo(tmp_path / "a.wav")
-    with pytest.raises(HeaderError, match="no regular file"):
-        FilePayload(tmp_path / "a.wav")
+    with pytest.raises(HeaderError, match="not a regular file"), opened_payload(tmp_path / "a.wav"):
+        pass
 
 
-class Broken(BytesPayload):
+def broken(data: bytes) -> Payload:
     """A file on a disk that fails after the first bytes."""
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read(offset: int, size: int) -> bytes:
         if offset > 0:
             raise OSError(errno.EIO, "Input/output error")
-        return super().read(offset, size)
+        return data[:size]
+
+    return Payload(len(data), read)
 
 
 @pytest.mark.parametrize("make", [lambda: riff(chunk(b"LIST", bytes(500)), fmt(), DATA), lambda: written("OGG")])
 def test_an_error_of_the_disk_is_told(make: Callable[[], bytes]) -> None:
     with pytest.raises(HeaderError, match=r"^can't be read: Input/output error$"):
-        audio_length(Broken(make()), "wav")
+        audio_length(broken(make()), "wav")
 
 
 def test_what_takes_soundfile_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

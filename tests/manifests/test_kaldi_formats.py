@@ -87,9 +87,8 @@ def test_a_reco2dur_that_is_damaged_is_named(refusal, tmp_path: Path) -> None:
     assert "reco2dur, line 2" in refusal("a rec1 0 -1\n").message
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
+def test_a_segment_without_a_length_is_an_invalid_row(refusal) -> None:
+    for words, reason in [
         ("5 2", "negative"),
         ("2 2", "zero"),
         ("2 x", "text"),
@@ -98,47 +97,39 @@ def test_a_reco2dur_that_is_damaged_is_named(refusal, tmp_path: Path) -> None:
         ("0 inf", "infinite"),
         ("0 1e400", "infinite"),
         ("0 -2", "negative"),
-    ],
-)
-def test_a_segment_without_a_length_is_an_invalid_row(refusal, words: str, reason: str) -> None:
-    message = refusal(f"a rec 0 1\nb rec {words}\n", format="segments").message
-    assert "line 2, id 'b'" in message
-    assert f"({reason})" in message
+    ]:
+        message = refusal(f"a rec 0 1\nb rec {words}\n", format="segments").message
+        assert "line 2, id 'b'" in message
+        assert f"({reason})" in message
 
 
 @pytest.mark.parametrize("line", ["b rec 0", "b", "b rec 0 1 2 3"])
 def test_a_segments_line_of_other_words_is_an_error(refusal, line: str) -> None:
-    assert "instead of 4" in refusal(f"a rec 0 1\n{line}\n", format="segments").message
+    assert f"line 2 is of another shape: {line!r}" in refusal(f"a rec 0 1\n{line}\n", format="segments").message
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_other_lines_of_words_and_numbers_are_no_segments() -> None:
+    for content in [
         "1 2 3 4\n",
         "utt1 one 2 3\nutt2 four words of text\n",
         "sw2005 A 0.34 0.12 hello\n",
         "a rec 0 1 2 3\n",
-    ],
-)
-def test_other_lines_of_words_and_numbers_are_no_segments(content: str) -> None:
-    assert _detected(content) != "segments"
+    ]:
+        assert _detected(content) != "segments"
 
 
 # ---- shapes ----
 
 
-@pytest.mark.parametrize(
-    ("name", "unit"),
-    [
+def test_the_name_of_a_shape_file_says_what_it_counts(read) -> None:
+    for name, unit in [
         ("speech_shape", "frames"),
         ("feats_shape", "frames"),
         ("text_shape.char", "tokens"),
         ("text_shape.bpe", "tokens"),
-    ],
-)
-def test_the_name_of_a_shape_file_says_what_it_counts(read, name: str, unit: str) -> None:
-    lengths = read("a 1407,80\nb 99,80\n", name)
-    assert (lengths.values.tolist(), lengths.unit) == ([1407.0, 99.0], unit)
+    ]:
+        lengths = read("a 1407,80\nb 99,80\n", name)
+        assert (lengths.values.tolist(), lengths.unit) == ([1407.0, 99.0], unit)
 
 
 def test_a_shape_may_have_more_than_two_dimensions(read) -> None:
@@ -149,17 +140,15 @@ def test_a_shape_file_of_an_unknown_name_has_an_unknown_unit(read) -> None:
     assert read("a 14,80\n", "shapes").unit is None
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"), [("0,80", "zero"), (",80", "empty"), ("x,80", "text"), ("-3,80", "negative")]
-)
-def test_a_shape_without_a_length_is_an_invalid_row(refusal, value: str, reason: str) -> None:
-    message = refusal(f"a 14,80\nb {value}\n").message
-    assert "line 2, id 'b'" in message
-    assert f"({reason})" in message
+def test_a_shape_without_a_length_is_an_invalid_row(refusal) -> None:
+    for value, reason in [("0,80", "zero"), (",80", "empty"), ("x,80", "text"), ("-3,80", "negative")]:
+        message = refusal(f"a 14,80\nb {value}\n").message
+        assert "line 2, id 'b'" in message
+        assert f"({reason})" in message
 
 
 def test_a_shape_line_of_more_words_is_an_error(refusal) -> None:
-    assert "line 2: 3 words instead of 2" in refusal("a 14,80\nb 14, 80\n").message
+    assert "line 2 is of another shape: 'b 14, 80'" in refusal("a 14,80\nb 14, 80\n").message
 
 
 def test_a_shape_line_without_a_shape_is_a_missing_length(refusal) -> None:
@@ -181,11 +170,11 @@ def test_damaged_files_give_lengths_or_a_user_error(tmp_path: Path, name: str, w
     chance = random.Random(0)
     original = whole.encode()
     damaged = [original[: len(original) * part // 10] for part in range(10)]
-    for _ in range(60):
+    for _ in range(25):
         content = bytearray(original)
         content[chance.randrange(len(content))] = chance.choice((chance.randrange(256), *b" \n\r\t,-.0"))
         damaged.append(bytes(content))
-    damaged += [original + b"x" * 3_000_000, original + b"9" * 3_000_000, b"utt " + b"1," * 1_000_000]
+    damaged += [original + b"x" * 300_000, original + b"9" * 300_000, b"utt " + b"1," * 100_000]
     path = tmp_path / "list"
     for content in damaged:
         path.write_bytes(content)

@@ -102,7 +102,7 @@ def test_digits_are_a_text_where_the_user_says_so(read) -> None:
 
 def test_a_number_among_texts_is_invalid(refusal) -> None:
     rows = '{"text": "abc"}\n' * 1000 + '{"text": 5}\n'
-    assert "line 1001: 'text' is 5 (no text)" in refusal(rows, length_key="text").message
+    assert "line 1001: 'text' is 5 (not text)" in refusal(rows, length_key="text").message
 
 
 def test_an_empty_text_is_said_to_be_empty(refusal) -> None:
@@ -111,7 +111,7 @@ def test_an_empty_text_is_said_to_be_empty(refusal) -> None:
 
 def test_a_list_that_holds_a_text_can_not_be_summed(refusal) -> None:
     message = refusal('{"ids": [1, 2]}\n{"ids": [1, "x"]}\n', length_key="ids", reduce="sum").message
-    assert "line 2: 'ids' is [1, 'x'] (a list that holds no numbers alone)" in message
+    assert "line 2: 'ids' is [1, 'x'] (a list that does not only hold numbers)" in message
 
 
 def test_an_empty_list_has_no_largest_item(refusal) -> None:
@@ -152,7 +152,7 @@ def test_tokens_are_counted_by_a_tokenizer_without_its_truncation_and_padding(re
 def test_a_tokenizer_that_is_none_is_an_error(refusal, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "broken.json").write_text("{}")
-    assert "is no tokenizer" in refusal(LINES, length_key="text", tokenizer=tmp_path / "broken.json").message
+    assert "is not a tokenizer" in refusal(LINES, length_key="text", tokenizer=tmp_path / "broken.json").message
     assert "does not exist" in refusal(LINES, length_key="text", tokenizer=tmp_path / "absent.json").message
 
 

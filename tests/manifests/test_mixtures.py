@@ -13,7 +13,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.manifests.formats.computed_json import LIBRISPEECHMIX as FORMAT
+from batchtune.manifests.formats.json import LIBRISPEECHMIX as FORMAT
 from batchtune.manifests.source import Head, Source
 
 

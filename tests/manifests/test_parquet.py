@@ -103,9 +103,9 @@ def test_every_type_of_number_becomes_a_float(write: Write, column: pyarrow.Arra
     assert columns(source)["duration"].numeric
 
 
-@pytest.mark.parametrize("kind", [pyarrow.int64(), pyarrow.float64(), pyarrow.decimal128(9, 2), pyarrow.string()])
-def test_a_null_is_missing(write: Write, kind: pyarrow.DataType) -> None:
-    assert values(write({"duration": pyarrow.array([None], kind)}), "duration") == [None]
+def test_a_null_is_missing(write: Write) -> None:
+    for kind in [pyarrow.int64(), pyarrow.float64(), pyarrow.decimal128(9, 2), pyarrow.string()]:
+        assert values(write({"duration": pyarrow.array([None], kind)}), "duration") == [None]
 
 
 def test_nulls_among_numbers_are_missing(write: Write) -> None:
@@ -313,13 +313,13 @@ def test_a_damaged_page_takes_no_memory(write: Write, tmp_path: Path) -> None:
     assert content.startswith(b"PAR1\x15\0\x15")
     header = b"\x15\0\x15" + content[7:8] + b"\x15" + content[7:8]
     assert content[4:10] == header
-    huge = b"\xfc\xff\xff\xff\x0f"  # 2 GiB
+    huge = b"\x80\x80\x80\x80\x02"  # 256 MiB
     damaged = content.replace(header, b"\x15\0\x15" + huge + b"\x15" + huge)
     path.write_bytes(damaged)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ManifestError):
         load_lengths(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 def test_large_texts_come_a_few_at_a_time(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

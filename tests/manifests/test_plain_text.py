@@ -10,7 +10,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths
-from batchtune.manifests.formats import lists
+from batchtune.manifests.formats import delimited
 from batchtune.manifests.source import Head
 
 # ---- text ----
@@ -49,7 +49,7 @@ def test_blank_lines_at_the_end_are_no_examples(read) -> None:
 
 
 def test_lines_are_counted_across_chunks(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(delimited, "_ROWS_AT_ONCE", 2)
     assert "line 5" in refusal("A\nB\nC\nD\n\nE\n", format="text").message
 
 

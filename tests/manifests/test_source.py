@@ -19,8 +19,7 @@ import pytest
 from samples import SAMPLES
 
 from batchtune.errors import ManifestError
-from batchtune.manifests import ReadOptions, load_lengths, source
-from batchtune.manifests.formats import json
+from batchtune.manifests import ReadOptions, json_objects, load_lengths, source
 from batchtune.manifests.source import Source
 
 LINES = b"".join(b'{"id": "utt%d", "duration": %d.25}\n' % (i, i * 7919 % 9973 + 1) for i in range(3000))
@@ -136,7 +135,7 @@ def test_holes_behind_a_json_text_are_found_without_reading_them_all(tmp_path: P
 
 
 def test_nothing_behind_a_wide_gap_is_passed_over(refusal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json, "_LARGEST_ENTRY_BYTES", 1000)
+    monkeypatch.setattr(json_objects, "_LARGEST_ENTRY_BYTES", 1000)
     monkeypatch.setattr(source, "BLOCK_BYTES", 1000)
     content = b'{"a": {"duration": 1}}' + b" " * 5000 + b'{"b": {"duration": 2}}'
     assert "malformed" in refusal(content, format="speechbrain-json").message

@@ -25,7 +25,7 @@ from batchtune.errors import ManifestError
 from batchtune.manifests import FORMATS, ReadOptions, load_lengths, source
 from batchtune.manifests.formats.webdataset import key_and_suffix
 from batchtune.manifests.source import Source
-from batchtune.manifests.tarbytes import BLOCK
+from batchtune.manifests.tar import BLOCK
 from batchtune.manifests.values import Unreadable
 
 FORMAT = FORMATS["webdataset"]
@@ -181,9 +181,8 @@ def test_the_columns_are_listed_with_what_they_hold(write) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("column", "unit"),
-    [
+def test_what_a_column_counts_is_told_by_its_name(write) -> None:
+    for column, unit in [
         ("wav", "s"),
         ("mix.flac", "s"),
         ("wav.num_samples", "samples"),
@@ -195,10 +194,8 @@ def test_the_columns_are_listed_with_what_they_hold(write) -> None:
         ("json.speaker", None),
         ("npy", None),
         ("txt", None),
-    ],
-)
-def test_what_a_column_counts_is_told_by_its_name(write, column: str, unit: str | None) -> None:
-    assert FORMAT.unit_in(Source(write(speech(1))), column) == unit
+    ]:
+        assert FORMAT.unit_in(Source(write(speech(1))), column) == unit
 
 
 def test_of_two_audio_members_none_is_the_length_by_itself(refusal) -> None:
@@ -395,7 +392,7 @@ def test_a_text_of_more_than_1_mib_is_refused(write) -> None:
 def test_what_is_no_text_is_unreadable(write, content: bytes) -> None:
     (value,) = rows(write([("a.txt", content)]), "txt")[1]
     assert isinstance(value, Unreadable)
-    assert value.reason == "no text"
+    assert value.reason == "not text"
 
 
 def test_pickles_are_never_opened(write) -> None:
@@ -530,12 +527,12 @@ def test_an_archive_of_nothing_holds_no_examples(refusal) -> None:
     assert "holds no examples" in refusal(shard([])).message
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"BZh", b"ustar" * 300, b"{}\n" * 400])
-def test_other_content_is_no_shard(content: bytes) -> None:
-    assert not FORMAT.fits(source.Head(content, complete=True))
+def test_other_content_is_no_shard() -> None:
+    for content in [b"", b"\0" * 100, b"BZh", b"ustar" * 300, b"{}\n" * 400]:
+        assert not FORMAT.fits(source.Head(content, complete=True))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(name=st.text(st.sampled_from("ab./\n_A"), max_size=9))
 @example(name="a/.b")
 @example(name="a\nb/c.d/.e")
@@ -549,7 +546,7 @@ def test_a_name_that_is_long_is_taken_apart_in_no_time() -> None:
         assert key_and_suffix(part * 500_000)[0] is None or part in ("./", ".")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     names=st.lists(
         st.builds(
@@ -577,14 +574,15 @@ def test_members_are_grouped_as_webdataset_does(names: list[str], tmp_path_facto
     assert rows(path, "txt", "a.b") == ([sample["__key__"] for sample in samples], texts, others)
 
 
-def test_random_damage_gives_lengths_or_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
+def test_random_damage_gives_lengths_or_an_error(tmp_path: Path, count: int) -> None:
     chance = random.Random(3)
     members = [*speech(3), ("x.npy", npy(3, 4)), ("x.cls", b"3"), ("d/y.wav", wav(10)), ("__i__", b"")]
     plain = shard([(name, content[:400]) for name, content in members])[:-9216]
     packed = gzip.compress(plain)
     path = tmp_path / "damaged.tar"
     with path.open("wb", buffering=0) as stream:
-        for number in range(2000):
+        for number in range(count):
             data = bytearray(packed if number % 4 == 0 else plain)
             for _ in range(chance.randint(1, 5)):
                 data[chance.randrange(len(data))] = chance.randrange(256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.manifests.base import Format
-from batchtune.manifests.formats import audio, columnar, computed_json, delimited, json, lists, webdataset
+from batchtune.manifests.formats import audio, columnar, delimited, json, lists, webdataset
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
 _ALL: tuple[Format, ...] = (
@@ -12,8 +12,8 @@ _ALL: tuple[Format, ...] = (
     columnar.ARROW,
     webdataset.FORMAT,
     json.SPEECHBRAIN_JSON,
-    computed_json.LHOTSE,
-    computed_json.LIBRISPEECHMIX,
+    json.LHOTSE,
+    json.LIBRISPEECHMIX,
     json.JSON_LIST,
     json.NEMO,
     delimited.SPEECHBRAIN_CSV,

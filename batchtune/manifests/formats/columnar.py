@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import ClassVar, cast
+from functools import lru_cache, partial
+from typing import Any, ClassVar, cast
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Column, Format, Place, Rows
-from batchtune.manifests.reader_process import RemoteTable, opened
+from batchtune.manifests.reader_process import opened
 from batchtune.manifests.source import Head, Source
 
-_MEMO = "columnar"
 _STREAM_MARK = b"\xff\xff\xff\xff"
 
 
@@ -31,31 +30,47 @@ class Columnar(Format):
     }
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """All columns, those within others under dotted names, and the numbers of items of all lists."""
-        if _MEMO not in source.memo:
-            with opened(source, self.title) as table:
-                source.memo[_MEMO] = [Column(*fields) for fields in table.ask("columns")]
-        return cast(list[Column], source.memo[_MEMO])
+        """Return all columns, those within others under dotted names, and the numbers of items of all lists."""
+        return [Column(*fields) for fields in self._answer(source, "columns")]
 
     def unit_in(self, source: Source, column: str) -> Unit | None:
-        """What a column counts: by what `batchtune scan` noted, and seconds for spans of time."""
-        with opened(source, self.title) as table:
-            return cast("Unit | None", table.ask("units").get(column))
+        """Return what a column counts: by the note of `batchtune scan`, and seconds for spans of time."""
+        return cast("Unit | None", self._answer(source, "units").get(column))
 
     def default_target(self, source: Source) -> str | None:
-        """`target_length` of what `batchtune scan` wrote: who scans targets wants them."""
-        with opened(source, self.title) as table:
-            return cast("str | None", table.ask("default_target"))
+        """Return `target_length` for what `batchtune scan` wrote with targets."""
+        return cast("str | None", self._answer(source, "default_target"))
+
+    def _answer(self, source: Source, question: str) -> Any:
+        if question not in source.memo:
+            with opened(source, self.title) as table:
+                source.memo[question] = table.ask(question)
+        return source.memo[question]
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """One `Rows` for some ten thousand rows, or fewer if they are large."""
-        with opened(source, self.title) as table, contextlib.closing(_Names(table)) as names:
-            table.ask("select", [length_key] if target_key is None else [length_key, target_key])
-            while (part := table.ask("next")) is not None:
-                first, count, share, values = part
-                targets = values[1] if len(values) > 1 else None
-                yield Rows(values[0], targets, partial(names.place, first, count), ids=partial(names.of, first, count))
-                source.report(share)
+        """Yield some ten thousand rows at a time, or fewer if they are large; ids are read in a pass of their own."""
+        is_open = True
+        with opened(source, self.title) as table:
+
+            @lru_cache(1)
+            def ids(first: int, count: int) -> list[str | None]:
+                return table.ask("ids", first, count) if is_open else [None] * count
+
+            def place(first: int, count: int, index: int) -> Place:
+                name = None
+                with contextlib.suppress(ManifestError):  # a message is being made of something else
+                    name = ids(first, count)[index]
+                return Place(None, name or f"row {first + index + 1}")
+
+            try:
+                table.ask("select", [length_key] if target_key is None else [length_key, target_key])
+                while (part := table.ask("next")) is not None:
+                    first, count, share, (lengths, *targets) = part
+                    target = targets[0] if targets else None
+                    yield Rows(lengths, target, partial(place, first, count), ids=partial(ids, first, count))
+                    source.report(share)
+            finally:
+                is_open = False
 
 
 class Parquet(Columnar):
@@ -67,7 +82,7 @@ class Parquet(Columnar):
     folder_kind = ("parquet files", (".parquet",))
 
     def fits(self, head: Head) -> bool:
-        """Whether the file begins as Parquet does, or as encrypted Parquet."""
+        """Return whether the file begins as Parquet does, or as encrypted Parquet."""
         return head.data.startswith((b"PAR1", b"PARE"))
 
 
@@ -80,36 +95,10 @@ class Arrow(Columnar):
     folder_kind = ("arrow files", (".arrow",))
 
     def fits(self, head: Head) -> bool:
-        """Whether it begins as a file does, or as a stream: with the mark, size and root of a schema's message."""
+        """Return whether it begins as a file, or as a stream: with the mark, size and root of a schema's message."""
         size, root = (int.from_bytes(head.data[at : at + 4], "little", signed=True) for at in (4, 8))
         stream = head.data.startswith(_STREAM_MARK) and 4 <= root < size and len(head.data) > 12
         return head.data.startswith(b"ARROW1") or stream
-
-
-class _Names:
-    """The ids of the rows, read when first asked for, in a pass of their own over the file."""
-
-    def __init__(self, table: RemoteTable) -> None:
-        self._table: RemoteTable | None = table
-        self._known: tuple[int, int, list[str | None]] = (0, 0, [])
-
-    def place(self, first: int, count: int, index: int) -> Place:
-        """Where a row stands, counted from `first`: by its id, or by its number, from 1, if it has none."""
-        name = None
-        with contextlib.suppress(ManifestError):  # a message is being made of something else
-            name = self.of(first, count)[index]
-        return Place(None, name or f"row {first + index + 1}")
-
-    def of(self, first: int, count: int) -> list[str | None]:
-        """The ids of `count` rows from `first`. Raises ManifestError if they can't be read."""
-        if self._known[:2] != (first, count):
-            names = [None] * count if self._table is None else self._table.ask("ids", first, count)
-            self._known = (first, count, names)
-        return self._known[2]
-
-    def close(self) -> None:
-        """Forgets the file, which is closed: what is not known now has no name any more."""
-        self._table = None
 
 
 PARQUET = Parquet()

@@ -1,41 +1,24 @@
-"""JSON of any objects: one on every line (NeMo), one list of them, or one object of objects (SpeechBrain)."""
+"""JSON: objects with a length on lines (NeMo), in a list or by ids (SpeechBrain); Lhotse's cuts; LibriSpeechMix."""
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import msgspec
-import numpy as np
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.lengths import IntArray, Unit
-from batchtune.manifests.base import Column, Format, Place, Rows
+from batchtune.lengths import Unit
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise, walk
-from batchtune.manifests.json_objects import (
-    Objects,
-    begins_with_list,
-    explained_items,
-    first_items,
-    holds_objects_by_id,
-    values_of,
-    with_fields,
-)
+from batchtune.manifests.json_objects import Objects, begins_with_list, first_keys, values_of, with_fields
 from batchtune.manifests.source import Head, Source
-
-_ON_LINES = "This format holds one whole JSON object on every line."
-_IN_LIST = 'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
-_BY_ID = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
-_ROWS_AT_ONCE = 65_536
-
-_SEARCHED_BYTES = 64 * 1024
-_LARGEST_ENTRY_BYTES = 64 * 1024 * 1024
-_BETWEEN_ENTRIES = re.compile(rb'\}\s*,\s*"[^"\\]*"\s*:\s*\{')
-
-Values = list[object]
+from batchtune.manifests.values import Unreadable, fault, number
 
 # What a folder of JSON Lines is called, and the endings of their names.
 JSON_LINES = ("JSON Lines", (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"))
@@ -47,210 +30,325 @@ class Nemo(Format):
     name = "nemo"
     description = "one JSON object on every line"
     folder_kind: ClassVar[tuple[str, tuple[str, ...]] | None] = JSON_LINES
-    hint: ClassVar[str] = _ON_LINES
+    hint: ClassVar[str] = "This format holds one whole JSON object on every line."
+    opening: ClassVar[str | None] = None
 
     def fits(self, head: Head) -> bool:
-        """Whether the file begins with a JSON object that is no object of objects."""
-        return head.data.lstrip().startswith(b"{") and not holds_objects_by_id(head)
+        """Return whether the file begins with a JSON object that is not an object of objects."""
+        return head.data.lstrip().startswith(b"{") and not _holds_objects_by_id(head)
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """All keys of the first objects, those of nested ones under dotted names."""
+        """Return all keys of the first objects, those of nested ones under dotted names."""
         return summarise(self._first(source))
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """The objects of a block of lines at a time, or those of a list, some ten thousand at a time."""
+        """Yield the rows; the keys may be dotted paths. A key of the object itself that holds dots wins over a path."""
         names = {name for entry in self._first(source) for name in entry}
-        keys = _Keys(names, length_key, target_key)
-        for chunk in Objects(source, keys.kind, id_name(names), self.hint).chunks():
-            for start in range(0, max(1, len(chunk.objects)), _ROWS_AT_ONCE):
-                lengths, targets = keys.values(chunk.objects[start : start + _ROWS_AT_ONCE])
-
-                part = partial(chunk.ids, start, start + len(lengths))
-                yield Rows(lengths, targets, partial(chunk.place, start), ids=part)
+        asked = [length_key] if target_key is None else [length_key, target_key]
+        paths = [(key,) if key in names else tuple(key.split(".")) for key in asked]
+        tops = list(dict.fromkeys(path[0] for path in paths))
+        columns: list[Callable[[Sequence[Any]], list[object]]] = [
+            partial(_column, tops.index(path[0]), path) for path in paths
+        ]
+        yield from Objects(source, with_fields(tops), self.hint, id_name(names), self.opening).rows(*columns)
 
     def _first(self, source: Source) -> list[dict[str, Any]]:
         if "first" not in source.memo:
             kind = cast(type[dict[str, Any]], dict[str, Any])
-            source.memo["first"] = Objects(source, kind, None, self.hint).first(PEEKED_ROWS)
+            source.memo["first"] = Objects(source, kind, self.hint, None, self.opening).first(PEEKED_ROWS)
         return cast(list[dict[str, Any]], source.memo["first"])
 
 
+def _column(index: int, path: Sequence[str], objects: Sequence[Any]) -> list[object]:
+    values = values_of(objects, index, path[0])
+    return [walk(value, path[1:]) for value in values] if path[1:] else values
+
+
 class JsonList(Nemo):
-    """A list of objects; where they stand is told by their line, and by their id or else their number, from 1."""
+    """A list of objects; messages name their lines, and their ids or else their numbers, from 1."""
 
     name = "json-list"
     description = "one JSON list of objects"
     folder_kind = None
-    hint = _IN_LIST
+    hint = 'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
+    opening = "["
 
     def fits(self, head: Head) -> bool:
-        """Whether the file begins with a list whose first item is an object."""
+        """Return whether the file begins with a list whose first item is an object."""
         start = head.data.lstrip()
         return start.startswith(b"[") and start[1:].lstrip()[:1] in (b"{", b"]")
 
-    def _first(self, source: Source) -> list[dict[str, Any]]:
-        if not begins_with_list(source.head):
-            seen = "a JSON object" if source.head.data.lstrip().startswith(b"{") else "no JSON list"
-            raise ManifestError(f"{source.path} has {seen} at its top level", _IN_LIST)
-        return super()._first(source)
 
-
-class SpeechBrainJson(Format):
+class SpeechBrainJson(Nemo):
     """As SpeechBrain's `DynamicItemDataset.from_json` reads it: of entries with one id, the last counts."""
 
     name = "speechbrain-json"
     description = "one JSON object of objects, id → entry"
     units: ClassVar[Mapping[str, Unit]] = {"length": "s", "len": "s"}
+    folder_kind = None
+    hint = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
+    opening = "{"
 
     def fits(self, head: Head) -> bool:
-        """Whether the file begins with a JSON object whose first value is an object."""
-        return holds_objects_by_id(head)
+        """Return whether the file begins with a JSON object whose first value is an object."""
+        return _holds_objects_by_id(head)
+
+
+def _holds_objects_by_id(head: Head) -> bool:
+    """Tell whether a JSON file that begins so is one object of objects, rather than an object on every line."""
+    if not head.data.lstrip().startswith(b"{"):
+        return False
+    try:
+        first = json.loads(head.lines[0])
+    except (ValueError, RecursionError):
+        token = next(iter(first_keys(head).values()), None)
+        return token == "{" or (token is None and head.data.strip(b"{} \t\r\n") == b"")
+    return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
+
+
+_CUTS = "This format is one JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
+_MIXTURES = (
+    'This format holds one whole JSON object on every line: {"delays": [0.0, 2.5], "durations": [5.8, 10.4], …}.'
+)
+_MAKE_CUTS = "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz."
+_TYPES = {'"MonoCut"', '"MultiCut"', '"MixedCut"', '"PaddingCut"', '"Cut"'}
+_PARTS = {"supervisions": "[", "recording": "{", "features": "{"}
+
+# What else Lhotse writes in this way, by keys that nothing else has together.
+_OTHERS = {
+    "recordings": {"id", "sources", "sampling_rate", "num_samples", "duration"},
+    "features": {"num_frames", "num_features", "frame_shift", "storage_type", "duration"},
+    "supervisions": {"id", "recording_id", "start", "duration", "channel"},
+}
+
+
+class _Cut(msgspec.Struct, gc=False):
+    """As much of a cut as its duration depends on; with tracks it is a MixedCut. Several times faster to decode."""
+
+    id: Any = None
+    duration: Any = None
+    tracks: tuple[_Track, ...] | None = None
+
+
+class _Track(msgspec.Struct, gc=False):
+    cut: _Cut
+    type: Any = None
+    offset: Any = 0.0
+    mute: Any = False
+
+
+class _Supervision(msgspec.Struct, gc=False):
+    text: Any = None
+
+
+class _Features(msgspec.Struct, gc=False):
+    frame_shift: Any = None
+    sampling_rate: Any = None
+
+
+class _WholeCut(_Cut, gc=False):
+    """As much of a cut as all columns depend on. The last three are those of a PaddingCut."""
+
+    tracks: tuple[_WholeTrack, ...] | None = None
+    supervisions: list[_Supervision] | None = None
+    features: _Features | None = None
+    num_frames: Any = None
+    frame_shift: Any = None
+    sampling_rate: Any = None
+
+
+class _WholeTrack(_Track, gc=False):
+    cut: _WholeCut
+
+
+class _Mixture(msgspec.Struct, gc=False):
+    id: Any = None
+    delays: Any = None
+    durations: Any = None
+    texts: Any = None
+
+
+Track = TypeVar("Track", bound=_Track)
+T = TypeVar("T")
+Getters = Mapping[str, Callable[[T], object]]
+
+
+class Lhotse(Format):
+    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
+
+    Durations, numbers of frames and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks
+    that are not muted count.
+    """
+
+    name = "lhotse"
+    description = "Lhotse's cuts, a JSON list or one on every line"
+    folder_kind = JSON_LINES
+
+    def fits(self, head: Head) -> bool:
+        """Return whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
+        keys = first_keys(head)
+        return _is_cut(keys) or _other(keys) is not None
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """All keys of the first entries, those of nested ones under dotted names."""
-        return summarise(_first_entries(source))
+        """Return `id`, `duration` and, if cuts have them, `num_frames` of their features and the supervisions' `text`.
+
+        Raises:
+            ManifestError: It holds no cuts but recordings, supervisions or features.
+        """
+        keys = first_keys(source.head)
+        other = None if _is_cut(keys) else _other(keys)
+        if other is not None:
+            plain = "json-list" if begins_with_list(source.head) else "nemo"
+            hint = f"{_MAKE_CUTS} Or take the durations as they are with --format {plain} --length-key duration."
+            raise ManifestError(f"{source.path} holds Lhotse's {other}, no cuts", hint)
+        return _columns(Objects(source, _WholeCut, _CUTS), _OF_CUTS)
+
+    def default_column(self, columns: Sequence[Column]) -> str:
+        """Return `duration`."""
+        return "duration"
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """The entries, some thousands at a time."""
-        names = {name for entry in _first_entries(source) for name in entry}
-        keys = _Keys(names, length_key, target_key)
-        found = _by_pieces(source, keys)
-        left_out: Mapping[str, int] = {}
-        entries = _Entries(source)
-        if found is None:  # there is a fault, or two entries have one id
-            found = [keys.values([entry for _, _, entry in entries.checked()])]
-            left_out = entries.replaced
-        start = 0
-        for lengths, targets in found:
-            places = partial(entries.place, start)
-            yield Rows(lengths, targets, places, left_out, partial(entries.ids, start, len(lengths)))
-            left_out, start = {}, start + len(lengths)
+        """Yield the rows of a block of lines at a time, or of the whole list at once."""
+        if {length_key, target_key} <= {*_OF_TIMED_CUTS, None}:
+            return _rows(Objects(source, _Cut, _CUTS), _OF_TIMED_CUTS, length_key, target_key)
+        return _rows(Objects(source, _WholeCut, _CUTS), _OF_CUTS, length_key, target_key)
 
 
-class _Keys:
-    """What is read of an object: the values at one or two dotted paths.
+class LibriSpeechMix(Format):
+    """JSON Lines with `delays` and `durations`, as https://github.com/NaoyukiKanda/LibriSpeechMix publishes them.
 
-    A key of the object itself that holds dots wins over a path.
+    A mixture lasts until its last utterance ends: `duration` = max(delay + duration), in s.
     """
 
-    def __init__(self, names: set[str], length_key: str, target_key: str | None) -> None:
-        asked = [length_key] if target_key is None else [length_key, target_key]
-        paths = [(key,) if key in names else tuple(key.split(".")) for key in asked]
-        tops = list(dict.fromkeys(path[0] for path in paths))
-        self._paths = [(tops.index(path[0]), path[0], path[1:]) for path in paths]
-        self.kind: type[Any] = with_fields(tops)
+    name = "librispeechmix"
+    description = "one JSON object on every line, with lists of delays and durations"
 
-    def values(self, objects: Sequence[Any]) -> tuple[Values, Values | None]:
-        """The lengths and the targets of some objects, which are of the type `kind` or dicts."""
-        found = [self._column(objects, *path) for path in self._paths]
-        return found[0], found[1] if len(found) > 1 else None
+    def fits(self, head: Head) -> bool:
+        """Return whether the first line is an object with both lists."""
+        keys = first_keys(head) if b'"delays"' in head.data and not begins_with_list(head) else {}
+        return keys.get("delays") == keys.get("durations") == "["
 
-    @staticmethod
-    def _column(objects: Sequence[Any], index: int, key: str, below: tuple[str, ...]) -> Values:
-        values = values_of(objects, index, key)
-        return [walk(value, below) for value in values] if below else values
+    def columns(self, source: Source) -> Sequence[Column]:
+        """Return `id`, the `duration` of the mixture, the `durations` and the `texts` of its utterances as lists."""
+        return _columns(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES)
 
+    def default_column(self, columns: Sequence[Column]) -> str:
+        """Return `duration`."""
+        return "duration"
 
-class _Entries:
-    """The entries of a whole file, of those with one id the last: for faults, ids and places alone."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._known: list[tuple[str, int, Any]] | None = None
-        self.replaced: dict[str, int] = {}
-
-    def checked(self) -> list[tuple[str, int, Any]]:
-        """Id, line and value of each. Raises ManifestError if one is malformed or no object."""
-        if self._known is None:
-            self._known = self._read()
-        return self._known
-
-    def place(self, start: int, index: int) -> Place:
-        """Where an entry stands, counted from `start`."""
-        name, line, _ = self.checked()[start + index]
-        return Place(line, name)
-
-    def ids(self, start: int, count: int) -> list[str]:
-        """The ids of some consecutive entries."""
-        return [name for name, _, _ in self.checked()[start : start + count]]
-
-    def _read(self) -> list[tuple[str, int, Any]]:
-        text = self._source.content().decode()
-        if not text.lstrip().startswith("{"):
-            seen = {"[": "a JSON list", "": "nothing"}.get(text.lstrip()[:1], "no JSON object")
-            raise ManifestError(f"{self._source.path} has {seen} at its top level", _BY_ID)
-        found: dict[str, tuple[str, int, Any]] = {}
-        count = 0
-        for item in explained_items(self._source, text, _BY_ID):
-            count += 1
-            name = str(item.key)
-            found[name] = (name, item.line, item.value)
-        for name, line, value in found.values():
-            if not isinstance(value, dict):
-                seen = f"the entry is no JSON object but {shortened(str(value))}"
-                raise ManifestError(f"{self._source.path}, {Place(line, name)}: {seen}", _BY_ID)
-        if count > len(found):
-            self.replaced = {"replaced by a later entry with the same id": count - len(found)}
-        return list(found.values())
+    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+        """Yield the rows of a block of the file at a time."""
+        return _rows(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES, length_key, target_key)
 
 
-def _first_entries(source: Source) -> list[dict[str, Any]]:
-    if "first" not in source.memo:
-        found = [item.value for item in first_items(source, PEEKED_ROWS) if item.key is not None]
-        if not found or not all(isinstance(one, dict) for one in found):
-            found = [entry for _, _, entry in itertools.islice(_Entries(source).checked(), PEEKED_ROWS)]
-        source.memo["first"] = found
-    return cast(list[dict[str, Any]], source.memo["first"])
+def _columns(objects: Objects[T], getters: Getters[T]) -> list[Column]:
+    """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
+    found: list[Mapping[str, object]] = []
+    for entry in objects.first(PEEKED_ROWS):
+        values = {name: get(entry) for name, get in getters.items()}
+        found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
+    # A number that is written as something else is still no text to be measured.
+    return [replace(column, text=column.text and column.name.startswith(("id", "text"))) for column in summarise(found)]
 
 
-def _by_pieces(source: Source, keys: _Keys) -> list[tuple[Values, Values | None]] | None:
-    """The entries, without ever holding the file whole; None if that finds a fault, or two entries with one id.
+def _rows(objects: Objects[T], getters: Getters[T], *keys: str | None) -> Iterator[Rows]:
+    """Yield the rows; a key is the name of a column, perhaps with an index into a list (`durations.0`)."""
+    return objects.rows(*(partial(_values, getters, key) for key in keys if key is not None))
 
-    What comes of it is right: members that are valid JSON, piece by piece, are valid together.
-    """
-    decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, keys.kind])  # type: ignore[name-defined]
-    found: list[tuple[Values, Values | None]] = []
-    hashes: list[IntArray] = []
-    try:
-        for piece in _pieces(source):
-            entries = decoder.decode(piece)
-            # As many opening braces as there must be, so that no entry has replaced another with the same id.
-            if _braces(piece) != len(entries) + 1:
-                return None
-            hashes.append(np.fromiter(map(hash, entries), dtype=np.int64, count=len(entries)))
-            found.append(keys.values(list(entries.values())))
-    except (msgspec.DecodeError, RecursionError):  # said better, or done better, one by one
+
+def _values(getters: Getters[T], key: str, objects: Sequence[T]) -> list[object]:
+    name, *path = key.split(".")
+    values = list(map(getters[name], objects))
+    return [walk(one, path) for one in values] if path else values
+
+
+def _is_cut(keys: Mapping[str, str]) -> bool:
+    if keys.get("type") in _TYPES:
+        return "duration" in keys or "tracks" in keys
+    parts = any(keys.get(name) == begin for name, begin in _PARTS.items())
+    return parts and keys.keys() >= {"id", "start", "duration"}
+
+
+def _other(keys: Mapping[str, str]) -> str | None:
+    return next((name for name, needed in _OTHERS.items() if keys.keys() >= needed), None)
+
+
+def _duration(cut: _Cut) -> object:
+    """Return the duration; where there are tracks, as `MixedCut.duration` does: the last end, rounded to 8 digits."""
+    if cut.tracks is None:
+        return cut.duration
+    ends = []
+    for track in _audible(cut.tracks):
+        offset, duration = number(track.offset), number(track.cut.duration)
+        if offset is None or duration is None or not math.isfinite(offset + duration):
+            seen = f"{shortened(track.offset)} + {shortened(track.cut.duration)}"
+            return Unreadable("a track without a length", seen)
+        ends.append(offset + duration)
+    return round(max(ends), 8) if ends else Unreadable("a mix without tracks", "[]")
+
+
+def _num_frames(cut: _WholeCut) -> object:
+    """Return the frames of the features, cut as the cut is, as Lhotse's `num_frames`; None without any."""
+    first: _WholeCut = cut
+    if cut.tracks is not None:
+        audible = _audible(cut.tracks)
+        unpadded = [track for track in audible if track.type != "PaddingCut"]
+        if not audible:
+            return None
+        first = (unpadded or audible)[0].cut
+    elif cut.features is None:
+        return cut.num_frames
+    grid = first.features
+    if grid is None:
+        if first.num_frames is None:
+            return None
+        grid = _Features(first.frame_shift, first.sampling_rate)
+    duration, frame_shift, rate = number(_duration(cut)), number(grid.frame_shift), number(grid.sampling_rate)
+    if duration is not None and frame_shift is not None and rate is not None:
+        samples, hop = duration * rate, frame_shift * rate
+        if math.isfinite(samples) and math.isfinite(hop) and round(hop) > 0:
+            return (round(samples) + round(hop) // 2) // round(hop)  # as Lhotse's `compute_num_frames`
+    return Unreadable("frames without their rate")
+
+
+def _text(cut: _WholeCut) -> object:
+    """Join the texts of its supervisions with spaces; None if none has any."""
+    cuts: Sequence[_WholeCut] = [cut] if cut.tracks is None else [track.cut for track in _audible(cut.tracks)]
+    found = [one.text for each in cuts for one in each.supervisions or () if one.text is not None]
+    if not all(isinstance(text, str) for text in found):
+        return Unreadable("a text that is none", shortened(next(text for text in found if not isinstance(text, str))))
+    return " ".join(found) if found else None
+
+
+def _audible(tracks: Sequence[Track]) -> Sequence[Track]:
+    return [track for track in tracks if not track.mute] or tracks
+
+
+def _mixed_duration(mixture: _Mixture) -> object:
+    delays, durations = mixture.delays, mixture.durations
+    if not isinstance(delays, list) or not isinstance(durations, list):
         return None
-    ids = np.sort(np.concatenate(hashes or [np.empty(0, dtype=np.int64)]))
-    return None if (ids[1:] == ids[:-1]).any() else found
+    if len(delays) != len(durations):
+        return Unreadable("not as many delays as durations", f"{len(delays)} delays, {len(durations)} durations")
+    if not durations:
+        return Unreadable("an empty list", "[]")
+    for value in (*delays, *durations):
+        found = number(value)
+        if found is None or not math.isfinite(found):
+            return Unreadable(fault(value, math.nan if found is None else found), shortened(value))
+    return max(map(operator.add, map(float, delays), map(float, durations)))
 
 
-def _pieces(source: Source) -> Iterator[bytes]:
-    """The entries of the file as objects of about 1 MiB each: cut where an entry ends and another begins.
-
-    Should a cut be at the end of something within an entry, the piece is no valid JSON.
-    """
-    rest = b""
-    for data in source.pieces():
-        data = rest + data if rest else data.lstrip()
-        ends = list(_BETWEEN_ENTRIES.finditer(data, max(0, len(data) - _SEARCHED_BYTES)))
-        if ends:
-            end = ends[-1].start() + 1
-            yield data[:end] + b"}"
-            data = b"{" + data[data.index(b",", end) + 1 :]
-        elif len(data) > _LARGEST_ENTRY_BYTES:
-            raise msgspec.DecodeError
-        rest = data
-    yield rest
-
-
-def _braces(content: bytes) -> int:
-    """How many opening braces there are, but for those that begin a string, as in "{data_root}/a.wav"."""
-    data = np.frombuffer(content, dtype=np.uint8)
-    begins = int(np.count_nonzero(data[:1] == ord("{")))
-    return begins + int(np.count_nonzero((data[1:] == ord("{")) & (data[:-1] != ord('"'))))
-
+_OF_TIMED_CUTS: dict[str, Callable[[Any], object]] = {"id": operator.attrgetter("id"), "duration": _duration}
+_OF_CUTS: dict[str, Callable[[Any], object]] = {**_OF_TIMED_CUTS, "num_frames": _num_frames, "text": _text}
+_OF_MIXTURES: dict[str, Callable[[Any], object]] = {
+    "id": operator.attrgetter("id"),
+    "duration": _mixed_duration,
+    **{name: operator.attrgetter(name) for name in ("durations", "texts")},
+}
 
 NEMO = Nemo()
 JSON_LIST = JsonList()
 SPEECHBRAIN_JSON = SpeechBrainJson()
+LHOTSE = Lhotse()
+LIBRISPEECHMIX = LibriSpeechMix()

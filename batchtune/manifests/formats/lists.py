@@ -2,80 +2,64 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from batchtune.errors import ManifestError, shortened
-from batchtune.manifests.base import Column, Format, Place, Rows
-from batchtune.manifests.columns import PEEKED_ROWS, summarise
+from batchtune.manifests.base import Column
+from batchtune.manifests.formats.delimited import Record, Table
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable, fault, number
-from batchtune.units import counted
 
-# Line, id (None in a list without ids) and value.
-Record = tuple[int, "str | None", object]
-
-_ROWS_AT_ONCE = 65_536
 _FITTING_LINES = 100
-_SHAPE = re.compile(r"\d+(?:,\d+)+", re.ASCII)
-# Nothing in such a file says what it counts, only its name does.
-_COUNTED_BY_NAME = {
-    "utt2dur": "duration",
-    "reco2dur": "duration",
-    "utt2num_frames": "num_frames",
-    "utt2num_samples": "num_samples",
-    "text_shape": "num_tokens",
-}
-_SHAPED_BY_NAME = {"speech_shape": "num_frames", "feats_shape": "num_frames", "text_shape": "num_tokens"}
 
 
-class LineList(Format):
-    """A list of records: an id, if the format has ids, and one value."""
+class LineList(Table):
+    """A list of records: an id, if the format has ids, and one value.
+
+    Attributes:
+        hint: What every line holds.
+        id_column: The name of the ids' column; None without ids.
+        value_column: The name of the values' column.
+        first_line: The number of the first record's line.
+    """
 
     named_columns = False
+    hint: ClassVar[str] = ""
     id_column: ClassVar[str | None] = "id"
+    value_column: ClassVar[str] = "length"
+    first_line: ClassVar[int] = 1
 
-    @abstractmethod
+    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
+        """Return the names of the columns, and their values on each line."""
+        names = [self.column(source)] if self.id_column is None else [self.id_column, self.column(source)]
+        return names, self.records(source, left_out)
+
     def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """All records; what is left out is counted by its reason. Raises ManifestError for a line of another shape."""
+        """Yield all records; `left_out` counts other lines by their reason. Raises ManifestError for other content."""
+        for line, text in itertools.islice(source.lines(), self.first_line - 1, None):
+            cells = self.cells(source, text)
+            if cells is not None:
+                yield line, cells
+            elif text.strip() and not self.passed_over(text, left_out):
+                raise ManifestError(f"{source.path}, line {line} is of another shape: {shortened(text)}", self.hint)
 
     @abstractmethod
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the id and the value of a line; None for a line of another shape."""
+
+    def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
+        """Return whether a line that is not a record may be there, and count it if it is left out."""
+        return False
+
     def column(self, source: Source) -> str:
-        """The name of the values' column."""
-
-    def columns(self, source: Source) -> Sequence[Column]:
-        """The ids, if there are any, and the values."""
-        names = [name for name in (self.id_column, self.column(source)) if name is not None]
-        first = list(itertools.islice(self.records(source, {}), PEEKED_ROWS))
-        entries = [dict(zip(names, record[-len(names) :], strict=True)) for record in first]
-        return summarise([dict.fromkeys(names), *entries] if self.id_column is not None else entries)
-
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """The rows, some ten thousand at a time."""
-        left_out: dict[str, int] = {}
-        records = self.records(source, left_out)
-        length, target = (1 if key == self.id_column else 2 for key in (length_key, target_key))
-        while (chunk := list(itertools.islice(records, _ROWS_AT_ONCE))) or left_out:
-            targets = None if target_key is None else [record[target] for record in chunk]
-            yield _rows(chunk, [record[length] for record in chunk], targets, dict(left_out))
-            left_out.clear()
-
-
-def _rows(
-    chunk: Sequence[Record], lengths: list[object], targets: list[object] | None, left_out: Mapping[str, int]
-) -> Rows:
-    return Rows(
-        lengths,
-        targets,
-        lambda index: Place(chunk[index][0], chunk[index][1]),
-        left_out,
-        lambda: [record[1] for record in chunk],
-    )
+        """Return the name of the values' column."""
+        return self.value_column
 
 
 class Kaldi(LineList):
@@ -89,38 +73,29 @@ class Kaldi(LineList):
     unique_ids = True
     joined_by_id = True
     # Of a folder as Kaldi and ESPnet lay it out.
-    folder_names: ClassVar[tuple[str, ...]] = (
-        "utt2dur",
-        "utt2num_samples",
-        "speech_shape",
-        "utt2num_frames",
-        "segments",
-        "reco2dur",
+    folder_names: ClassVar[tuple[str, ...]] = tuple(
+        "utt2dur utt2num_samples speech_shape utt2num_frames segments reco2dur".split()
     )
-    hint: ClassVar[str] = "This format is an id, white space, and one number on every line, as in utt2dur."
-    names: ClassVar[Mapping[str, str]] = _COUNTED_BY_NAME
+    hint = "This format is an id, white space, and one number on every line, as in utt2dur."
+    # Nothing in such a file says what it counts, only its name does.
+    names: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("utt2dur", "reco2dur"), "duration"),
+        **{"utt2num_frames": "num_frames", "utt2num_samples": "num_samples", "text_shape": "num_tokens"},
+    }
 
     def fits(self, head: Head) -> bool:
-        """Whether the first line is two words, the second of them a number."""
+        """Return whether the first line is two words, the second of them a number."""
         words = head.lines[0].split() if head.lines else []
         return len(words) == 2 and number(words[1]) is not None and not words[0].startswith(("{", "["))
 
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the id and the value of a line; no value for an id alone."""
+        words = text.split()
+        return None if not 0 < len(words) < 3 else (words[0], words[1] if len(words) == 2 else None)
+
     def column(self, source: Source) -> str:
-        """By a part of the file's name; `length` for any other file."""
-        return next((name for part, name in self.names.items() if part in source.path.name), "length")
-
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """Id and value; no value for an id alone."""
-        for line, text in source.lines():
-            words = text.split()
-            if len(words) > 2:
-                raise _words_error(source, line, len(words), "2", self.hint)
-            if words:
-                yield line, words[0], self.value(words[1]) if len(words) == 2 else None
-
-    def value(self, word: str) -> object:
-        """The value that a word stands for."""
-        return word
+        """Return what a part of the file's name says; `length` for any other file."""
+        return next((name for part, name in self.names.items() if part in source.path.name), self.value_column)
 
 
 class Shape(Kaldi):
@@ -134,16 +109,19 @@ class Shape(Kaldi):
     description = "an id and a shape such as 1407,80 on every line, as in ESPnet's speech_shape"
     folder_names = ()
     hint = "This format is an id, white space, and numbers with commas between them on every line, as in speech_shape."
-    names = _SHAPED_BY_NAME
+    names: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("speech_shape", "feats_shape"), "num_frames"),
+        "text_shape": "num_tokens",
+    }
 
     def fits(self, head: Head) -> bool:
-        """Whether the first line is an id and a shape of two dimensions or more."""
-        words = head.lines[0].split() if head.lines else []
-        return len(words) == 2 and _SHAPE.fullmatch(words[1]) is not None
+        """Return whether the first line is an id and a shape of two dimensions or more."""
+        return bool(head.lines) and re.fullmatch(r"\s*\S+\s+[0-9]+(?:,[0-9]+)+\s*", head.lines[0]) is not None
 
-    def value(self, word: str) -> object:
-        """The first dimension."""
-        return word.partition(",")[0]
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the id and the first dimension of a line."""
+        cells = super().cells(source, text)
+        return cells if cells is None or cells[1] is None else (cells[0], str(cells[1]).partition(",")[0])
 
 
 class Segments(LineList):
@@ -157,26 +135,17 @@ class Segments(LineList):
     description = "an utterance, its recording, start and end on every line, as in Kaldi's segments"
     unique_ids = True
     joined_by_id = True
+    hint = "This format is an utterance, its recording, its start and its end in s on every line, as in segments."
+    value_column = "duration"
 
     def fits(self, head: Head) -> bool:
-        """Whether the first lines are two names and two numbers, or these and a channel."""
-        lines = head.lines[:_FITTING_LINES]
-        return bool(lines) and all(_is_segment(line.split()) for line in lines)
+        """Return whether the first lines are two names and two numbers, or these and a channel."""
+        return bool(head.lines) and all(_is_segment(line.split()) for line in head.lines[:_FITTING_LINES])
 
-    def column(self, source: Source) -> str:
-        """`duration`."""
-        return "duration"
-
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """Utterance and duration in s."""
-        ends = functools.cache(functools.partial(_recording_ends, source))
-        hint = "This format is an utterance, its recording, its start and its end in s on every line, as in segments."
-        for line, text in source.lines():
-            words = text.split()
-            if len(words) in (4, 5):
-                yield line, words[0], _segment_length(words, ends)
-            elif words:
-                raise _words_error(source, line, len(words), "4", hint)
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the utterance and its duration in s."""
+        words = text.split()
+        return (words[0], _duration(source, *words[1:4])) if len(words) in (4, 5) else None
 
 
 def _is_segment(words: Sequence[str]) -> bool:
@@ -185,6 +154,21 @@ def _is_segment(words: Sequence[str]) -> bool:
     numeric = [number(word) is not None for word in words]
     # Four numbers are a matrix rather than segments.
     return numeric[2] and numeric[3] and not (numeric[0] and numeric[1]) and not words[0].startswith(("{", "["))
+
+
+def _duration(source: Source, recording: str, first: str, last: str) -> object:
+    start, end = number(first), number(last)
+    if start is None or end is None:
+        odd = first if start is None else last
+        return Unreadable(fault(odd, math.nan), shortened(odd))
+    if end == -1:
+        if "ends" not in source.memo:
+            source.memo["ends"] = _recording_ends(source)
+        known = source.memo["ends"]
+        if known is None or recording not in known:
+            return Unreadable("open end", f"-1, and {'there is no' if known is None else 'not in'} reco2dur")
+        end = known[recording]
+    return round(end - start, 9)  # what is left after that is the noise of subtracting binary fractions
 
 
 def _recording_ends(source: Source) -> dict[str, float] | None:
@@ -196,21 +180,6 @@ def _recording_ends(source: Source) -> dict[str, float] | None:
     return {recording: seconds for recording, seconds in pairs if seconds is not None}
 
 
-def _segment_length(words: Sequence[str], ends: Callable[[], Mapping[str, float] | None]) -> object:
-    start, end = number(words[2]), number(words[3])
-    if start is None or end is None:
-        odd = words[2] if start is None else words[3]
-        return Unreadable(fault(odd, math.nan), shortened(odd))
-    if end == -1:
-        known = ends()
-        if known is None:
-            return Unreadable("open end", "-1, and there is no reco2dur")
-        if words[1] not in known:
-            return Unreadable("open end", "-1, and not in reco2dur")
-        end = known[words[1]]
-    return round(end - start, 9)  # what is left after that is the noise of subtracting binary fractions
-
-
 class Rttm(LineList):
     """RTTM, the speaker turns of diarization: `SPEAKER file channel start duration <NA> <NA> speaker …`.
 
@@ -220,45 +189,38 @@ class Rttm(LineList):
 
     name = "rttm"
     description = "RTTM, SPEAKER file channel start duration … on every line"
+    hint = "This format is RTTM: SPEAKER file channel start duration <NA> <NA> speaker <NA> <NA> on every line."
     id_column = "file"
+    value_column = "duration"
     # NIST's "Rich Transcription Time Marked" specification (RTTM-format-v13) names these and SPEAKER.
     _OTHER_TYPES = frozenset(
         "SEGMENT NOSCORE NO_RT_METADATA LEXEME NON-LEX NON-SPEECH FILLER EDIT IP SU CB A/P SPKR-INFO".split()
     )
 
     def fits(self, head: Head) -> bool:
-        """Whether the first lines are RTTM records, down to one of a speaker."""
+        """Return whether the first lines are RTTM records, down to one of a speaker."""
         for line in head.lines:
             words = line.split()
-            if line.startswith(";;") or not words:
-                continue
             if words[0] == "SPEAKER":
                 return len(words) >= 5 and all(number(word) is not None for word in words[3:5])
-            if words[0] not in self._OTHER_TYPES:
+            if not self.passed_over(line, {}):
                 break
         return False
 
-    def column(self, source: Source) -> str:
-        """`duration`."""
-        return "duration"
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the recording and the duration of a turn."""
+        words = text.split()
+        if len(words) < 5 or words[0] != "SPEAKER":
+            return None
+        return words[1], None if words[4] == "<NA>" else words[4]
 
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """Recording and duration of each turn."""
-        hint = "This format is RTTM: SPEAKER file channel start duration <NA> <NA> speaker <NA> <NA> on every line."
-        for line, text in source.lines():
-            words = text.split()
-            if not words or words[0].startswith(";;"):
-                continue
-            if words[0] in self._OTHER_TYPES:
-                reason = "another record than SPEAKER"
-                left_out[reason] = left_out.get(reason, 0) + 1
-            elif words[0] != "SPEAKER":
-                seen = f"{shortened(words[0])} is no type of RTTM record"
-                raise ManifestError(f"{source.path}, line {line}: {seen}", hint)
-            elif len(words) < 5:
-                raise _words_error(source, line, len(words), "10", hint)
-            else:
-                yield line, words[1], None if words[4] == "<NA>" else words[4]
+    def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
+        """Return whether a line is a comment or a record of another known type, which is counted."""
+        first = text.split()[0]
+        if first in self._OTHER_TYPES:
+            reason = "another record than SPEAKER"
+            left_out[reason] = left_out.get(reason, 0) + 1
+        return first in self._OTHER_TYPES or first.startswith(";;")
 
 
 class Wav2vec(LineList):
@@ -266,102 +228,74 @@ class Wav2vec(LineList):
 
     name = "wav2vec"
     description = "the root folder on the first line, then path<TAB>samples"
+    hint = "This format is the root folder on the first line, then a path, a tab and the samples on each."
     id_column = "path"
+    value_column = "samples"
+    first_line = 2
 
     def fits(self, head: Head) -> bool:
-        """Whether a line without a tab comes first, and then one with exactly one tab."""
+        """Return whether a line without a tab comes first, and then one with exactly one tab."""
         if len(head.lines) < 2 or "\t" in head.lines[0]:
             return len(head.lines) == 1 and head.complete and _is_folder(head.lines[0])
         path, tab, samples = head.lines[1].partition("\t")
         return bool(tab and path) and (number(samples) is not None or _is_folder(head.lines[0]))
 
-    def column(self, source: Source) -> str:
-        """`samples`."""
-        return "samples"
-
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """Path and number of samples; blank lines are passed over."""
-        for line, text in itertools.islice(source.lines(), 1, None):
-            cells = text.split("\t")
-            if not text.strip(" "):
-                continue
-            if len(cells) != 2:
-                raise ManifestError(
-                    f"{source.path}, line {line}: {counted(len(cells), 'cell')} instead of 2",
-                    "This format is the root folder on the first line, then a path, a tab and the samples on each.",
-                )
-            yield line, cells[0], cells[1]
+    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+        """Return the path and the number of samples of a line."""
+        cells = text.split("\t")
+        return cells if len(cells) == 2 else None
 
 
 def _is_folder(line: str) -> bool:
     return "," not in line and (line.strip() in (".", "..") or "/" in line or "\\" in line)
 
 
-class Text(LineList):
-    """Lines of text, each an example that is measured; only blank lines at the end are none."""
-
-    name = "text"
-    description = "plain text, one example on every line; never told from the content, so name it"
-    id_column = None
-
-    def fits(self, head: Head) -> bool:
-        """False: any text would."""
-        return False
-
-    def column(self, source: Source) -> str:
-        """`text`."""
-        return "text"
-
-    def columns(self, source: Source) -> Sequence[Column]:
-        """The one column `text`."""
-        first = next(self.records(source, {}), None)
-        return [] if first is None else [Column("text", first[2], numeric=False, text=True)]
-
-    def default_column(self, columns: Sequence[Column]) -> str:
-        """`text`."""
-        return "text"
-
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """Every line, blank ones too, down to the last that is not blank."""
-        blank_from: int | None = None
-        for line, text in source.lines():
-            if not text.strip():
-                blank_from = blank_from or line
-                continue
-            if blank_from is not None:
-                yield from ((before, None, "") for before in range(blank_from, line))
-                blank_from = None
-            yield line, None, text
-
-
-class Numbers(Text):
+class Numbers(LineList):
     """Lines of one number each, without ids; only blank lines at the end are passed over."""
 
     name = "numbers"
     description = "one number on every line"
+    id_column = None
 
     def fits(self, head: Head) -> bool:
-        """Whether the lines are single words, the first and most of the others numbers."""
+        """Return whether the lines are single words, the first and most of the others numbers."""
         lines = [line.strip() for line in head.lines]
         if not lines or number(lines[0]) is None or any(len(line.split()) > 1 for line in lines):
             return False
         return 2 * sum(number(line) is not None for line in lines) > len(lines)
 
-    def column(self, source: Source) -> str:
-        """`length`."""
-        return "length"
+    def default_column(self, columns: Sequence[Column]) -> str:
+        """Return the one column."""
+        return self.value_column
+
+    def cells(self, source: Source, text: str) -> Sequence[object]:
+        """Return the line."""
+        return (text,)
+
+    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
+        """Yield every line, blank ones too, down to the last that is not blank."""
+        done = 0
+        for line, text in source.lines():
+            if text.strip():
+                yield from ((before, ("",)) for before in range(done + 1, line))
+                yield line, (text,)
+                done = line
+
+
+class Text(Numbers):
+    """Lines of text, each an example that is measured; only blank lines at the end are passed over."""
+
+    name = "text"
+    description = "plain text, one example on every line; never told from the content, so name it"
+    value_column = "text"
+
+    def fits(self, head: Head) -> bool:
+        """Return False: any text would fit."""
+        return False
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """The one column `length`."""
-        return LineList.columns(self, source)
-
-    def default_column(self, columns: Sequence[Column]) -> str:
-        """`length`."""
-        return "length"
-
-
-def _words_error(source: Source, line: int, found: int, wanted: str, hint: str) -> ManifestError:
-    return ManifestError(f"{source.path}, line {line}: {counted(found, 'word')} instead of {wanted}", hint)
+        """Return the one column `text`."""
+        return [replace(column, numeric=False, text=True) for column in super().columns(source)]
 
 
 KALDI = Kaldi()

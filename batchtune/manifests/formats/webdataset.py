@@ -5,63 +5,40 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Place, Rows
+from batchtune.manifests.base import Column, Format, Rows
 from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
-from batchtune.manifests.headers import (
-    ARRAY_SUFFIXES,
-    AUDIO_SUFFIXES,
-    AudioLength,
-    HeaderError,
-    array_shape,
-    audio_length,
+from batchtune.manifests.contents import (
+    JSON_SUFFIXES,
+    NUM_SAMPLES,
+    column_reader,
+    is_array,
+    is_audio,
+    named_rows,
+    reader,
 )
-from batchtune.manifests.headers.wav import wav_length
-from batchtune.manifests.json_objects import json_reader
+from batchtune.manifests.headers import AudioLength, Payload
 from batchtune.manifests.source import Head, Source
-from batchtune.manifests.tarbytes import BLOCK, Archive, Member
-from batchtune.manifests.tarindex import Tar, is_header, open_tar
+from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable
 
 _PEEKED_SAMPLES = 100
 _CHUNK = 1000
 _MOST_SUFFIXES = 1000
 _LARGEST_CHUNK_BYTES = 16 * 1024 * 1024
-_LARGEST_TEXT_BYTES = 1024 * 1024
-_LARGEST_JSON_BYTES = 16 * 1024 * 1024
-_WAV_HEADER_BYTES = 512
 
-_JSON_SUFFIXES = frozenset(("json", "jsn"))
-_NUM_SAMPLES = "num_samples"
 _AUDIO = "audio"
-_ANY_AUDIO = (_AUDIO, f"{_AUDIO}.{_NUM_SAMPLES}")
 _SPARSE = Unreadable("a sparse member")
+_SMALL = frozenset((int, float, AudioLength, tuple, Unreadable))
 _META = re.compile(r"__[^/]*__(?:$|/)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """How the values of a column are had.
-
-    Attributes:
-        column: Its name.
-        suffix: Of the members that are read, in lower case; empty as long as any audio may be read.
-        read: The archive, offset and size of a member → the value. Raises HeaderError.
-        unit: What the values count, or None if only the name can tell.
-        kept: Whether the value may be as large as the member.
-        single: Whether a sample may have one such member only, whatever its suffix.
-    """
-
-    column: str
-    suffix: str
-    read: Callable[[Archive, int, int], object]
-    unit: Unit | None = None
-    kept: bool = False
-    single: bool = False
+# Columns, and how the value of each is read from a member.
+_Readers = Sequence[tuple[str, Callable[[Payload], object]]]
 
 
 @dataclass(slots=True)
@@ -88,9 +65,6 @@ class WebDataset(Format):
     text. Parts are named behind a dot: `wav.num_samples`, `npy.1` (the second dimension), `json.duration`,
     `json.speaker.id`. Suffixes may hold dots themselves, as that of `a.mix.wav`. `audio` is the one audio member of
     each sample, whatever its suffix.
-
-    Attributes:
-        missing_hint: What to do where rows are missing their value.
     """
 
     name = "webdataset"
@@ -103,42 +77,43 @@ class WebDataset(Format):
     )
 
     def fits(self, head: Head) -> bool:
-        """Whether the file begins with a tar header, or is an archive of nothing."""
+        """Return whether the file begins with a tar header, or is an archive of nothing."""
         block = head.data[:BLOCK]
         return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
 
     def columns(self, source: Source) -> Sequence[Column]:
-        """What the members of the first samples hold; `audio` is there where none of them has two audio members."""
+        """Return what the members of the first samples hold, and `audio` if none of them has two audio members."""
         with open_tar(source) as tar:
             samples = _samples(tar, functools.lru_cache(_MOST_SUFFIXES)(_peeking))
             # Where it breaks off, this is told when all of it is read, after what is before.
             first = next(_chunks(itertools.islice(samples, _PEEKED_SAMPLES)))
-            single = all(sum(map(_is_audio, sample.values)) < 2 for sample in first)
+            single = all(sum(map(is_audio, sample.values)) < 2 for sample in first)
             return summarise(_entry(sample, single) for sample in first)
 
     def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """The samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
-        keys = (length_key,) if target_key is None else (length_key, target_key)
-        readers = [_reader(key) for key in keys]
-        wanted = functools.lru_cache(_MOST_SUFFIXES)(functools.partial(_wanted, readers))
+        """Yield the samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
+        keys = [length_key] if target_key is None else [length_key, target_key]
+        wanted = functools.lru_cache(_MOST_SUFFIXES)(functools.partial(_wanted, keys))
         with open_tar(source) as tar:
             for chunk in _chunks(_samples(tar, wanted)):
-                yield _rows(chunk, length_key, target_key, dict(tar.left_out))
+                columns: list[list[object]] = [[sample.values.get(key) for sample in chunk] for key in keys]
+                for index, sample in enumerate(chunk):
+                    if sample.repeated is not None:
+                        seen = f"two members {shortened(sample.repeated)}"
+                        columns[0][index] = Unreadable("a member that is there twice", seen)
+                yield named_rows([sample.key for sample in chunk], columns, dict(tar.left_out))
                 tar.left_out.clear()
-                source.report(tar.archive.share)
+                tar.report()
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
-        """The audio, where there is one member of it in a sample; else the array, where there is only that.
-
-        Returns:
-            Its name; None if only the names can tell.
+        """Return the audio, if a sample has one member of it, else the array if it is the only one, else None.
 
         Raises:
             ManifestError: A sample has several audio members.
         """
         names = [column.name for column in columns]
-        whole = [name for name in names if _reader(name).suffix == name]
-        audio = [name for name in whole if _is_audio(name)]
+        whole = [name for name in names if _split(name) == (name, ())]
+        audio = [name for name in whole if is_audio(name)]
         if len(audio) > 1 and _AUDIO in names:
             return _AUDIO
         if len(audio) > 1:
@@ -148,27 +123,20 @@ class WebDataset(Format):
             )
         if audio:
             return audio[0]
-        arrays = [name for name in whole if last_part(name) in ARRAY_SUFFIXES]
+        arrays = [name for name in whole if is_array(name)]
         known = any(normalised(last_part(name)) in KNOWN_UNITS for name in names)
         return arrays[0] if len(arrays) == 1 and not known else None
 
     def unit_in(self, source: Source, column: str) -> Unit | None:
-        """What a column counts: seconds of audio, else what the last part of its name says."""
-        return _reader(column).unit
-
-
-def _rows(samples: Sequence[_Sample], length_key: str, target_key: str | None, left_out: Mapping[str, int]) -> Rows:
-    lengths = [sample.values.get(length_key) for sample in samples]
-    targets = None if target_key is None else [sample.values.get(target_key) for sample in samples]
-    keys = [sample.key for sample in samples]
-    for index, sample in enumerate(samples):
-        if sample.repeated is not None:
-            lengths[index] = Unreadable("a member that is there twice", f"two members {shortened(sample.repeated)}")
-    return Rows(lengths, targets, lambda index: Place(None, keys[index]), left_out, lambda: keys)
+        """Return what a column counts: seconds of audio, else what the last part of its name says."""
+        suffix, path = _split(column)
+        if suffix == _AUDIO or is_audio(suffix):
+            return "samples" if path else "s"
+        return None if is_array(suffix) else KNOWN_UNITS.get(normalised(last_part(column)))
 
 
 def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
-    """Samples, so many at a time that their values take little memory; what is read before an error is handed out."""
+    """Yield so many samples at a time that their values take little memory; those before an error are handed out."""
     chunk: list[_Sample] = []
     kept = 0
     try:
@@ -185,8 +153,8 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
     yield chunk
 
 
-def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[_Sample]:
-    """Groups the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
+def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
+    """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
     Where the archive breaks off, the sample in which it does is not handed out: members of it may be missing.
 
@@ -214,15 +182,13 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[
         if suffix in suffixes:
             sample.repeated = suffix
         suffixes.add(suffix)
-        for reader in readers(suffix):
-            if reader.single and reader.column in sample.values:
-                sample.values[reader.column] = Unreadable("several audio members", f"{shortened(suffix)} and another")
-                continue
-            try:
-                sample.values[reader.column] = _SPARSE if sparse else reader.read(tar.archive, offset, size)
-            except HeaderError as error:
-                sample.values[reader.column] = Unreadable(error.reason, error.detail)
-            if reader.kept:
+        for column, read in readers(suffix):
+            if column in sample.values:  # that of any audio, or the suffix is there twice
+                value: object = Unreadable("several audio members", f"{shortened(suffix)} and another")
+            else:
+                value = _SPARSE if sparse else read(tar.payload(offset, size))
+            sample.values[column] = value
+            if type(value) not in _SMALL:
                 sample.kept_bytes += size
     if sample is not None:
         yield sample
@@ -230,7 +196,7 @@ def _samples(tar: Tar, readers: Callable[[str], Sequence[_Reader]]) -> Iterator[
 
 
 def key_and_suffix(name: str) -> tuple[str | None, str]:
-    """Splits a member's name at the first dot behind its folder, as webdataset's `base_plus_ext` does (1.0.2).
+    """Split a member's name at the first dot behind its folder, as webdataset's `base_plus_ext` does (1.0.2).
 
     Its pattern, `^((?:.*/|)[^.]+)[.]([^/]*)$`, also takes some names apart whose last part begins with a dot (`a/.b`
     has the key `a/`). Here that takes linear time.
@@ -239,139 +205,56 @@ def key_and_suffix(name: str) -> tuple[str | None, str]:
         The key, with the folder, and the suffix in lower case; None and no suffix without such a dot.
     """
     key, dot, suffix = name.partition(".")
-    if not dot or "/" in suffix or "\n" in name or not key or key[-1] == "/":
-        return _odd_key_and_suffix(name)
-    return key, suffix.lower()
-
-
-def _odd_key_and_suffix(name: str) -> tuple[str | None, str]:
-    """The same, where the first dot of the name is not the one, or the last part begins with it."""
-    dot = name.find(".", name.rfind("/") + 1)
+    if dot and key and key[-1] != "/" and "/" not in suffix and "\n" not in name:
+        return key, suffix.lower()
+    # The first dot of the name is not the one, or the last part begins with it.
+    at = name.find(".", name.rfind("/") + 1)
     line_end = name.find("\n") if "\n" in name else len(name)
-    start = name.rfind("/", 0, max(0, min(dot - 1, line_end))) + 1
-    if dot <= start or "." in name[start:dot]:
-        return None, ""
-    return name[:dot], name[dot + 1 :].lower()
+    start = name.rfind("/", 0, max(0, min(at - 1, line_end))) + 1
+    return (None, "") if at <= start or "." in name[start:at] else (name[:at], name[at + 1 :].lower())
 
 
-def _reader(column: str) -> _Reader:
-    """How a column is read, by its name."""
-    if column in _ANY_AUDIO:
-        return _audio_reader(column, "")
+def _split(column: str) -> tuple[str, tuple[str, ...]]:
+    """Split a column's name into the suffix of the members that are read, and the path to the value in them."""
     parts = column.split(".")
-    for count, part in enumerate(parts, 1):
-        if part in _JSON_SUFFIXES:
-            read = _json_reader(tuple(parts[count:]))
-            return _Reader(column, ".".join(parts[:count]), read, _known_unit(parts[-1]), kept=True)
-    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
-    whole = ".".join(parts[:-1])
-    if last in AUDIO_SUFFIXES:
-        return _Reader(column, column, functools.partial(_seconds, last), "s")
-    if last == _NUM_SAMPLES and before in AUDIO_SUFFIXES:
-        return _Reader(column, whole, functools.partial(_num_samples, before), "samples")
-    if last in ARRAY_SUFFIXES:
-        return _Reader(column, column, functools.partial(_dimension, last, 0))
-    if last.isdecimal() and before in ARRAY_SUFFIXES:
-        return _Reader(column, whole, functools.partial(_dimension, before, int(last)))
-    return _Reader(column, column, _text, _known_unit(last), kept=True)
+    for count, one in enumerate(parts, 1):
+        if one in JSON_SUFFIXES:
+            return ".".join(parts[:count]), tuple(parts[count:])
+    whole, _, last = column.rpartition(".")
+    if (last == NUM_SAMPLES and (whole == _AUDIO or is_audio(whole))) or (last.isdecimal() and is_array(whole)):
+        return whole, (last,)
+    return column, ()
 
 
-def _wanted(readers: Sequence[_Reader], suffix: str) -> Sequence[_Reader]:
-    """Those of the readers that read members of this suffix."""
-    found = [reader for reader in readers if reader.suffix == suffix and not reader.single]
-    if _is_audio(suffix):
-        found += [_audio_reader(reader.column, suffix) for reader in readers if reader.single]
+def _wanted(keys: Sequence[str], suffix: str) -> _Readers:
+    """Return the columns that members of this suffix have."""
+    found = []
+    for key in keys:
+        name, path = _split(key)
+        if name == suffix != _AUDIO or (name == _AUDIO and is_audio(suffix)):
+            found.append((key, column_reader(suffix, path)))
     return found
 
 
-def _audio_reader(column: str, suffix: str) -> _Reader:
-    """How one of the columns of any audio is read from members of a suffix."""
-    last = last_part(suffix)
-    if column == _AUDIO:
-        return _Reader(column, suffix, functools.partial(_seconds, last), "s", single=True)
-    return _Reader(column, suffix, functools.partial(_num_samples, last), "samples", single=True)
-
-
-def _is_audio(suffix: str) -> bool:
-    return last_part(suffix) in AUDIO_SUFFIXES
-
-
-def _peeking(suffix: str) -> Sequence[_Reader]:
-    """What there is to see in a member; nothing where its suffix means a part of another one (`json.txt`)."""
-    last = last_part(suffix)
-    if last in AUDIO_SUFFIXES:
-        return (_Reader(suffix, suffix, functools.partial(_audio, last)),)
-    if last in ARRAY_SUFFIXES:
-        return (_Reader(suffix, suffix, functools.partial(_shape, last)),)
-    reader = _reader(suffix)
-    return (reader,) if reader.suffix == suffix else ()
+def _peeking(suffix: str) -> _Readers:
+    """Return how to look into a member; not at all if its suffix means a part of another one (`json.txt`)."""
+    return [(suffix, reader(suffix))] if _split(suffix) == (suffix, ()) else []
 
 
 def _entry(sample: _Sample, single: bool) -> dict[str, object]:
-    """What was seen of a sample, by the names of columns; with those of any audio if a sample has it only once."""
+    """Return a sample's columns → values; with those of any audio if a sample has it only once."""
     entry: dict[str, object] = {}
     for suffix, value in sample.values.items():
-        names = (suffix, _AUDIO) if single and _is_audio(suffix) else (suffix,)
+        names = (suffix, _AUDIO) if single and is_audio(suffix) else (suffix,)
         if isinstance(value, AudioLength):
             entry.update((name, value.seconds) for name in names)
-            entry.update((f"{name}.{_NUM_SAMPLES}", value.num_samples) for name in names)
+            entry.update((f"{name}.{NUM_SAMPLES}", value.num_samples) for name in names)
         elif isinstance(value, tuple):
             entry[suffix] = value[0] if value else None
             entry.update((f"{suffix}.{axis}", size) for axis, size in enumerate(value))
         else:
             entry.update((name, None if isinstance(value, Unreadable) else value) for name in names)
     return entry
-
-
-def _audio(suffix: str, archive: Archive, offset: int, size: int) -> AudioLength:
-    if suffix == "wav":
-        length = wav_length(archive.read(offset, min(size, _WAV_HEADER_BYTES)), size)
-        if length is not None:
-            return length
-    return audio_length(Member(archive, offset, size), suffix)
-
-
-def _seconds(suffix: str, archive: Archive, offset: int, size: int) -> float:
-    return _audio(suffix, archive, offset, size).seconds
-
-
-def _num_samples(suffix: str, archive: Archive, offset: int, size: int) -> int:
-    return _audio(suffix, archive, offset, size).num_samples
-
-
-def _shape(suffix: str, archive: Archive, offset: int, size: int) -> tuple[int, ...]:
-    return array_shape(Member(archive, offset, size), suffix)
-
-
-def _dimension(suffix: str, axis: int, archive: Archive, offset: int, size: int) -> object:
-    shape = _shape(suffix, archive, offset, size)
-    return shape[axis] if axis < len(shape) else Unreadable("too few dimensions", f"of shape {shape}")
-
-
-def _text(archive: Archive, offset: int, size: int) -> object:
-    if size > _LARGEST_TEXT_BYTES:
-        return Unreadable("longer than 1 MiB of text", f"{size:,} bytes")
-    try:
-        text = archive.read(offset, size).decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        return Unreadable("no text", f"byte {error.start} is no UTF-8")
-    return text if "\0" not in text else Unreadable("no text", "it holds NUL bytes")
-
-
-def _json_reader(path: tuple[str, ...]) -> Callable[[Archive, int, int], object]:
-    """Reads the value at a path in a JSON member."""
-    read_value = json_reader(path)
-
-    def read(archive: Archive, offset: int, size: int) -> object:
-        if size > _LARGEST_JSON_BYTES:
-            return Unreadable("longer than 16 MiB of JSON", f"{size:,} bytes")
-        return read_value(archive.read(offset, size))
-
-    return read
-
-
-def _known_unit(name: str) -> Unit | None:
-    return KNOWN_UNITS.get(normalised(name))
 
 
 FORMAT = WebDataset()

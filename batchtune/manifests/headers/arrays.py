@@ -19,7 +19,7 @@ from typing import Any
 
 from numpy.lib import format as npy
 
-from batchtune.manifests.headers.payload import HeaderError, Payload, PayloadStream
+from batchtune.manifests.headers import HeaderError, Payload, PayloadStream
 
 # Lower case, without the dot.
 ARRAY_SUFFIXES = frozenset(("npy", "pth", "pt"))
@@ -45,7 +45,7 @@ _ZIP_ERRORS = (
 
 
 def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
-    """The shape of an array, by the file's header.
+    """Return the shape of an array, by the file's header.
 
     Args:
         payload: The file.
@@ -70,7 +70,7 @@ def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
 
 
 def _npy_shape(payload: Payload) -> tuple[int, ...]:
-    """The shape of an array by NumPy itself. Of objects too: they are not unpickled."""
+    """Return the shape of an array by NumPy itself; of objects too, which are not unpickled."""
     prefix = payload.read(0, 12)
     if len(prefix) < 12 or prefix[6] not in (1, 2, 3):
         raise HeaderError("a damaged .npy header")
@@ -116,10 +116,12 @@ class _Tensor:
 
 
 _MARK, _HOOKS = object(), object()  # where the items of a tuple begin; an empty OrderedDict, the hooks of a tensor
+_OUTERMOST = {"EMPTY_DICT": "a dict", "EMPTY_LIST": "a list", "MARK": "a tuple"}
+_CONSTANTS = frozenset("BINUNICODE SHORT_BINUNICODE BININT BININT1 BININT2 LONG1 NEWTRUE NEWFALSE NONE".split())
 
 
 def _torch_shape(payload: Payload) -> tuple[int, ...]:
-    """The shape of the one tensor in an archive of torch.save."""
+    """Return the shape of the one tensor in an archive of torch.save."""
     stream = PayloadStream(payload, _MOST_BYTES)
     try:
         with zipfile.ZipFile(stream) as archive:
@@ -140,12 +142,12 @@ def _torch_shape(payload: Payload) -> tuple[int, ...]:
     return tensor.shape
 
 
-def _other(what: str, detail: str = "") -> HeaderError:
+def _other(what: str = "something else", detail: str = "") -> HeaderError:
     return HeaderError(f"holds {what}, not a tensor", detail)
 
 
 def _read_tensor(data: bytes) -> _Tensor:
-    """Follows a pickle as far as a tensor needs: names stay names, and what is called is only looked at.
+    """Follow a pickle as far as a tensor needs: names stay names, and what is called is only looked at.
 
     The memo can make tuples of tuples that share their items: nothing here compares, hashes or prints a tuple whole,
     which would take exponential time.
@@ -154,16 +156,12 @@ def _read_tensor(data: bytes) -> _Tensor:
     memo: dict[object, Any] = {}
     for opcode, argument, _ in pickletools.genops(data):
         name = opcode.name
-        if name in ("EMPTY_DICT", "EMPTY_LIST") and not stack:
-            raise _other("a dict" if name == "EMPTY_DICT" else "a list")
-        elif name == "MARK":
-            if not stack:
-                raise _other("a tuple")
+        if not stack and name in _OUTERMOST:
+            raise _other(_OUTERMOST[name])
+        if name == "MARK":
             stack.append(_MARK)
-        elif name in ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"):
+        elif name in _CONSTANTS:
             stack.append(argument)
-        elif name in ("NEWTRUE", "NEWFALSE", "NONE"):
-            stack.append(None)
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
             memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
@@ -173,8 +171,16 @@ def _read_tensor(data: bytes) -> _Tensor:
         elif name == "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
             stack.append(_Global(f"{module} {attribute}" if type(module) is type(attribute) is str else ""))
-        elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"):
-            _take_tuple(stack, name)
+        elif name == "TUPLE":
+            mark = next(at for at in reversed(range(-1, len(stack))) if at < 0 or stack[at] is _MARK)
+            if mark <= 0:
+                raise HeaderError("a damaged .pth") if mark < 0 else _other("a tuple")
+            stack[mark:] = [tuple(stack[mark + 1 :])]
+        elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            start = len(stack) - (int(name[-1]) if name[-1].isdigit() else 0)
+            if start <= 0 and name != "EMPTY_TUPLE":
+                raise HeaderError("a damaged .pth") if start < 0 else _other("a tuple")
+            stack[start:] = [tuple(stack[start:])]
         elif name == "BINPERSID":
             stack.append(_storage(stack.pop()))
         elif name == "REDUCE":
@@ -183,55 +189,37 @@ def _read_tensor(data: bytes) -> _Tensor:
             if stack == [_HOOKS]:
                 raise _other("a dict")
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise _other("something else", f"a pickle with the operation {name}")
+            raise _other(detail=f"a pickle with the operation {name}")
     if len(stack) != 1 or not isinstance(stack[0], _Tensor):
-        raise _other("something else")
+        raise _other()
     return stack[0]
 
 
-def _take_tuple(stack: list[Any], name: str) -> None:
-    """Replaces the items at the end of the stack by a tuple of them."""
-    start = len(stack) - int(name[-1]) if name[-1].isdigit() else len(stack)
-    if name == "TUPLE":
-        start = next(at for at in reversed(range(-1, len(stack))) if at < 0 or stack[at] is _MARK) + 1
-    if start < 0:
-        raise HeaderError("a damaged .pth")
-    if start == 0 and name != "EMPTY_TUPLE":
-        raise _other("a tuple")
-    items = tuple(stack[start:])
-    del stack[start - (name == "TUPLE") :]
-    stack.append(items)
-
-
 def _called(called: object, arguments: object) -> object:
-    """What a call gives, of the three that a tensor's pickle makes."""
-    if not isinstance(called, _Global) or type(arguments) is not tuple:
-        raise HeaderError("a damaged .pth")
-    if called.name == "collections OrderedDict" and not arguments:
-        return _HOOKS
-    if called.name == "torch._utils _rebuild_parameter" and len(arguments) == 3 and isinstance(arguments[0], _Tensor):
-        return arguments[0]
-    if called.name in ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3") and len(arguments) >= 4:
-        return _tensor(*arguments[:4])
-    raise _other("something else", f"a pickle that calls {called.name[:80]!r}")
-
-
-def _tensor(storage: object, offset: Any, shape: object, strides: object) -> _Tensor:
-    if not isinstance(storage, _Tensor) or type(shape) is not tuple or type(strides) is not tuple:
-        raise HeaderError("a damaged .pth")
-    if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
-        raise HeaderError("a damaged .pth", "a tensor without a shape")
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    (count,) = storage.shape
-    item_size = storage.num_bytes // count if count else 1
-    return _Tensor(shape, storage.key, max(0 if 0 in shape else last + 1, count) * item_size)
+    """Return the result of one of the three calls that a tensor's pickle makes."""
+    match called, arguments:
+        case _Global("collections OrderedDict"), ():
+            return _HOOKS
+        case _Global("torch._utils _rebuild_parameter"), (_Tensor() as tensor, _, _):
+            return tensor
+        case (
+            _Global("torch._utils _rebuild_tensor_v2" | "torch._utils _rebuild_tensor_v3"),
+            (_Tensor() as storage, offset, tuple() as shape, tuple() as strides, *_),
+        ):
+            if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
+                raise HeaderError("a damaged .pth", "a tensor without a shape")
+            last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            (count,) = storage.shape
+            item_size = storage.num_bytes // count if count else 1
+            return _Tensor(shape, storage.key, max(0 if 0 in shape else last + 1, count) * item_size)
+        case _Global(name), tuple() if not name.startswith("torch._utils _rebuild_tensor_v"):
+            raise _other(detail=f"a pickle that calls {name[:80]!r}")
+    raise HeaderError("a damaged .pth")
 
 
 def _storage(reference: object) -> _Tensor:
-    """The storage of `("storage", class, key, device, number of items)`, as a tensor of one dimension."""
-    if type(reference) is not tuple or len(reference) != 5:
-        raise HeaderError("a damaged .pth")
-    _, kind, key, _, count = reference
-    if not isinstance(kind, _Global) or type(key) is not str or type(count) is not int or count < 0:
-        raise HeaderError("a damaged .pth")
-    return _Tensor((count,), key, count * _ITEM_SIZES.get(kind.name.removeprefix("torch "), 1))
+    """Return the storage of `("storage", class, key, device, number of items)`, as a tensor of one dimension."""
+    match reference:
+        case (_, _Global(name), str() as key, _, int() as count) if count >= 0:
+            return _Tensor((count,), key, count * _ITEM_SIZES.get(name.removeprefix("torch "), 1))
+    raise HeaderError("a damaged .pth")

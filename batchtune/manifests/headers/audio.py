@@ -1,16 +1,18 @@
-"""The length of an audio file, whatever its format; FLAC after RFC 9639: STREAMINFO (8.2), frame headers (9.1)."""
+"""The length of an audio file, whatever its format.
+
+WAV after the Multimedia Programming Interface and Data Specifications 1.0 (RIFF, `fmt `, `fact`, `data`), EBU Tech 3306
+(RF64, `ds64`) and Microsoft's WAVEFORMATEXTENSIBLE; FLAC after RFC 9639: STREAMINFO (8.2), frame headers (9.1).
+"""
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+import struct
 from functools import cache
-from types import ModuleType
 
 from batchtune.errors import ManifestError
+from batchtune.manifests.headers import AudioLength, HeaderError, Payload, PayloadStream
 from batchtune.manifests.headers.mp3 import mp3_length
-from batchtune.manifests.headers.payload import AudioLength, HeaderError, PartialPayload, Payload, PayloadStream
-from batchtune.manifests.headers.wav import wav_length, wav_length_of
 
 # Lower case, without the dot; `.raw` is not among them, since such a file says nothing about itself.
 AUDIO_SUFFIXES = frozenset(
@@ -38,7 +40,7 @@ _SPARE_BYTES = 16 * 1024 * 1024
 
 
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
-    """How long an audio file is, by its header.
+    """Return how long an audio file is, by its header.
 
     The content decides which format it is, since many a file's suffix lies; the suffix, where the content has no
     magic number.
@@ -63,9 +65,9 @@ def _length(payload: Payload, suffix: str) -> AudioLength:
         payload = _without_tags(payload)
         head = payload.read(0, _HEAD_BYTES)
     if head.startswith(_WAV):
-        return wav_length(head, payload.size) or wav_length_of(payload) or _sndfile_length(payload)
+        return _wav_length(payload, head) or _sndfile_length(payload)
     if head.startswith(b"fLaC"):
-        return flac_length(payload)
+        return _flac_length(payload)
     if head.startswith(_LIBSNDFILE):
         return _sndfile_length(payload)
     if head.startswith(b"\xff") or suffix in _MPEG_SUFFIXES:
@@ -76,7 +78,7 @@ def _length(payload: Payload, suffix: str) -> AudioLength:
 
 
 def _without_tags(payload: Payload) -> Payload:
-    """What follows the ID3v2 tags (id3.org, ID3v2.4.0, 3.1): their size has 7 bits in each of 4 bytes."""
+    """Return what follows the ID3v2 tags (id3.org, ID3v2.4.0, 3.1): their size has 7 bits in each of 4 bytes."""
     start = 0
     for _ in range(_MOST_TAGS):
         tag = payload.read(start, 10)
@@ -88,19 +90,23 @@ def _without_tags(payload: Payload) -> Payload:
         start += 10 + size + (10 if tag[5] & 0x10 else 0)
     if start >= payload.size:
         raise HeaderError("no audio header", "an ID3 tag and nothing after it")
-    return PartialPayload(payload, start)
+    return Payload(payload.size - start, lambda offset, size: payload.read(start + offset, size))
 
 
 def _sndfile_length(payload: Payload) -> AudioLength:
-    """The length of an audio file, by libsndfile.
-
-    A truncated file passes as a shorter one wherever libsndfile reads it as such.
+    """Return the length by libsndfile; a truncated file passes as a shorter one if libsndfile reads it as such.
 
     Raises:
         HeaderError: libsndfile does not read it.
         ManifestError: The package soundfile is missing.
     """
-    soundfile = _soundfile()
+    try:
+        soundfile = importlib.import_module("soundfile")
+    except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
+        raise ManifestError(
+            f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
+            "Install it: pip install 'batchtune[audio]'.",
+        ) from None
     stream = PayloadStream(payload, _MOST_READS * payload.size + _SPARE_BYTES)
     try:
         with soundfile.SoundFile(stream) as file:
@@ -115,14 +121,95 @@ def _sndfile_length(payload: Payload) -> AudioLength:
     return AudioLength(num_samples, sample_rate)
 
 
-def _soundfile() -> ModuleType:
-    try:
-        return importlib.import_module("soundfile")
-    except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
-        raise ManifestError(
-            f"audio files other than WAV, FLAC and MP3 are read by soundfile, which can't be imported ({error})",
-            "Install it: pip install 'batchtune[audio]'.",
-        ) from None
+_CANONICAL = struct.Struct("<4sI4s4sIHHIIHH4sI")
+_FMT = struct.Struct("<HHIIHH")
+_MOST_CHUNKS = 500
+# A writer to a pipe leaves the size of the samples open: 0, all ones, or what SoX writes, rounded down to blocks.
+_ALL_ONES = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+_SOX_UNKNOWN = 0x7FFFF000
+_SURELY_KNOWN = 0x7FFF0000
+_PER_SAMPLE = frozenset((0x0001, 0x0003, 0x0006, 0x0007))  # PCM, float, A-law, mu-law
+_IN_BLOCKS = frozenset((0x0002, 0x0011, 0x0031))  # Microsoft's ADPCM, IMA's, GSM 6.10
+_EXTENSIBLE = 0xFFFE
+# No codec in use packs more samples of one channel into a byte.
+_MOST_PER_BYTE = 100
+
+
+def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
+    """Return the length of a WAV file that begins so; None if only libsndfile can tell it.
+
+    Raises:
+        HeaderError: Not a WAV file, damaged, or truncated: fewer samples than the header says.
+    """
+    if len(head) >= 44:  # the header of most files
+        riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
+        ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
+        if ordinary and rate and align == channels * (bits + 7 >> 3) != 0:
+            if 0 < length < _SURELY_KNOWN and length <= payload.size - 44:
+                return AudioLength(length // align, rate)
+    if len(head) < 12 or head[8:12] != b"WAVE":
+        raise HeaderError("no WAV header")
+    # Whether the size of the whole, too, is another than the file's.
+    open_end = not head.startswith(b"RIFF") or abs(int.from_bytes(head[4:8], "little") + 8 - payload.size) > 1
+    fmt, fact, long_size, offset = b"", 0, None, 12
+    for _ in range(_MOST_CHUNKS):
+        header = payload.read(offset, 8)
+        if len(header) < 8:
+            break
+        name, length = header[:4], int.from_bytes(header[4:], "little")
+        offset += 8
+        if name == b"data":
+            if len(fmt) < 16:
+                raise HeaderError("WAV without a format chunk")
+            if long_size is not None and length == _ALL_ONES[0]:
+                length = long_size
+            return _samples(fmt, fact, _data_size(length, payload.size - offset, fmt, open_end))
+        if name == b"fmt ":
+            fmt = payload.read(offset, min(length, 40))
+        elif name == b"fact":
+            fact = int.from_bytes(payload.read(offset, min(length, 4)), "little")
+        elif name == b"ds64" and len(sizes := payload.read(offset, 16)) == 16:
+            long_size = int.from_bytes(sizes[8:], "little")
+        offset += length + (length & 1)
+    raise HeaderError("WAV without a data chunk")
+
+
+def _data_size(declared: int, available: int, fmt: bytes, open_end: bool) -> int:
+    align = int.from_bytes(fmt[12:14], "little")
+    left_open = declared == 0 or _SOX_UNKNOWN - align < declared <= _SOX_UNKNOWN
+    if declared in _ALL_ONES or (left_open and open_end):
+        return max(0, available)
+    if declared <= available:
+        return declared
+    raise HeaderError("truncated WAV", f"{max(0, available):,} of {declared:,} bytes of audio")
+
+
+def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
+    """Return the length, or None if it takes libsndfile. Raises HeaderError if nothing can tell it.
+
+    Args:
+        fmt: Content of the chunk `fmt `, up to 40 bytes.
+        fact: Number of samples by the chunk `fact`, or 0.
+        size: Bytes of the samples.
+    """
+    codec, channels, rate, _, align, bits = _FMT.unpack_from(fmt)
+    if codec == _EXTENSIBLE and len(fmt) >= 26:
+        codec = int.from_bytes(fmt[24:26], "little")
+    if rate == 0 or channels == 0:
+        raise HeaderError("a damaged WAV header", f"{channels} channels, {rate} samples per second")
+    if codec in _PER_SAMPLE:
+        # Where the two sizes of a sample differ, libsndfile's way is as good as any.
+        return AudioLength(size // align, rate) if align and align == channels * (bits + 7 >> 3) else None
+    # Some writers' `fact` is wrong: libsndfile's (1.2) for IMA ADPCM of more than one channel, to name one.
+    possible = range(size * _MOST_PER_BYTE + 1)
+    if codec in _IN_BLOCKS and len(fmt) >= 20 and align:
+        per_block = int.from_bytes(fmt[18:20], "little")
+        possible = range((size // align - 1) * per_block + 1, -(-size // align) * per_block + 1)
+    if fact and fact in possible:
+        return AudioLength(fact, rate)
+    if codec in _IN_BLOCKS:
+        return None
+    raise HeaderError("a WAV codec that is not read", f"codec 0x{codec:04x}, without a length")
 
 
 _STREAMINFO_END = 4 + 4 + 34
@@ -134,56 +221,38 @@ _MOST_TRIED = 8
 _CODED_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 1 << code for code in range(8, 16)}}
 
 
-@dataclass(frozen=True, slots=True)
-class _Info:
-    """What STREAMINFO says that matters."""
-
-    largest_block: int
-    smallest_frame: int
-    rate: int
-    total: int
-
-
-def flac_length(payload: Payload) -> AudioLength:
-    """The length of a FLAC file.
+def _flac_length(payload: Payload) -> AudioLength:
+    """Return the length of a FLAC file.
 
     An encoder that wrote to a pipe left the total open: then the last frame's number tells.
 
     Raises:
-        HeaderError: No FLAC file, damaged, or much too small for what its header says.
+        HeaderError: Not a FLAC file, damaged, or much too small for what its header says.
     """
-    info = _info(payload.read(0, _STREAMINFO_END))
-    if info.total == 0:
-        return AudioLength(_end_of_last_frame(payload, info), info.rate)
-    full_frames = (info.total - 1) // info.largest_block
-    if payload.size < _STREAMINFO_END + full_frames * max(info.smallest_frame, _SMALLEST_FRAME):
-        raise HeaderError("truncated FLAC", f"{payload.size:,} bytes for {info.total:,} samples")
-    return AudioLength(info.total, info.rate)
-
-
-def _info(data: bytes) -> _Info:
+    data = payload.read(0, _STREAMINFO_END)
     if len(data) < _STREAMINFO_END or data[4] & 0x7F != 0 or int.from_bytes(data[5:8], "big") != 34:
         raise HeaderError("a damaged FLAC header")
+    largest_block, smallest_frame = int.from_bytes(data[10:12], "big"), int.from_bytes(data[12:15], "big")
     packed = int.from_bytes(data[18:26], "big")  # rate: 20 bits, channels: 3, bits per sample: 5, total: 36
-    info = _Info(
-        largest_block=int.from_bytes(data[10:12], "big"),
-        smallest_frame=int.from_bytes(data[12:15], "big"),
-        rate=packed >> 44,
-        total=packed & (1 << 36) - 1,
-    )
-    if info.rate == 0 or info.largest_block < 16:
-        raise HeaderError("a damaged FLAC header", f"{info.rate} samples per second, blocks of {info.largest_block}")
-    return info
+    rate, total = packed >> 44, packed & (1 << 36) - 1
+    if rate == 0 or largest_block < 16:
+        raise HeaderError("a damaged FLAC header", f"{rate} samples per second, blocks of {largest_block}")
+    if total == 0:
+        return AudioLength(_end_of_last_frame(payload, largest_block), rate)
+    full_frames = (total - 1) // largest_block
+    if payload.size < _STREAMINFO_END + full_frames * max(smallest_frame, _SMALLEST_FRAME):
+        raise HeaderError("truncated FLAC", f"{payload.size:,} bytes for {total:,} samples")
+    return AudioLength(total, rate)
 
 
-def _end_of_last_frame(payload: Payload, info: _Info) -> int:
+def _end_of_last_frame(payload: Payload, largest_block: int) -> int:
     start = max(_STREAMINFO_END, payload.size - _TAIL_BYTES)
     tail = payload.read(start, payload.size - start)
     if tail[-128:].startswith(b"TAG"):  # ID3v1
         tail = tail[:-128]
     position, tried = len(tail), 0
     while tried < _MOST_TRIED and (position := tail.rfind(b"\xff", 0, position)) >= 0:
-        end = _frame_end(tail[position : position + 16], info)
+        end = _frame_end(tail[position : position + 16], largest_block)
         if end is not None:
             tried += 1
             if _crc(tail[position:], 16, 0x8005) == 0:
@@ -191,8 +260,8 @@ def _end_of_last_frame(payload: Payload, info: _Info) -> int:
     raise HeaderError("a FLAC header without a length", "no whole frame at the end")
 
 
-def _frame_end(header: bytes, info: _Info) -> int | None:
-    """The number of the sample after a frame; None if no frame's header stands."""
+def _frame_end(header: bytes, largest_block: int) -> int | None:
+    """Return the number of the sample after a frame; None if this is not a frame's header."""
     if len(header) < 6 or header[1] & 0xFE != 0xF8 or header[3] & 0x01:
         return None
     number, after = _coded_number(header, 4)
@@ -206,11 +275,11 @@ def _frame_end(header: bytes, info: _Info) -> int | None:
     if number is None or samples == 0 or after >= len(header) or _crc(header[:after], 8, 0x07) != header[after]:
         return None
     variable = header[1] & 1
-    return number + samples if variable else number * info.largest_block + samples
+    return number + samples if variable else number * largest_block + samples
 
 
 def _coded_number(data: bytes, at: int) -> tuple[int | None, int]:
-    """A number as UTF-8 codes one, up to 36 bits, and the position after it."""
+    """Return a number as UTF-8 codes one, up to 36 bits, and the position after it."""
     first = data[at]
     ones = 8 - (first ^ 0xFF).bit_length()
     if ones == 0:
@@ -225,7 +294,7 @@ def _coded_number(data: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _crc(data: bytes, bits: int, polynomial: int) -> int:
-    """The checksum of a frame's header (8 bits) or of a whole frame (16 bits), which with its own is 0."""
+    """Return the checksum of a frame's header (8 bits) or of a whole frame (16 bits), which with its own is 0."""
     table, shift, mask = _crc_table(bits, polynomial), bits - 8, (1 << bits) - 1
     crc = 0
     for byte in data:
@@ -235,7 +304,7 @@ def _crc(data: bytes, bits: int, polynomial: int) -> int:
 
 @cache
 def _crc_table(bits: int, polynomial: int) -> list[int]:
-    """What each value of a byte adds to a checksum."""
+    """Return what each value of a byte adds to a checksum."""
     table = []
     for byte in range(256):
         crc = byte << bits - 8

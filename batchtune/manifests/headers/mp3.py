@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from batchtune.manifests.headers.payload import AudioLength, HeaderError, Payload
+from batchtune.manifests.headers import AudioLength, HeaderError, Payload
 
 _RATES = (44_100, 48_000, 32_000)
 # kbit/s, by (MPEG 1, layer).
@@ -33,27 +33,25 @@ _END_TAGS = (b"TAG", b"APETAGEX", b"LYRICSBEGIN")
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What a frame's header says.
+    """A frame's header.
 
     Attributes:
         kind: Bits that are the same in all frames of a stream: version and layer, sample rate.
-        version: 1; 2 for MPEG 2 and 2.5.
-        layer: 1, 2 or 3.
+        first_version: Whether it is MPEG 1, rather than 2 or 2.5.
         rate: In Hz.
         samples: Of one channel.
         length: In bytes, with the header.
     """
 
     kind: int
-    version: int
-    layer: int
+    first_version: bool
     rate: int
     samples: int
     length: int
 
 
 def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
-    """The length of MPEG audio, without the encoder's delay and padding where a LAME tag tells them.
+    """Return the length of MPEG audio, without the encoder's delay and padding if a LAME tag tells them.
 
     Args:
         payload: The file, without an ID3v2 tag.
@@ -68,52 +66,45 @@ def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
         raise HeaderError("no MP3 header")
     frame = reader.frame(start)
     assert frame is not None
-    tag = payload.read(start, 256)
-    count = _xing_count(tag, frame, payload.size - start)
-    if count is None:
-        count = reader.count(start, frame) * frame.samples
-    return AudioLength(count, frame.rate)
+    count = _tagged_count(payload.read(start, 256), frame, payload.size - start)
+    return AudioLength(reader.count(start, frame) * frame.samples if count is None else count, frame.rate)
 
 
-def _xing_count(data: bytes, frame: _Frame, available: int) -> int | None:
-    """The number of samples by the tag in the first frame, or None without a tag.
+def _tagged_count(data: bytes, frame: _Frame, available: int) -> int | None:
+    """Return the number of samples by the tag in the first frame, or None without a tag.
 
     Args:
         data: The beginning of the first frame.
         frame: Its header.
         available: Bytes from there to the end of the file.
     """
-    if data[36:40] == b"VBRI":
-        size, frames = (int.from_bytes(data[at : at + 4], "big") for at in (46, 50))
-        return _checked(frames, size, available) * frame.samples or None
+
+    def number(at: int) -> int:
+        return int.from_bytes(data[at : at + 4], "big")
+
     mono = data[3] >> 6 == 3
-    at = 4 + ((17 if mono else 32) if frame.version == 1 else (9 if mono else 17))
-    if data[at : at + 4] not in (b"Xing", b"Info"):
+    at = 4 + ((17 if mono else 32) if frame.first_version else (9 if mono else 17))
+    delay = 0
+    if data[36:40] == b"VBRI":
+        frames, size = number(50), number(46)
+    elif data[at : at + 4] in (b"Xing", b"Info") and (flags := number(at + 4)) & 1:
+        frames, size = number(at + 8), number(at + 12) if flags & 2 else 0
+        lame = at + 12 + (4 if flags & 2 else 0) + (100 if flags & 4 else 0) + (4 if flags & 8 else 0)
+        both = 0
+        if data[lame : lame + 4].strip(b"\0") and len(data) >= lame + 24:
+            both = int.from_bytes(data[lame + 21 : lame + 24], "big")
+        delay = (both >> 12) + max(both & 0xFFF, _DECODER_DELAY)
+    else:
         return None
-    flags = int.from_bytes(data[at + 4 : at + 8], "big")
-    if not flags & 1:
-        return None
-    frames = int.from_bytes(data[at + 8 : at + 12], "big")
-    size = int.from_bytes(data[at + 12 : at + 16], "big") if flags & 2 else 0
-    samples = _checked(frames, size, available) * frame.samples
-    lame = at + 12 + (4 if flags & 2 else 0) + (100 if flags & 4 else 0) + (4 if flags & 8 else 0)
-    delay, padding = 0, 0
-    if data[lame : lame + 4].strip(b"\0") and len(data) >= lame + 24:
-        both = int.from_bytes(data[lame + 21 : lame + 24], "big")
-        delay, padding = both >> 12, both & 0xFFF
-    trimmed = samples - delay - max(padding, _DECODER_DELAY)
-    return trimmed if trimmed > 0 else samples or None
-
-
-def _checked(frames: int, size: int, available: int) -> int:
     if size > available + _LONGEST_FRAME or frames * _SMALLEST_FRAME > available:
         declared = max(size, frames * _SMALLEST_FRAME)
         raise HeaderError("truncated MP3", f"{available:,} of {declared:,} bytes of audio")
-    return frames
+    samples = frames * frame.samples
+    return samples - delay if samples > delay else samples or None
 
 
 class _Reader:
-    """Finds frames, through a window that moves over the file."""
+    """Find frames, through a window that moves over the file."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload
@@ -122,7 +113,7 @@ class _Reader:
         self._window = payload.read(0, _WINDOW_BYTES)
 
     def frame(self, position: int) -> _Frame | None:
-        """The header at a position, or None if none stands."""
+        """Return the header at a position, or None without one."""
         at = self._at(position, 4)
         window = self._window
         if at + 4 > len(window) or window[at] != 0xFF:
@@ -130,28 +121,28 @@ class _Reader:
         return _frame(window[at + 1], window[at + 2])
 
     def count(self, position: int, first: _Frame) -> int:
-        """The number of whole frames from this one on. Raises HeaderError where others than frames lie between."""
+        """Return the number of whole frames from this one on. Raises HeaderError if others than frames lie between."""
         frames = 0
-        kind: int | None = first.kind
         while True:
             frame = self.frame(position)
-            if frame is not None and frame.kind == kind:
+            if frame is not None and frame.kind == first.kind:
                 if position + frame.length > self._size:
                     return frames
                 frames += 1
                 position += frame.length
-            elif position + 4 > self._size or self._bytes(position, 16).startswith(_END_TAGS):
+                continue
+            at = self._at(position, 16)
+            if position + 4 > self._size or self._window.startswith(_END_TAGS, at):
                 return frames
-            else:
-                found = self.next_frame(position, kind)
-                if found is None and self._size - position > _LONGEST_GAP:
-                    raise HeaderError("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
-                if found is None:
-                    return frames
-                position = found
+            found = self.next_frame(position, first.kind)
+            if found is None and self._size - position > _LONGEST_GAP:
+                raise HeaderError("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
+            if found is None:
+                return frames
+            position = found
 
     def next_frame(self, position: int, kind: int | None) -> int | None:
-        """Where the next frame begins that another follows or that ends the file; None within 64 KiB."""
+        """Return where the next frame begins that another follows or that ends the file; None if beyond 64 KiB."""
         last = min(position + _LONGEST_GAP, self._size - 4)
         while position <= last:
             frame = self.frame(position)
@@ -165,12 +156,8 @@ class _Reader:
             position = self._start + (found if found >= 0 else max(len(self._window), at))
         return None
 
-    def _bytes(self, position: int, size: int) -> bytes:
-        at = self._at(position, size)
-        return self._window[at : at + size]
-
     def _at(self, position: int, size: int) -> int:
-        """The index in the window of a position, with that many bytes after it, as far as the file has them."""
+        """Return the index in the window of a position, with so many bytes after it, as far as the file has them."""
         at = position - self._start
         if at < 0 or (at + size > len(self._window) and self._start + len(self._window) < self._size):
             self._start, at = position, 0
@@ -180,7 +167,7 @@ class _Reader:
 
 @cache
 def _frame(second: int, third: int) -> _Frame | None:
-    """The header with these as its second and third byte; the first is 0xFF."""
+    """Return the header with these as its second and third byte; the first is 0xFF."""
     version_bits, layer_bits = second >> 3 & 3, second >> 1 & 3
     bit_rate_index, rate_index = third >> 4, third >> 2 & 3
     if second < 0xE0 or version_bits == 1 or layer_bits == 0 or bit_rate_index in (0, 15) or rate_index == 3:
@@ -196,4 +183,4 @@ def _frame(second: int, third: int) -> _Frame | None:
         samples = 1152 if first_version or layer == 2 else 576
         length = samples // 8 * bits // rate + padding
     kind = (second & 0xFE) << 2 | rate_index
-    return _Frame(kind, 1 if first_version else 2, layer, rate, samples, length)
+    return _Frame(kind, first_version, rate, samples, length)

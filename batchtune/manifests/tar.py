@@ -10,22 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 from zlib import adler32
 
 from batchtune.errors import ManifestError, shortened
+from batchtune.manifests.headers import Payload
 from batchtune.manifests.source import Source
-from batchtune.manifests.tarbytes import BLOCK, UNKNOWN_END, Archive, opened_archive
 
-_ZEROS = bytes(BLOCK)
+BLOCK = 512
+UNKNOWN_END = sys.maxsize
+
+# Read at once: the headers of a sample's members, the small ones, and the beginning of a large one.
+_WINDOW = 6 * 1024
+_STREAM_WINDOW = 64 * 1024
+_PIECE = 1024 * 1024
+_LARGEST_IN_MEMORY = 8 * 1024 * 1024
+
 _ADLER_BASE = 65521
 _HINT = "Make or fetch the shard anew."
 
 _LARGEST_EXTENSION = 1024 * 1024
-_PIECE = 1024 * 1024
 
 # Types of members: those that say something of the next one (PAX, Solaris, GNU), files, those without a payload.
 _EXTENSIONS = frozenset(b"xXgLK")
@@ -45,51 +55,113 @@ _RECORD = re.compile(rb"([1-9]\d{0,6}) ")
 File: TypeAlias = tuple[str, int, int, bool]
 
 
+class Archive:
+    """The bytes of an archive in a file; only what is wanted is read.
+
+    Attributes:
+        end: How many they are; `UNKNOWN_END` as long as that is not known.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._descriptor = file.fileno()
+        self.end = os.fstat(self._descriptor).st_size
+        self._window = b""
+        self.start = 0
+
+    def window(self, offset: int, size: int = _WINDOW) -> bytes:
+        """Return `size` bytes from `offset` on, fewer only at the end; those before need not be readable any more."""
+        # Not through a memory map: a file that somebody cuts short meanwhile would end the process there.
+        data = os.pread(self._descriptor, size, offset)
+        while len(data) < min(size, self.end - offset):  # a network may hand out less at once
+            if not (more := os.pread(self._descriptor, size - len(data), offset + len(data))):
+                break
+            data += more
+        self._window, self.start = data, offset
+        return data
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on, which is not before the last window; fewer only at the end."""
+        at = offset - self.start
+        if not 0 <= at <= len(self._window) - size:
+            self.window(offset, max(size, _WINDOW))
+            at = 0
+        return self._window[at : at + size]
+
+    def close(self) -> None:
+        """Forget what is held of it."""
+
+
+class _StreamedArchive(Archive):
+    """An archive that can only be read forward, such as a compressed one: all from the last window on is held."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.end = UNKNOWN_END
+        self.start = 0
+        self._stream = stream
+        self._position = 0
+        self._held = tempfile.SpooledTemporaryFile(_LARGEST_IN_MEMORY)
+
+    def window(self, offset: int, size: int = _STREAM_WINDOW) -> bytes:
+        self._held.seek(min(offset, self._position) - self.start)
+        rest = self._held.read()
+        while self._position < offset and (data := self._stream.read(min(_PIECE, offset - self._position))):
+            self._position += len(data)
+        self._held.seek(0)
+        self._held.truncate()
+        self._held.write(rest)
+        self.start = offset
+        return self.read(offset, size)
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._held.seek(0, os.SEEK_END)
+        while self._position < offset + size:
+            data = self._stream.read(min(_PIECE, offset + size - self._position))
+            if not data:
+                self.end = self._position
+                break
+            self._held.write(data)
+            self._position += len(data)
+        self._held.seek(offset - self.start)
+        return self._held.read(size)
+
+    def close(self) -> None:
+        self._held.close()
+
+
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
-    """Opens an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
-    size = None if source.compression is None else _size(source)
-    with source.opened() as stream, opened_archive(stream, size) as archive:
-        yield Tar(source, archive)
-
-
-def _size(source: Source) -> int:
-    """Bytes of the file, compressed; 0 where it has no name."""
-    try:
-        return source.path.stat().st_size
-    except OSError:
-        return 0
+    """Open an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
+    with source.opened() as stream:
+        archive = Archive(stream) if source.compression is None else _StreamedArchive(stream)
+        with contextlib.closing(archive):
+            yield Tar(source, archive)
 
 
 def is_header(block: bytes) -> bool:
-    """Whether a block is a member's header: whether its checksum is right.
+    """Return whether a block is a member's header, by its checksum: the sum of its bytes, its own as blanks.
 
-    The checksum is the sum of the bytes. Adler-32 is taken in its place, the lower half of which is 1 + sum, modulo
-    65,521: it is computed ten times faster.
+    Adler-32 is taken in the sum's place, as it is computed ten times faster: its lower half is 1 + sum, modulo 65,521.
     """
-    return len(block) == BLOCK and (adler32(block) & 0xFFFF == _expected(block[148:156]) or _sums_up(block))
+    if len(block) < BLOCK:
+        return False
+    if adler32(block) & 0xFFFF == _expected(block[148:156]):
+        return True
+    with contextlib.suppress(ValueError):  # some old tars summed signed bytes
+        signed = (byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
+        return _octal(block[148:156]) == 8 * ord(" ") + sum(signed)
+    return False
 
 
 @functools.lru_cache(maxsize=65536)
 def _expected(field: bytes) -> int:
-    """The lower half of a header's Adler-32, by its checksum, which counts its own field as blanks; -1 for none."""
+    """Return the lower half of a header's Adler-32 by its checksum; -1 for none."""
     try:
         return (1 + _octal(field) - 8 * ord(" ") + sum(field)) % _ADLER_BASE
     except ValueError:
         return -1
 
 
-def _sums_up(block: bytes) -> bool:
-    """Whether the checksum is right as some old tars computed it: of signed bytes."""
-    try:
-        total = _octal(block[148:156])
-    except ValueError:
-        return False
-    return total == 8 * ord(" ") + sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
-
-
 def _octal(field: bytes) -> int:
-    """A number in a header. Raises ValueError."""
     return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
 
 
@@ -97,28 +169,39 @@ class Tar:
     """An open archive.
 
     Args:
-        source: For messages, and to tell how much is read.
+        source: For messages, and to report how much is read.
         archive: Its bytes.
 
     Attributes:
-        archive: Its bytes.
         left_out: Reason → number of the members that `members` passed over although they may be meant as files.
     """
 
     def __init__(self, source: Source, archive: Archive) -> None:
-        self.archive = archive
         self.left_out: Counter[str] = Counter()
+        self._archive = archive
+        self._source = source
         self._path = source.path
-        self._report = source.report
         self._end: int | None = None
         self._extended = False
         self._extensions: dict[bytes, bytes] = {}
         self._globals: dict[bytes, bytes] = {}
 
-    def members(self) -> Iterator[File]:
-        """The files in the order in which they stand; to be asked for once.
+    def payload(self, offset: int, size: int) -> Payload:
+        """Return the bytes of the last member that `members` handed out."""
+        archive = self._archive
 
-        Directories, devices, pipes and links are none. What follows the end of the archive is left to `check_end`.
+        def read(start: int, count: int) -> bytes:
+            return archive.read(offset + start, count if start + count <= size else max(0, size - start))
+
+        return Payload(size, read)
+
+    def report(self) -> None:
+        """Report how much of a plain archive is read; a compressed one does so itself."""
+        if self._archive.end != UNKNOWN_END:
+            self._source.report(self._archive.start / max(1, self._archive.end))
+
+    def members(self) -> Iterator[File]:
+        """Yield the files in their order, once; no folders, devices, pipes and links. `check_end` reads on from there.
 
         Raises:
             ManifestError: A header is damaged, or the archive breaks off; the message says at which byte. The files
@@ -129,10 +212,13 @@ class Tar:
         while True:
             block = window[position - at : position - at + BLOCK]
             if len(block) < BLOCK:
-                window, at = self.archive.window(position), position
+                window, at = self._archive.window(position), position
                 block = window[:BLOCK]
             if adler32(block) & 0xFFFF != _expected(block[148:156]) or len(block) < BLOCK:
-                if not is_header(block) and self._ends(block, position, (name, start, size, False)):
+                if not is_header(block):
+                    if position > self._archive.end:
+                        raise self._cut(name, start, size)
+                    self._end_at(block, position)
                     return
             kind, start = block[156], position + BLOCK
             try:
@@ -149,22 +235,22 @@ class Tar:
             self._extended = False
             if kind != _FILE or block[345] or self._extensions or self._globals:
                 name, start, size, sparse = self._special(block, name, start, size)
-            if start + size > self.archive.end:
-                raise self._cut((name, start, size, sparse))
+            if start + size > self._archive.end:
+                raise self._cut(name, start, size)
             if kind == _FILE or self._is_file(kind, name):
                 yield name, start, size, sparse
             position = start + (size + BLOCK - 1 & -BLOCK)
 
     def check_end(self) -> None:
-        """Sees whether only zeros follow the archive's end; to be called behind the last of its members.
+        """See whether only zeros follow the end, after the last member: tar fills an archive up to a whole record.
 
-        They may: tar fills an archive up to a whole record. Reading them to the end also checks a compressed file.
+        Reading them also checks a compressed file.
 
         Raises:
-            ManifestError: Something else does, such as a second archive; the message says at which byte.
+            ManifestError: Something else follows, such as a second archive; the message says at which byte.
         """
         position = self._end
-        while position is not None and (piece := self.archive.read(position, _PIECE)):
+        while position is not None and (piece := self._archive.window(position, _PIECE)):
             if rest := piece.lstrip(b"\0"):
                 at = position + len(piece) - len(rest)
                 raise ManifestError(
@@ -173,28 +259,20 @@ class Tar:
                     "tar --concatenate.",
                 )
             position += len(piece)
-            self._report(self.archive.share)
+            self.report()
 
-    def _ends(self, block: bytes, position: int, last: File) -> bool:
-        """True where the archive properly ends at this block that is no header: with zeros, or behind a member.
-
-        Raises:
-            ManifestError: It does not.
-        """
-        if len(block) == BLOCK:
-            if block != _ZEROS:
-                raise self._damaged(position, "no header of a member" if position else "no tar header")
-            self._end = position + BLOCK
-        elif position > self.archive.end:
-            raise self._cut(last)
-        elif block or self._extended:
+    def _end_at(self, block: bytes, position: int) -> None:
+        """End the archive at this block, which is not a header. Raises ManifestError if it is damaged there."""
+        if len(block) < BLOCK and (block or self._extended):
             raise self._broken(position + len(block))
+        if block.strip(b"\0"):
+            raise self._damaged(position, "no header of a member" if position else "no tar header")
         if self._extended:
             raise self._damaged(position, "an extended header without its member")
-        return True
+        self._end = position + BLOCK if block else None
 
     def _is_file(self, kind: int, name: str) -> bool:
-        """Whether a member of another type than the usual one is a file; counts those that seem to be meant as one."""
+        """Return whether a member of another type is a file too; count those that seem to be meant as one."""
         if kind in _FILES:
             return kind != _OLD_FILE or not name.endswith("/")
         if kind in _LINKS:
@@ -206,7 +284,7 @@ class Tar:
         return False
 
     def _size(self, field: bytes, position: int) -> int:
-        """A number of a header: octal text, or where that is too short the bytes of the number itself."""
+        """Read a number: octal text, or where that is too short the bytes of the number itself."""
         try:
             size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
         except ValueError:
@@ -216,13 +294,13 @@ class Tar:
         return size
 
     def _extend(self, kind: int, start: int, size: int) -> None:
-        """Reads what is said of the next member (or of all that follow). Of two such headers the first wins."""
+        """Read an extended header of the next member (or of all that follow). Of two such headers the first wins."""
         if size > _LARGEST_EXTENSION:
             raise self._damaged(start - BLOCK, f"an extended header of {size:,} bytes")
-        data = self.archive.read(start, size)
+        data = self._archive.read(start, size)
         if len(data) < size:
             raise self._broken(start + len(data))
-        # Most say nothing but a time, which Python writes so where it is no whole number.
+        # Most only hold a time, which Python writes so if it is not a whole number.
         matters = b"path=" in data or b"size=" in data or b"GNU.sparse." in data
         if kind == _GLOBAL:
             self._globals.update(self._records(data, start) if matters else {})
@@ -234,7 +312,7 @@ class Tar:
             self._extensions = {**self._records(data, start), **self._extensions}
 
     def _records(self, data: bytes, start: int) -> dict[bytes, bytes]:
-        r"""The records of a PAX header that matter here; each is `length keyword=value\n`."""
+        r"""Return the records of a PAX header that matter here; each is `length keyword=value\n`."""
         records: dict[bytes, bytes] = {}
         position = 0
         while position < len(data) and data[position]:
@@ -249,12 +327,14 @@ class Tar:
         return records
 
     def _special(self, block: bytes, name: str, start: int, size: int) -> File:
-        """What is not all said by a header's main fields. Its extended headers are used up thereby."""
+        """Return what a header's main fields don't tell. This uses its extended headers up."""
         if block[345] and not block.startswith(_GNU_MAGIC, 257):  # the part of a name that is too long for its field
-            name = _text(block[345:500].split(b"\0", 1)[0]) + "/" + name
+            name = block[345:500].split(b"\0", 1)[0].decode("utf-8", "backslashreplace") + "/" + name
         said, self._extensions = self._extensions, {}
         both = {**self._globals, **said}
         path = both.get(b"GNU.sparse.name") or both.get(b"path")
+        if path is not None:
+            name = path.decode("utf-8", "backslashreplace")
         if digits := both.get(b"size"):
             if not digits.isdigit() or len(digits) > 20:
                 raise self._damaged(start - BLOCK, f"a member of size {shortened(digits)}")
@@ -262,21 +342,14 @@ class Tar:
         kind = block[156]
         if kind in _LINKS or kind in _DEVICES_AND_FOLDERS:
             size = 0
-        if kind == _SPARSE:
-            start = self._after_map(block, start)
-        sparse = kind == _SPARSE or any(keyword.startswith(b"GNU.sparse.") for keyword in said)
-        return name if path is None else _text(path), start, size, sparse
-
-    def _after_map(self, block: bytes, start: int) -> int:
-        """Where the payload of an old sparse member begins: its map may go on in blocks behind the header."""
-        more = block[482]
-        while more:
-            block = self.archive.read(start, BLOCK)
+        more = kind == _SPARSE and block[482]
+        while more:  # the map of an old sparse member may go on in blocks behind the header
+            block = self._archive.read(start, BLOCK)
             start += BLOCK
             if len(block) < BLOCK:
                 raise self._broken(start - BLOCK + len(block))
             more = block[504]
-        return start
+        return name, start, size, kind == _SPARSE or any(keyword.startswith(b"GNU.sparse.") for keyword in said)
 
     def _damaged(self, position: int, seen: str) -> ManifestError:
         return ManifestError(f"{self._path} is damaged at byte {position:,}: {seen}", _HINT)
@@ -284,12 +357,7 @@ class Tar:
     def _broken(self, end: int) -> ManifestError:
         return ManifestError(f"{self._path} breaks off at byte {end:,}, in the middle of a header", _HINT)
 
-    def _cut(self, member: File) -> ManifestError:
-        name, offset, size, _ = member
+    def _cut(self, name: str, offset: int, size: int) -> ManifestError:
         seen = f"{shortened(name)} has {size:,} bytes from byte {offset:,} on"
-        end = "" if self.archive.end == UNKNOWN_END else f", and the archive ends at {self.archive.end:,}"
+        end = "" if self._archive.end == UNKNOWN_END else f", and the archive ends at {self._archive.end:,}"
         return ManifestError(f"{self._path} breaks off in the middle: {seen}{end}", _HINT)
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")
