@@ -21,8 +21,18 @@ from report_records import (
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
-from batchtune.reports.gate import RuleInputs, exit_code, judge, not_judged, parse_rules
-from batchtune.reports.gate.rules import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, all_fields, parse_rule
+from batchtune.reports.gate import (
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
+    RATIOS,
+    SHARES,
+    RuleInputs,
+    all_fields,
+    exit_code,
+    judge,
+    not_judged,
+    parse_rules,
+)
 from batchtune.reports.summary import drift_sentences, verdict_sentence
 from batchtune.reports.tables import verdict_table
 from batchtune.results import Drift, Sweep, Verdict, write_result
@@ -314,7 +324,7 @@ TYPOS = {
 @pytest.mark.parametrize("text", TYPOS)
 def test_a_typo_is_shown_with_its_place_and_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_rule(text)
+        parse_rules([text])
     assert "padding_ratio > 8%" in str(caught.value.hint)
     place = TYPOS[text]
     if place is not None:
@@ -324,7 +334,7 @@ def test_a_typo_is_shown_with_its_place_and_an_example(text: str) -> None:
 
 def test_a_rule_without_end_is_not_shown_whole() -> None:
     with pytest.raises(UsageError, match="100,000 characters") as caught:
-        parse_rule("x" * 100_000)
+        parse_rules(["x" * 100_000])
     assert len(caught.value.message) < 200
 
 
