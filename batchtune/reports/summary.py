@@ -8,19 +8,7 @@ from collections.abc import Iterator, Sequence
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences
-from batchtune.results import (
-    SAMPLER_FILE,
-    Baseline,
-    Confirmation,
-    Device,
-    Drift,
-    Probe,
-    Row,
-    Sweep,
-    Verdict,
-    cost_of,
-    unproven_sizes,
-)
+from batchtune.results import SAMPLER_FILE, Baseline, Device, Drift, Probe, Row, Sweep, Verdict, cost_of, unproven_sizes
 from batchtune.units import (
     counted,
     format_length,
@@ -32,16 +20,11 @@ from batchtune.units import (
     with_full_stop,
 )
 
-_AS_FAST = "as fast as"
-
 FIXED_BASELINE = "fixed-random"
-
+CURRENT = "your current config"
+_AS_FAST = "as fast as"
 # What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
 _TODAY_BUCKETS = range(10, 21)
-
-CURRENT = "your current config"
-
-_SWEEP_NEXT = "`batchtune sweep-buckets` finds the buckets that waste least with it."
 
 
 def summary_sentences(results: RunResults) -> list[str]:
@@ -51,20 +34,20 @@ def summary_sentences(results: RunResults) -> list[str]:
     """
     probe, sweep = results.probe, results.sweep
     frontier = _about_frontier(probe) if probe is not None else []
+    said, evidence = _headlines(results), _evidence(results)
     if sweep is None:
-        return [*_headlines(results), *_evidence(results), *frontier, _SWEEP_NEXT]
+        return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
-    said = _headlines(results)
     if row is not None:
-        said += [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
-    elif fixed is not None:
-        batches = _batches(fixed.batches)
-        said.append(f"A fixed batch size of {format_number(fixed.batch_size)} needs {batches} for an epoch.")
-    said += _evidence(results)
-    if row is not None:
+        said += [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep)), *evidence]
         said += [_bound(sweep, row), _padding(row, compared(sweep))]
         said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
         said += trade_off_sentences(sweep)
+    else:
+        if fixed is not None:
+            batches = _batches(fixed.batches)
+            said.append(f"A fixed batch size of {format_number(fixed.batch_size)} needs {batches} for an epoch.")
+        said += evidence
     return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
 
@@ -80,10 +63,9 @@ def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
     """Name what the recommended row is compared with: the user's own config or today's practice, a fixed batch size."""
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     others: list[tuple[str, Row | Baseline]] = []
-    today = today_row(sweep) if sweep.current is None or sweep.current_fits is False else None
     if sweep.current is not None and sweep.current_fits is not False:
         others.append((CURRENT, sweep.current))
-    if today is not None and today is not row:
+    elif (today := today_row(sweep)) is not None and today is not row:
         others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
     if fixed is not None:
         others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
@@ -119,38 +101,49 @@ def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]
 
 
 def _evidence(results: RunResults) -> list[str]:
-    """Say what was run for real, and whether the user's own config does as well."""
-    sweep, verification = results.sweep, results.verification
-    sentences = verification_sentences(verification) if verification is not None and verification.holds else []
-    if sweep is not None and (row := sweep.recommended_row) is not None:
-        sentences += [*_proof(row, results.probe), *_about_current(sweep, row)]
-    return sentences
+    """Say what was run for real, how much memory that leaves, and whether the user's own config does as well."""
+    sweep, probe, verification = results.sweep, results.probe, results.verification
+    said = verification_sentences(verification) if verification is not None and verification.holds else []
+    if sweep is None or (row := sweep.recommended_row) is None:
+        return said
+    if (sizes := unproven_sizes(row)) is not None:
+        said.append(f"{sizes[0].upper()}{sizes[1:]}: the warnings say why.")
+    elif row.unproven is not None:
+        run, margin = "Every batch size was run, or is no larger than one that was", probe.margin if probe else None
+        if probe is not None and margin is not None and margin.bytes:
+            share = format_percent(margin.bytes / probe.device.limit_bytes)
+            said.append(f"{run}, and leaves {format_size(margin.bytes)} ({share} of the limit) free.")
+        else:
+            said.append(f"{run}; how much memory that leaves free is not known.")
+    now = sweep.current
+    if now is not None and sweep.current_fits is not False:  # a warning says what does not fit
+        timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
+        is_equal = timed and row.equal_to_best and now.equal_to_best  # the headline says so
+        if not is_equal and (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0):
+            said.append("Your current config is better than the recommended table: keep it.")
+    return said
 
 
 def _what_to_set(sweep: Sweep) -> str:
+    """Say it, and compare it with the first of the others: `: 1.34 times faster than your current config`."""
     row = sweep.recommended_row
     if row is None:
         return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
-    count = len(row.boundaries)
+    count, others, advantage = len(row.boundaries), compared(sweep), ""
     buckets = "1 bucket" if count == 1 else f"{format_number(count)} buckets"
     # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
     limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit
-    return f"Set {buckets} ({row.strategy}) with {sizes}{_advantage(row, compared(sweep))}."
-
-
-def _advantage(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
-    """Compare it with the first of the others: `: 1.34 times faster than your current config`."""
-    if not others:
-        return ""
-    name, other = others[0]
-    ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
-    if ours is None or not theirs:
-        return f": {_fewer(row.batches, other.batches)} than with {name}" if other.batches else ""
-    speed = _speed(ours, theirs)
-    equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best
-    unsure = ", but the estimates may be off by as much" if equal and speed != _AS_FAST else ""
-    return f": {speed} {name}{unsure}"
+    if others:
+        name, other = others[0]
+        ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
+        if ours is not None and theirs:
+            speed = _speed(ours, theirs)
+            equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best and speed != _AS_FAST
+            advantage = f": {speed} {name}{', but the estimates may be off by as much' if equal else ''}"
+        elif other.batches:
+            advantage = f": {_fewer(row.batches, other.batches)} than with {name}"
+    return f"Set {buckets} ({row.strategy}) with {sizes}{advantage}."
 
 
 def _what_it_needs(sweep: Sweep, row: Row) -> str:
@@ -162,60 +155,32 @@ def _what_it_needs(sweep: Sweep, row: Row) -> str:
     return f"{needs}; {' and '.join(others)}." if others else f"{needs}."
 
 
-def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+def _what_it_saves(row: Row, others: Sequence[tuple[str, Row | Baseline]]) -> str:
     seconds = row.estimated_epoch_seconds
     if seconds is None:
+        said = "Step times are not known, so tables are compared by batches"
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-        unknown = "Step times are not known, so tables are compared by batches"
-        return f"{unknown}: {' and '.join(saved)}." if saved else f"{unknown}."
-    faster = [
-        f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
-        for name, other in others
-        if other.estimated_epoch_seconds
-    ]
-    estimate = f"One epoch is estimated at {format_seconds(seconds)}"
-    return f"{estimate}: {' and '.join(faster)}." if faster else f"{estimate}."
-
-
-def _proof(row: Row, probe: Probe | None) -> list[str]:
-    """Say whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
-    if row.unproven is None:
-        return []
-    if (sizes := unproven_sizes(row)) is not None:
-        return [f"{sizes[0].upper()}{sizes[1:]}: the warnings say why."]
-    run, margin = "Every batch size was run, or is no larger than one that was", probe.margin if probe else None
-    if probe is None or margin is None or not margin.bytes:
-        return [f"{run}; how much memory that leaves free is not known."]
-    share = format_percent(margin.bytes / probe.device.limit_bytes)
-    return [f"{run}, and leaves {format_size(margin.bytes)} ({share} of the limit) free."]
-
-
-def _about_current(sweep: Sweep, row: Row) -> list[str]:
-    """Say that the user's own config is better, if it is."""
-    now = sweep.current
-    if now is None or sweep.current_fits is False:  # what does not fit is marked in tables, and a warning says so
-        return []
-    timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
-    if timed and row.equal_to_best and now.equal_to_best:  # the headline says so
-        return []
-    is_better = (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0)
-    return ["Your current config is better than the recommended table: keep it."] if is_better else []
+    else:
+        said = f"One epoch is estimated at {format_seconds(seconds)}"
+        saved = [
+            f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
+            for name, other in others
+            if other.estimated_epoch_seconds
+        ]
+    return f"{said}: {' and '.join(saved)}." if saved else f"{said}."
 
 
 def _bound(sweep: Sweep, row: Row) -> str:
     bound = sweep.lower_bound
-    what, above = [_batches(bound.batches)], [_above(row.batches, bound.batches)]
+    what, costs = [_batches(bound.batches)], [(float(row.batches), float(bound.batches))]
     if bound.estimated_epoch_seconds and row.estimated_epoch_seconds:
         what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
-        above.append(_above(row.estimated_epoch_seconds, bound.estimated_epoch_seconds))
+        costs.append((row.estimated_epoch_seconds, bound.estimated_epoch_seconds))
+    above = [format_percent(max(0.0, ours / least - 1)) for ours, least in costs]
     return f"The bound that no bucket table can beat is {' and '.join(what)}: this is {' and '.join(above)} above it."
 
 
-def _above(cost: float, bound: float) -> str:
-    return format_percent(max(0.0, cost / bound - 1) if bound else 0.0)
-
-
-def _padding(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
+def _padding(row: Row, others: Sequence[tuple[str, Row | Baseline]]) -> str:
     against = " and ".join(f"{format_percent(other.padding_ratio)} with {name}" for name, other in others)
     sentence = f"Padding is {format_percent(row.padding_ratio)} of all cells"
     return f"{sentence}, against {against}." if against else f"{sentence}."
@@ -228,30 +193,25 @@ def _limit(probe: Probe) -> str:
 
 
 def _about_frontier(probe: Probe) -> list[str]:
-    unit = probe.lengths.unit
-    sentences = []
+    unit, confirmation, sentences = probe.lengths.unit, probe.confirmation, []
     if len(probe.frontier) > 1:
-        largest = max(probe.frontier, key=lambda point: point.batch_size)
-        longest = probe.frontier[-1]
-        fits = f"{format_number(longest.batch_size)} examples of {format_length(longest.length, unit)}"
-        more = f"{format_number(largest.batch_size)} of {format_length(largest.length, unit)}"
+        largest, longest = max(probe.frontier, key=lambda point: point.batch_size), probe.frontier[-1]
+        fits, more = (f"{format_number(point.batch_size)}" for point in (longest, largest))
         sentences.append(
-            f"A batch holds from {fits} to {more}."
+            f"A batch holds from {fits} examples of {format_length(longest.length, unit)} to {more} of "
+            f"{format_length(largest.length, unit)}."
             if largest.batch_size > longest.batch_size
-            else f"A batch holds {format_number(longest.batch_size)} examples, whatever their length."
+            else f"A batch holds {fits} examples, whatever their length."
         )
     if any(point.target_length is not None for point in probe.frontier):
         sentences.append("Each length was measured with the longest target that occurs at or below it.")
-    if probe.confirmation is not None and probe.confirmation.shapes:
-        sentences.append(_confirmed(probe.confirmation))
+    if confirmation is not None and confirmation.shapes:
+        shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
+        which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
+        again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
+        processes = f"{steps} steps in {confirmation.workers} processes"
+        sentences.append(f"{which} run once more in turns, {processes}, and fit{again}.")
     return sentences
-
-
-def _confirmed(confirmation: Confirmation) -> str:
-    shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
-    which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
-    again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
-    return f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
 
 
 def _batches(count: int) -> str:
@@ -261,8 +221,7 @@ def _batches(count: int) -> str:
 def _fewer(ours: int, theirs: int) -> str:
     if ours == theirs:
         return "no fewer batches"
-    share = format_percent(abs(1 - ours / theirs))
-    return f"{share} {'fewer' if ours < theirs else 'more'} batches"
+    return f"{format_percent(abs(1 - ours / theirs))} {'fewer' if ours < theirs else 'more'} batches"
 
 
 def _speed(our_seconds: float, their_seconds: float) -> str:
@@ -288,57 +247,48 @@ def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
 
 def drift_sentences(drift: Drift) -> list[str]:
     """Say how far the other lengths are from those of the run, and what that costs."""
+    examples = counted(drift.lengths.count, "example")
     if not drift.changed:
-        return [f"The manifest has the same lengths as the run: {counted(drift.lengths.count, 'example')}."]
-    beyond = (
-        f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'} beyond the last boundary"
-        if drift.beyond
-        else "none is beyond the last boundary"
-    )
+        return [f"The manifest has the same lengths as the run: {examples}."]
+    beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}" if drift.beyond else "none is"
+    times = ""
+    if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
+        ours, retuned = format_seconds(drift.epoch_seconds), format_seconds(drift.retuned_epoch_seconds)
+        times = f"{ours} against {retuned} an epoch, "
     return [
-        f"The lengths of the manifest ({counted(drift.lengths.count, 'example')}) differ from those of the run: "
-        f"their distributions differ by {drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond}.",
-        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {_drift_costs(drift)}.",
+        f"The lengths of the manifest ({examples}) differ from those of the run: their distributions differ by "
+        f"{drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond} beyond the last boundary.",
+        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {times}"
+        f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
     ]
-
-
-def _drift_costs(drift: Drift) -> str:
-    batches = f"{drift.batches:,} batches against {drift.retuned_batches:,}"
-    if drift.epoch_seconds is None or drift.retuned_epoch_seconds is None:
-        return batches
-    times = f"{format_seconds(drift.epoch_seconds)} against {format_seconds(drift.retuned_epoch_seconds)} an epoch"
-    return f"{times}, {batches}"
 
 
 def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     """Pair each command, or file, with what it is for, in the order to take them."""
     sweep, verification = results.sweep, results.verification
     config = str(results.folder / SAMPLER_FILE)
+    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
+    run = f" --run{folder}" if folder else ""
+    verify = f"batchtune verify{folder} MANIFEST{_own_workload(results)}"
     if sweep is None:
-        yield _command(results, "sweep-buckets MANIFEST", flag="--run "), "find the buckets that waste least"
+        yield f"batchtune sweep-buckets MANIFEST{run}", "find the buckets that waste least"
     elif sweep.recommended is None:
-        yield _command(results, "sweep-buckets MANIFEST --num-buckets 20:60", flag="--run "), "compare more buckets"
+        yield f"batchtune sweep-buckets MANIFEST --num-buckets 20:60{run}", "compare more buckets"
     elif verification is not None and not verification.holds:
         # Without a proposal memory was not what failed: the reasons say what to do.
         if verification.proposal is not None and verification.proposal.verified:
             yield config, "set the safe sizes there"
         elif verification.proposal is not None:
-            yield _command(results, "tune MANIFEST --workload W --force", flag="--run "), "probe anew"
-        yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches again"
+            yield f"batchtune tune MANIFEST --workload W --force{run}", "probe anew"
+        yield verify, "run these batches again"
     else:
         yield config, "the config, for BucketBatchSampler"
         if results.probe is None:
-            yield _command(results, "probe-oom MANIFEST --workload W", flag="--run "), "measure what fits"
+            yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
         elif verification is None:
-            yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches for real"
-        yield _command(results, "export", " --to FRAMEWORK"), "the same for SpeechBrain, NeMo, ..."
-    yield _command(results, "report", " --full"), "all tables (-o report.html: charts)"
-
-
-def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "") -> str:
-    """Return the command for this run; its folder is named where it is not the usual one."""
-    named = "" if results.folder == DEFAULT_FOLDER else f" {flag}{shlex.quote(str(results.folder))}"
-    return f"batchtune {command}{named}{rest}"
+            yield verify, "run these batches for real"
+        yield f"batchtune export{folder} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
+    yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
 
 
 def _own_workload(results: RunResults) -> str:

@@ -1,17 +1,20 @@
-"""A table of strings, as every format for people renders it."""
+"""Strings and tables as every format for people shows them."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batchtune.errors import without_commands
 from batchtune.units import format_length, format_number, format_ratio
 
 V = TypeVar("V")
 
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
+_MAX_TEXT = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: Its heading.
         numeric: Set to the right, with digits of one width.
         wraps: Holds running text that may be broken into lines.
         leaves: Whether and when a narrow terminal leaves it out: the highest first; 0: never, as it tells rows apart.
@@ -36,8 +38,6 @@ class Table:
     """A table of strings.
 
     Attributes:
-        title: Its heading.
-        columns: One entry a column.
         rows: One tuple a row, as long as `columns`.
         notes: Sentences that explain it, shown below.
         marked: Index of the row to set off from the others, or None.
@@ -50,6 +50,38 @@ class Table:
     notes: tuple[str, ...] = ()
     marked: int | None = None
     break_before: int | None = None
+
+
+def make_table(
+    title: str,
+    columns: Sequence[Column | None],
+    rows: Iterable[Sequence[str]],
+    notes: Iterable[str] = (),
+    marked: int | None = None,
+    break_before: int | None = None,
+) -> Table:
+    """Return a table of clean strings, without the columns that are None."""
+    kept = [index for index, column in enumerate(columns) if column is not None]
+    return Table(
+        title=clean(title),
+        columns=tuple(column for column in columns if column is not None),
+        rows=tuple(tuple(clean(row[index]) for index in kept) for row in rows),
+        notes=tuple(map(clean, notes)),
+        marked=marked,
+        break_before=break_before,
+    )
+
+
+def clean(text: str) -> str:
+    """Return one line of text that can do nothing to the place where it is shown.
+
+    Result files may come from anywhere: white space of any kind becomes one space, control and formatting
+    characters (terminal escapes, changes of writing direction) become U+FFFD, text that GitHub would take for a
+    command is parted, and text longer than 400 characters is cut with an ellipsis.
+    """
+    line = without_commands(" ".join(text.split()))
+    line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 
 def cell(value: V | None, words: Callable[[V], str]) -> str:

@@ -1,23 +1,22 @@
-"""The tables of a report: what was compared, what to set, what fits, what failed, what the gate says."""
+"""The tables of a report: what was compared, what to set, what fits, what failed, and the gate's verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
-from batchtune.reports.table import UNKNOWN, Column, Table, cell, format_shape, format_times, shown_of, spread
-from batchtune.results import (
-    Baseline,
-    BucketUse,
-    FrontierPoint,
-    LowerBound,
-    Probe,
-    Row,
-    Sweep,
-    Trial,
-    Verdict,
-    cost_of,
+from batchtune.reports.table import (
+    UNKNOWN,
+    Column,
+    Table,
+    cell,
+    format_shape,
+    format_times,
+    make_table,
+    shown_of,
+    spread,
 )
+from batchtune.results import Baseline, LowerBound, Probe, Row, Sweep, Trial, Verdict, cost_of
 from batchtune.units import format_length, format_number, format_percent, format_seconds, format_size
 
 # Of tables whose batch sizes are not all proven.
@@ -33,66 +32,42 @@ def rows_table(sweep: Sweep) -> Table:
 
     The time column is left out where no row has a time; a note says how many rows are not shown.
     """
-    timed, fixed = sweep.has_times, fixed_baseline(sweep)
-    chosen = chosen_rows(sweep)
-    lines = [(series_name(sweep.rows[index]), sweep.rows[index]) for index in chosen]
+    timed, fixed, chosen = sweep.has_times, fixed_baseline(sweep), chosen_rows(sweep)
+    lines: list[tuple[str, Row | Baseline | LowerBound]] = [
+        (series_name(sweep.rows[index]), sweep.rows[index]) for index in chosen
+    ]
     if sweep.current is not None:
         lines.append((current_name(sweep), sweep.current))
-    others = [(baseline.name, baseline) for baseline in sweep.baselines]
-    columns = [
+    lines += [(baseline.name, baseline) for baseline in sweep.baselines]
+    lines.append(("lower bound", sweep.lower_bound))
+    columns = (
         Column("strategy", numeric=False),
         Column("buckets"),
         Column("batches", leaves=2),
         Column("padding", leaves=3),
         Column("mean batch", leaves=4),
         Column("effective buckets", leaves=5),
-        *([Column("estimated epoch", leaves=1)] if timed else []),
-        *([Column("against fixed", leaves=2)] if fixed is not None else []),
-    ]
-
-    def costs(costed: Row | Baseline | LowerBound) -> list[str]:
-        return [
-            *([cell(costed.estimated_epoch_seconds, format_seconds)] if timed else []),
-            *([_against(fixed, costed, timed)] if fixed is not None else []),
-        ]
-
-    rows = [
-        (
-            name,
-            f"{_buckets(row)}{_MARK if row.unproven else ''}",
-            format_number(row.batches),
-            format_percent(row.padding_ratio),
-            f"{row.mean_batch_size:.1f}",
-            f"{row.effective_buckets:.1f}",
-            *costs(row),
-        )
-        for name, row in lines
-    ]
-    rows += [
-        (
-            name,
-            UNKNOWN,
-            format_number(baseline.batches),
-            format_percent(baseline.padding_ratio),
-            f"{sweep.lengths.count / baseline.batches:.1f}",
-            UNKNOWN,
-            *costs(baseline),
-        )
-        for name, baseline in others
-    ]
-    bound = sweep.lower_bound
-    rows.append(("lower bound", UNKNOWN, format_number(bound.batches), UNKNOWN, UNKNOWN, UNKNOWN, *costs(bound)))
-    return Table(
-        title="Bucket tables compared",
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=tuple(_notes(sweep, chosen)),
-        marked=None if sweep.recommended is None else chosen.index(sweep.recommended),
-        break_before=len(chosen),
+        Column("estimated epoch", leaves=1) if timed else None,
+        Column("against fixed", leaves=2) if fixed is not None else None,
     )
+    rows = []
+    for name, one in lines:
+        buckets = mean = effective = padding = UNKNOWN
+        if isinstance(one, Row):
+            buckets = f"{_buckets(one)}{_MARK if one.unproven else ''}"
+            mean, effective = f"{one.mean_batch_size:.1f}", f"{one.effective_buckets:.1f}"
+        elif isinstance(one, Baseline):
+            mean = f"{sweep.lengths.count / one.batches:.1f}"
+        if not isinstance(one, LowerBound):
+            padding = format_percent(one.padding_ratio)
+        time = cell(one.estimated_epoch_seconds, format_seconds)
+        batches = format_number(one.batches)
+        rows.append((name, buckets, batches, padding, mean, effective, time, _against(fixed, one, timed)))
+    marked = None if sweep.recommended is None else chosen.index(sweep.recommended)
+    return make_table("Bucket tables compared", columns, rows, _notes(sweep, chosen), marked, len(chosen))
 
 
-def comparison_table(sweep: Sweep, row: Row) -> Table:
+def comparison_table(sweep: Sweep, row: Row, notes: Iterable[str] = ()) -> Table:
     """Lay the recommended row next to what it is compared with, and the user's own config even if it can't fit."""
     timed = sweep.has_times
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [("recommended", row)]
@@ -100,20 +75,24 @@ def comparison_table(sweep: Sweep, row: Row) -> Table:
     if sweep.current is not None and sweep.current_fits is False:
         lines.append((f"{CURRENT} ({_DOES_NOT_FIT})", sweep.current))
     lines.append(("lower bound", sweep.lower_bound))
-    columns = [Column("", numeric=False), Column("batches", leaves=1), Column("padding", leaves=2)]
-    columns += [Column("estimated epoch", leaves=1)] if timed else []
-    columns.append(Column("relative", leaves=1 if timed else 3))
-    rows = tuple(
+    columns = (
+        Column("", numeric=False),
+        Column("batches", leaves=1),
+        Column("padding", leaves=2),
+        Column("estimated epoch", leaves=1) if timed else None,
+        Column("relative", leaves=1 if timed else 3),
+    )
+    rows = [
         (
             name,
             format_number(other.batches),
             UNKNOWN if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
-            *([cell(other.estimated_epoch_seconds, format_seconds)] if timed else []),
+            cell(other.estimated_epoch_seconds, format_seconds),
             _against(other, row, timed),
         )
         for name, other in lines
-    )
-    return Table(title="", columns=tuple(columns), rows=rows, marked=0)
+    ]
+    return make_table("", columns, rows, notes, marked=0)
 
 
 def current_name(sweep: Sweep) -> str:
@@ -132,53 +111,36 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     Of each strategy and sizing: the fewest and the most buckets, and the best; of the recommended one
     also its neighbours; and today's practice.
     """
-    timed = sweep.has_times
+    timed, today = sweep.has_times, today_row(sweep)
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(sweep.rows):
         groups.setdefault(series_name(row), []).append(index)
-    chosen: set[int] = set()
+    chosen = {index for index, row in enumerate(sweep.rows) if row is today}
     for members in groups.values():
         members.sort(key=lambda index: sweep.rows[index].num_buckets)
-        chosen |= {members[0], members[-1]}
         # Sorted by buckets: the first of equals has the fewest.
-        chosen.add(min(members, key=lambda index: cost_of(sweep.rows[index], timed=timed) or 0.0))
+        best = min(members, key=lambda index: cost_of(sweep.rows[index], timed=timed) or 0.0)
+        chosen |= {members[0], members[-1], best}
         if sweep.recommended in members:
             place = members.index(sweep.recommended)
             chosen |= set(members[max(0, place - 1) : place + 2])
-    today = today_row(sweep)
-    chosen |= {index for index, row in enumerate(sweep.rows) if row is today}
     return sorted(chosen)
 
 
 def _buckets(row: Row) -> str:
     """Return the buckets as asked for; `12 of 20` where the table has fewer."""
-    if len(row.boundaries) < row.num_buckets:
-        return f"{format_number(len(row.boundaries))} of {format_number(row.num_buckets)}"
-    return format_number(row.num_buckets)
+    fewer = f"{format_number(len(row.boundaries))} of " if len(row.boundaries) < row.num_buckets else ""
+    return f"{fewer}{format_number(row.num_buckets)}"
 
 
-def _against(one: Row | Baseline | LowerBound, other: Row | Baseline | LowerBound, timed: bool) -> str:
+def _against(one: Row | Baseline | LowerBound | None, other: Row | Baseline | LowerBound, timed: bool) -> str:
     """Return the cost of one as a multiple of the other's."""
-    return format_times(cost_of(one, timed=timed), cost_of(other, timed=timed)) or UNKNOWN
-
-
-def _fewer_buckets(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
-    """Say why tables have fewer buckets than were asked for, with the first of them as the example."""
-    fewer = [row for row in rows if len(row.boundaries) < row.num_buckets]
-    cheapest = [row for row in fewer if row.strategy == "optimal"]
-    merged = [row for row in fewer if row.strategy != "optimal"]
-    notes = []
-    if cheapest:
-        cost = "take longer" if sweep.has_times else "need as many batches or more"
-        notes.append(f"“{_buckets(cheapest[0])}” buckets (optimal): more were allowed, but would {cost}.")
-    if merged:
-        why = "lengths are rounded to multiples" if sweep.settings.get("multiple_of") else "few lengths differ"
-        notes.append(f"“{_buckets(merged[0])}” buckets ({merged[0].strategy}): the others coincided, because {why}.")
-    return notes
+    cost = None if one is None else cost_of(one, timed=timed)
+    return format_times(cost, cost_of(other, timed=timed)) or UNKNOWN
 
 
 def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
-    rows = [sweep.rows[index] for index in chosen]
+    rows, fixed = [sweep.rows[index] for index in chosen], fixed_baseline(sweep)
     notes = [*shown_of(len(chosen), len(sweep.rows), " rows", "sweep.json")]
     if sweep.recommended is not None:
         notes.append("▶ marks the recommended row.")
@@ -189,8 +151,16 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
             "The current config does not fit: its batches are larger than what was measured to fit, or than "
             "max_batch_length where nothing was, and its time is extrapolated."
         )
-    notes += _fewer_buckets(sweep, rows)
-    fixed = fixed_baseline(sweep)
+    cost = "take longer" if sweep.has_times else "need as many batches or more"
+    why = "lengths are rounded to multiples" if sweep.settings.get("multiple_of") else "few lengths differ"
+    fewer = [row for row in rows if len(row.boundaries) < row.num_buckets]
+    for chooses, reason in (
+        (True, f"more were allowed, but would {cost}"),
+        (False, f"the others coincided, because {why}"),
+    ):
+        example = next((row for row in fewer if (row.strategy == "optimal") == chooses), None)
+        if example is not None:
+            notes.append(f"“{_buckets(example)}” buckets ({example.strategy}): {reason}.")
     if fixed is not None:
         what = "time" if sweep.has_times else "batches"
         size = format_number(fixed.batch_size)
@@ -201,69 +171,70 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
 
 def bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
-    unit = sweep.lengths.unit
-    rows: list[tuple[str, ...]] = [
-        (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit))
-        for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True)
+    unit, uses = sweep.lengths.unit, sweep.buckets
+    trials = {trial.index: trial for trial in probe.trials} if probe else {}
+    proofs = []
+    for use in uses:
+        proof = "not proven" if use.examples else UNKNOWN
+        if use.proven_by is not None:
+            # That batch ran, and those of the bucket are no larger.
+            trial = trials.get(use.proven_by)
+            shape = f": {format_shape(trial.batch_size, trial.length, unit)}" if trial else ""
+            proof = f"trial {use.proven_by}{shape}"
+        proofs.append(proof)
+    has_proofs = len(uses) == len(row.boundaries) and any(use.proven_by is not None for use in uses)
+    columns = (
+        Column("up to"),
+        Column("batch size"),
+        Column("largest batch", leaves=1),
+        Column("proven by", numeric=False, leaves=2) if has_proofs else None,
+    )
+    rows = [
+        (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit), proof)
+        for boundary, size, proof in zip(
+            row.boundaries, row.batch_sizes, proofs if has_proofs else [""] * len(row.boundaries), strict=True
+        )
     ]
-    columns = [Column("up to"), Column("batch size"), Column("largest batch", leaves=1)]
-    if len(sweep.buckets) == len(rows) and any(bucket.proven_by is not None for bucket in sweep.buckets):
-        columns.append(Column("proven by", numeric=False, leaves=2))
-        trials = {trial.index: trial for trial in probe.trials} if probe else {}
-        rows = [(*cells, _proof(use, trials, unit)) for cells, use in zip(rows, sweep.buckets, strict=True)]
     notes = ["Boundaries are rounded here; sampler.yaml and sweep.json hold them in full."]
-    if any(use.proven_by is not None and use.examples < use.batch_size for use in sweep.buckets):
+    if any(use.proven_by is not None and use.examples < use.batch_size for use in uses):
         notes.append("A bucket with fewer examples than its batch size was proven for as many as it holds.")
-    title = f"Recommended buckets ({row.strategy})"
-    return Table(title=title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
-
-
-def _proof(bucket: BucketUse, trials: Mapping[int, Trial], unit: str | None) -> str:
-    """Return `trial 17: 165 × 10.5 s`: that batch ran, and those of the bucket are no larger."""
-    if bucket.proven_by is None:
-        return "not proven" if bucket.examples else UNKNOWN
-    trial = trials.get(bucket.proven_by)
-    shape = f": {format_shape(trial.batch_size, trial.length, unit)}" if trial else ""
-    return f"trial {bucket.proven_by}{shape}"
+    return make_table(f"Recommended buckets ({row.strategy})", columns, rows, notes)
 
 
 def frontier_table(probe: Probe) -> Table:
     """Lay out the largest batch that fits at each length."""
     shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
-    has_targets = any(point.target_length is not None for point in shown)
-    has_trials = any(point.trial is not None for point in shown)
     columns = (
         Column("length"),
-        *([Column("target length")] if has_targets else []),
+        Column("target length") if any(point.target_length is not None for point in shown) else None,
         Column("batch size"),
         Column("closed by", numeric=False, leaves=1),
         Column("peak memory", leaves=2),
         Column("step time", leaves=3),
-        *([Column("trial", leaves=4)] if has_trials else []),
+        Column("trial", leaves=4) if any(point.trial is not None for point in shown) else None,
     )
-    rows = tuple(
-        (
-            format_length(point.length, unit),
-            *([cell(point.target_length, format_number)] if has_targets else []),
-            format_number(point.batch_size),
-            _closed_by(point),
-            cell(point.peak_bytes, format_size),
-            cell(point.step_seconds, format_seconds),
-            *([cell(point.trial, str)] if has_trials else []),
+    rows = []
+    for point in shown:
+        closed_by: str = "data, not memory" if point.closed_by == "data" else point.closed_by
+        if point.oom_batch_size is not None:
+            closed_by += f" at {format_number(point.oom_batch_size)}"
+        rows.append(
+            (
+                format_length(point.length, unit),
+                cell(point.target_length, format_number),
+                format_number(point.batch_size),
+                closed_by,
+                cell(point.peak_bytes, format_size),
+                cell(point.step_seconds, format_seconds),
+                cell(point.trial, str),
+            )
         )
-        for point in shown
-    )
     notes = [*shown_of(len(shown), len(probe.frontier), " lengths", "probe.json")]
     if any(point.closed_by == "data" for point in shown):
         notes.append(
             "“Data, not memory”: no more examples are this short, or --max-batch-size allows no more. More may fit."
         )
-    return Table(title="Frontier: the largest batch, by length", columns=columns, rows=rows, notes=tuple(notes))
-
-
-def _closed_by(point: FrontierPoint) -> str:
-    closed_by = "data, not memory" if point.closed_by == "data" else point.closed_by
-    return closed_by if point.oom_batch_size is None else f"{closed_by} at {format_number(point.oom_batch_size)}"
+    return make_table("Frontier: the largest batch, by length", columns, rows, notes)
 
 
 def failed_trials(probe: Probe | None) -> list[Trial]:
@@ -271,38 +242,27 @@ def failed_trials(probe: Probe | None) -> list[Trial]:
     return [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")] if probe is not None else []
 
 
-def failures_table(probe: Probe) -> Table | None:
-    """Lay out the trials that failed, but not for lack of memory; None without any."""
+def failures_table(probe: Probe) -> list[Table]:
+    """Lay out the trials that failed, but not for lack of memory; no table without any."""
     failed = failed_trials(probe)
-    rows = tuple(
-        (format_shape(trial.batch_size, trial.length, probe.lengths.unit), trial.outcome, trial.error or UNKNOWN)
-        for trial in failed[:_MAX_FAILURES]
+    shown = failed[:_MAX_FAILURES]
+    columns = (
+        Column("batch shape", numeric=False),
+        Column("outcome", numeric=False),
+        Column("message", numeric=False, wraps=True),
     )
-    if not failed:
-        return None
-    return Table(
-        title="Trials that failed, but not for lack of memory",
-        columns=(
-            Column("batch shape", numeric=False),
-            Column("outcome", numeric=False),
-            Column("message", numeric=False, wraps=True),
-        ),
-        rows=rows,
-        notes=shown_of(len(rows), len(failed), "", "probe.json"),
-    )
+    rows = [(format_shape(t.batch_size, t.length, probe.lengths.unit), t.outcome, t.error or UNKNOWN) for t in shown]
+    notes = shown_of(len(shown), len(failed), "", "probe.json")
+    return [make_table("Trials that failed, but not for lack of memory", columns, rows, notes)] if failed else []
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    if not verdicts:
-        return None
-    return Table(
-        title="Rules",
-        columns=(
-            Column("verdict", numeric=False),
-            Column("fails if", numeric=False, wraps=True),
-            Column("found", numeric=False, wraps=True),
-        ),
-        rows=tuple((verdict.outcome, verdict.rule, verdict.message) for verdict in ordered),
+    columns = (
+        Column("verdict", numeric=False),
+        Column("fails if", numeric=False, wraps=True),
+        Column("found", numeric=False, wraps=True),
     )
+    rows = [(verdict.outcome, verdict.rule, verdict.message) for verdict in ordered]
+    return make_table("Rules", columns, rows) if rows else None

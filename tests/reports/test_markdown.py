@@ -13,7 +13,7 @@ from report_records import hostile_results, made_probe, made_sweep
 
 from batchtune.reports import RunResults, markdown
 from batchtune.reports.markdown import MAX_BYTES, escape, render
-from batchtune.reports.page import clean
+from batchtune.reports.table import clean
 from batchtune.results import Answer, Verdict
 
 RESULTS = RunResults(name="librispeech-100", probe=made_probe(), sweep=made_sweep())

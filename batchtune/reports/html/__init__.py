@@ -1,4 +1,4 @@
-"""A run's report as one page of HTML that needs nothing else: no network, no fonts, no files beside it.
+"""A run's report as one page of HTML that needs nothing else: no network, no fonts, no other files.
 
 The page carries plotly.js and a small script of its own (`page.js`), both allowed by their hashes alone; its Content
 Security Policy forbids everything else, so that no string of a result file can become code or load anything, even
@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 
 import msgspec
 
@@ -24,20 +23,19 @@ from batchtune.reports.html.details import environment, trial_log
 from batchtune.reports.html.figure import Figure
 from batchtune.reports.html.probe_figures import frontier_figure
 from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
-from batchtune.reports.page import build_page, clean
+from batchtune.reports.page import build_page
 from batchtune.reports.run import RunResults
+from batchtune.reports.table import clean
 
-_NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
-
-# Beside `<`, what could end or open something inside a script element; all inside JSON's strings.
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+# These, and `<`, could end or open something inside a script element; all are inside JSON's strings.
+_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
-def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str:
+def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str:
     """Return the report as an HTML page; every string in it is escaped.
 
     Args:
-        results: What the run folder holds.
+        results: The run folder's results.
         configs: Name of a framework, or of `sampler.yaml` → the config to copy, in the order to show them.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -53,15 +51,22 @@ def render(results: RunResults, configs: Mapping[str, str] = _NO_CONFIGS) -> str
     ).get_template("page.html.j2")
     drawn, script = figures(results), _script(_asset("page.js"))
     plotly, *sources = _plotly() if drawn else ("",)
+    data = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
+    # Nothing may be loaded, and no script may run but these. Plotly.js styles elements in place, and before its
+    # version 4 decodes an image that it holds in itself.
+    policy = (
+        f"default-src 'none'; script-src {' '.join([*sources, _source(script)])}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
     return template.render(
         page=build_page(results),
         figures=drawn,
-        configs=configs,
+        configs=configs or {},
         trial_log=trial_log(results.probe) if results.probe is not None else None,
         environment=environment(results),
-        policy=_policy([*sources, _source(script)]),
+        policy=policy,
         style=Markup(_asset("page.css")),
-        data=Markup(_data(drawn)),
+        data=Markup(msgspec.json.encode(data).decode().translate(_ESCAPES)),
         plotly=plotly,
         script=Markup(script),
     )
@@ -72,12 +77,7 @@ def figures(results: RunResults) -> list[Figure]:
     sweep, probe = results.sweep, results.probe
     drawn: list[Figure | None] = []
     if sweep is not None:
-        drawn += [
-            buckets_figure(sweep),
-            histogram_figure(sweep),
-            padding_figure(sweep),
-            randomness_figure(sweep),
-        ]
+        drawn += [buckets_figure(sweep), histogram_figure(sweep), padding_figure(sweep), randomness_figure(sweep)]
     if probe is not None:
         drawn.append(frontier_figure(probe))
     return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
@@ -109,21 +109,3 @@ def _script(text: str) -> str:
 def _source(script: str) -> str:
     """Return the hash by which a policy knows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _policy(sources: list[str]) -> str:
-    """Nothing may be loaded, and no script may run but these.
-
-    Plotly.js styles elements in place, and before its version 4 decodes an image that it holds in itself.
-    """
-    return (
-        f"default-src 'none'; script-src {' '.join(sources)}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _data(drawn: list[Figure]) -> str:
-    """Return the figures as JSON that nothing in it can get out of its script element."""
-    views = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
-    text = msgspec.json.encode(views).decode()
-    return "".join(_ESCAPES.get(char, char) for char in text)

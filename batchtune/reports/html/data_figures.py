@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from batchtune.reports.html.figure import (
     Figure,
     Point,
-    Trace,
     View,
     axis,
+    bars,
     drawable,
     hover,
     label,
     length_unit,
     points,
-    short,
     thinned,
 )
-from batchtune.reports.table import UNKNOWN, Column, Table
-from batchtune.results import BucketUse, HistogramBin, Row, Sweep
+from batchtune.reports.table import UNKNOWN, Column, make_table
+from batchtune.results import BucketUse, Row, Sweep
 from batchtune.units import counted, format_length, format_number, format_percent
 
 
@@ -28,12 +28,24 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
     bins = [b for b in sweep.histogram if drawable(b.from_) and drawable(b.to) and drawable(b.count) and b.to > b.from_]
     if not bins:
         return None
-    unit = sweep.lengths.unit
-    logarithmic = _widen(bins) and bins[0].from_ > 0
-    data = [_bars(bins, unit, logarithmic)]
-    row = sweep.recommended_row
+    unit, row, shown = sweep.lengths.unit, sweep.recommended_row, thinned(bins)
+    # Bins that widen are spaced by their logarithm.
+    logarithmic = bins[0].from_ > 0 and (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
+    edges = [(format_length(b.from_, unit), format_length(b.to, unit)) for b in shown]
+    values = [
+        (
+            math.sqrt(b.from_ * b.to) if logarithmic else (b.from_ + b.to) / 2,
+            b.count,
+            hover(f"{low} to {high}", counted(b.count, "example")),
+        )
+        for b, (low, high) in zip(shown, edges, strict=True)
+    ]
+    # plotly.js takes widths in the axis' own measure, also on a logarithmic one.
+    widths = [float(f"{0.94 * (b.to - b.from_):.6g}") for b in shown]
+    data = [bars("examples", values, "--hue-1", width=widths, marker={"opacity": 0.65})]
     if row is not None:
-        data.append(_boundaries(row, unit, logarithmic))
+        lines = _boundaries(row, unit, logarithmic)
+        data.append(points("bucket boundaries", lines, "--accent", mode="lines", yaxis="y2", line={"width": 1}))
     layout = {
         "xaxis": axis("length", unit, type="log" if logarithmic else "linear"),
         "yaxis": axis("examples", rangemode="tozero"),
@@ -41,13 +53,30 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "barmode": "overlay",
     }
+    half = most = ""
+    if len(sweep.quantiles) == 1001:
+        half = f": half of them up to {format_length(sweep.quantiles[500], unit)}"
+        most = f", 99% up to {format_length(sweep.quantiles[990], unit)}"
+    ends = "" if row is None else " The lines are the boundaries of the recommended buckets."
+    longest = f", the longest {format_length(sweep.lengths.max, unit)}."
+    counts = [(*ends, f"{b.count:,}") for b, ends in zip(shown, edges, strict=True)]
     return Figure(
         name="histogram",
-        title="Lengths, and where the buckets end" if row is not None else "Lengths",
-        caption=_describe_lengths(sweep),
-        views=(View(label="examples", data=data, layout=layout),),
-        table=_histogram_table(bins, unit),
+        title="Lengths" if row is None else "Lengths, and where the buckets end",
+        caption=f"{counted(sweep.lengths.count, 'example')}{half}{most}{longest}{ends}",
+        views=(View("examples", data, layout),),
+        table=make_table("Lengths", (Column("over"), Column("up to"), Column("examples")), counts),
     )
+
+
+def _boundaries(row: Row, unit: str | None, logarithmic: bool) -> Iterator[Point]:
+    """Yield one vertical line a boundary; its points are close together, so that the pointer meets them."""
+    table = zip(range(1, len(row.boundaries) + 1), row.boundaries, row.batch_sizes, strict=True)
+    drawn = [bucket for bucket in table if drawable(bucket[1], logarithmic=logarithmic)]
+    for number, boundary, size in thinned(drawn):
+        text = hover(f"bucket {number}: up to {format_length(boundary, unit)}", f"batch size {format_number(size)}")
+        yield from ((boundary, step / 12, text) for step in range(13))
+        yield None, None, ""
 
 
 def padding_figure(sweep: Sweep) -> Figure | None:
@@ -55,98 +84,43 @@ def padding_figure(sweep: Sweep) -> Figure | None:
     buckets = [b for b in sweep.buckets if drawable(b.length) and drawable(b.padded_length)]
     if not buckets:
         return None
-    unit = sweep.lengths.unit
-    shown = thinned(buckets)
+    unit, shown = sweep.lengths.unit, thinned(buckets)
     size, size_name = length_unit(max(b.padded_length for b in shown), unit)
     texts = [_bucket_text(bucket, unit) for bucket in shown]
     names = [label(f"≤ {format_number(bucket.boundary)}") for bucket in shown]
-    x_axis = axis("bucket: lengths up to", unit, type="category")
-    true = _stack("true length", names, [b.length / size for b in shown], texts, "--hue-4")
-    padding = _stack("padding", names, [_padding(b) / size for b in shown], texts, "--hue-0")
-    share = _stack("padding", names, [100 * _padding_share(b) for b in shown], texts, "--hue-0")
-    layout = {"xaxis": x_axis, "bargap": 0.25}
-    lengths = layout | {
-        "yaxis": axis("length of one epoch", size_name, rangemode="tozero"),
-        "barmode": "stack",
-    }
+    true = zip(names, [b.length / size for b in shown], texts, strict=True)
+    padding = zip(names, [_padding(b) / size for b in shown], texts, strict=True)
+    share = zip(names, [100 * _padding_share(b) for b in shown], texts, strict=True)
+    layout = {"xaxis": axis("bucket: lengths up to", unit, type="category"), "bargap": 0.25}
+    lengths = layout | {"yaxis": axis("length of one epoch", size_name, rangemode="tozero"), "barmode": "stack"}
     shares = layout | {"yaxis": axis("padding, % of the bucket's cells", rangemode="tozero"), "showlegend": False}
+    most = max(buckets, key=_padding)
+    padded = sum(bucket.padded_length for bucket in buckets)
+    of_all = format_percent(sum(map(_padding, buckets)) / padded) if padded > 0 else UNKNOWN
+    columns = ("up to", "batch size", "examples", "batches", "true length", "padding", "share")
+    rows = [
+        (
+            format_length(b.boundary, unit),
+            format_number(b.batch_size),
+            f"{b.examples:,}",
+            f"{b.batches:,}",
+            format_length(b.length, unit),
+            format_length(_padding(b), unit),
+            format_percent(_padding_share(b)),
+        )
+        for b in shown
+    ]
     return Figure(
         name="padding",
         title="Padding, bucket by bucket",
-        caption=_describe_padding(buckets, unit),
+        caption=f"{of_all} of all cells of an epoch are padding; most of it in the bucket that ends at "
+        f"{format_length(most.boundary, unit)}.",
         views=(
-            View(label="length", data=[true, padding], layout=lengths),
-            View(label="share", data=[share], layout=shares),
+            View("length", [bars("true length", true, "--hue-4"), bars("padding", padding, "--hue-0")], lengths),
+            View("share", [bars("padding", share, "--hue-0")], shares),
         ),
-        table=_padding_table(shown, unit),
+        table=make_table("Padding, bucket by bucket", [Column(name) for name in columns], rows),
     )
-
-
-def _widen(bins: list[HistogramBin]) -> bool:
-    """Return whether bins are spaced by their logarithm."""
-    return (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
-
-
-def _bars(bins: list[HistogramBin], unit: str | None, logarithmic: bool) -> Trace:
-    shown = thinned(bins)
-    middle = [math.sqrt(b.from_ * b.to) if logarithmic else (b.from_ + b.to) / 2 for b in shown]
-    return {
-        "type": "bar",
-        "name": "examples",
-        "x": [short(value) for value in middle],
-        "y": [b.count for b in shown],
-        # plotly.js takes widths in the axis' own measure, also on a logarithmic one.
-        "width": [short(0.94 * (b.to - b.from_)) for b in shown],
-        "hovertext": [
-            hover(f"{format_length(b.from_, unit)} to {format_length(b.to, unit)}", counted(b.count, "example"))
-            for b in shown
-        ],
-        "marker": {"color": "--hue-1", "opacity": 0.65},
-    }
-
-
-def _boundaries(row: Row, unit: str | None, logarithmic: bool) -> Trace:
-    """Draw one vertical line a boundary; its points are close together, so that the pointer meets them."""
-    values: list[Point] = []
-    table = [
-        (number, boundary, size)
-        for number, (boundary, size) in enumerate(zip(row.boundaries, row.batch_sizes, strict=True), start=1)
-        if drawable(boundary, logarithmic=logarithmic)
-    ]
-    for number, boundary, size in thinned(table):
-        text = hover(f"bucket {number}: up to {format_length(boundary, unit)}", f"batch size {format_number(size)}")
-        values += [(boundary, step / 12, text) for step in range(13)]
-        values.append((None, None, ""))
-    return points("bucket boundaries", values, color="--accent", mode="lines", yaxis="y2", line={"width": 1})
-
-
-def _describe_lengths(sweep: Sweep) -> str:
-    unit = sweep.lengths.unit
-    sentence = f"{counted(sweep.lengths.count, 'example')}"
-    quantiles = sweep.quantiles
-    if len(quantiles) == 1001:
-        half, most = format_length(quantiles[500], unit), format_length(quantiles[990], unit)
-        sentence += f": half of them up to {half}, 99% up to {most}"
-    sentence += f", the longest {format_length(sweep.lengths.max, unit)}."
-    if sweep.recommended_row is not None:
-        sentence += " The lines are the boundaries of the recommended buckets."
-    return sentence
-
-
-def _histogram_table(bins: list[HistogramBin], unit: str | None) -> Table:
-    rows = tuple((format_length(b.from_, unit), format_length(b.to, unit), f"{b.count:,}") for b in thinned(bins))
-    return Table(title="Lengths", columns=(Column("over"), Column("up to"), Column("examples")), rows=rows)
-
-
-def _stack(name: str, names: list[str], values: list[float], texts: list[str], color: str) -> Trace:
-    return {
-        "type": "bar",
-        "name": name,
-        "x": names,
-        "y": [short(value) for value in values],
-        "hovertext": texts,
-        "marker": {"color": color},
-    }
 
 
 def _padding(bucket: BucketUse) -> float:
@@ -165,31 +139,3 @@ def _bucket_text(bucket: BucketUse, unit: str | None) -> str:
         f"true length {format_length(bucket.length, unit)}",
         f"padding {format_length(_padding(bucket), unit)} ({format_percent(_padding_share(bucket))})",
     )
-
-
-def _describe_padding(buckets: list[BucketUse], unit: str | None) -> str:
-    padded = sum(bucket.padded_length for bucket in buckets)
-    padding = sum(_padding(bucket) for bucket in buckets)
-    most = max(buckets, key=_padding)
-    share = format_percent(padding / padded) if padded > 0 else UNKNOWN
-    return (
-        f"{share} of all cells of an epoch are padding; most of it in the bucket that ends at "
-        f"{format_length(most.boundary, unit)}."
-    )
-
-
-def _padding_table(buckets: list[BucketUse], unit: str | None) -> Table:
-    columns = ("up to", "batch size", "examples", "batches", "true length", "padding", "share")
-    rows = tuple(
-        (
-            format_length(b.boundary, unit),
-            format_number(b.batch_size),
-            f"{b.examples:,}",
-            f"{b.batches:,}",
-            format_length(b.length, unit),
-            format_length(_padding(b), unit),
-            format_percent(_padding_share(b)),
-        )
-        for b in buckets
-    )
-    return Table(title="Padding, bucket by bucket", columns=tuple(Column(name) for name in columns), rows=rows)

@@ -2,64 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from batchtune.reports.html.figure import (
-    Figure,
-    Trace,
-    View,
-    axis,
-    drawable,
-    hover,
-    length_unit,
-    points,
-    thinned,
-)
+from batchtune.reports.html.figure import Figure, Layout, View, axis, drawable, hover, length_unit, points, thinned
 from batchtune.reports.table import format_shape
 from batchtune.results import FrontierPoint, Probe, Trial
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size
 
 _CURVE_POINTS = 120
-# What closes a point of the frontier that memory does not.
-_DATA = "data"
-
-# How an outcome is drawn: name in the legend, symbol, colour, outcomes.
+# How an outcome is drawn: name in the legend, symbol, its size, colour, outcomes.
 _OUTCOMES = (
-    ("passed", "circle", "--hue-1", ("ok",)),
-    ("out of memory", "x", "--hue-0", ("oom",)),
-    ("failed otherwise", "triangle-up", "--hue-5", ("timeout", "crash", "error")),
+    ("passed", "circle", 6, "--hue-1", ("ok",)),
+    ("out of memory", "x", 8, "--hue-0", ("oom",)),
+    ("failed otherwise", "triangle-up", 6, "--hue-5", ("timeout", "crash", "error")),
 )
+# Length, batch size and hover text.
+_Shape = tuple[float, float, str]
 
 
 def frontier_figure(probe: Probe) -> Figure | None:
     """Draw the frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
     frontier = sorted(
-        (p for p in probe.frontier if drawable(p.length, logarithmic=True) and drawable(p.batch_size)),
+        (
+            p
+            for p in probe.frontier
+            if drawable(p.length, logarithmic=True) and 1 <= p.batch_size and drawable(p.batch_size)
+        ),
         key=lambda point: point.length,
     )
-    frontier = [point for point in frontier if point.batch_size >= 1]
     if not frontier:
         return None
-    unit = probe.lengths.unit
+    unit, series = probe.lengths.unit, list(_series(probe, frontier))
     size, size_name = length_unit(max(point.batch_size * point.length for point in frontier), unit)
+    sizes = [points(name, shapes, color, **style) for name, shapes, color, style in series]
+    padded = [
+        points(name, [(length, batch * length / size, text) for length, batch, text in shapes], color, **style)
+        for name, shapes, color, style in series
+    ]
     x_axis = axis("length", unit, type="log")
+    y_axis = axis("batch size × length", size_name, rangemode="tozero")
     return Figure(
         name="frontier",
         title="Frontier: the largest batch, by length",
         caption=_describe(probe, frontier),
         views=(
-            View(
-                label="batch size",
-                data=_traces(probe, frontier, lambda batch_size, length: batch_size),
-                layout={"xaxis": x_axis, "yaxis": axis("batch size", type="log")},
-            ),
-            View(
-                label="padded length",
-                data=_traces(probe, frontier, lambda batch_size, length: batch_size * length / size),
-                layout={"xaxis": x_axis, "yaxis": axis("batch size × length", size_name, rangemode="tozero")},
-            ),
+            View("batch size", sizes, {"xaxis": x_axis, "yaxis": axis("batch size", type="log")}),
+            View("padded length", padded, {"xaxis": x_axis, "yaxis": y_axis}),
         ),
     )
 
@@ -88,58 +78,45 @@ def _along(frontier: list[FrontierPoint]) -> list[float]:
     return [float(one) for one in np.geomspace(frontier[0].length, frontier[-1].length, _CURVE_POINTS)]
 
 
-def _traces(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> list[Trace]:
-    unit = probe.lengths.unit
-    data = list(_limits(probe, frontier, y))
-    limited = [point for point in frontier if point.closed_by != _DATA]
-    filled = [point for point in frontier if point.closed_by == _DATA]
-    series: tuple[tuple[str, list[FrontierPoint], str, Trace], ...] = (
-        ("largest that fits", limited, "lines+markers", {"size": 8}),
-        ("all that the data fill, more may fit", filled, "markers", {"symbol": "diamond-open", "size": 11}),
-    )
-    for name, members, mode, marker in series:
+def _series(probe: Probe, frontier: list[FrontierPoint]) -> Iterator[tuple[str, Sequence[_Shape], str, Layout]]:
+    """Yield name, shapes, colour and style of the limits, the frontier and the trials; none without a shape."""
+    unit, limit = probe.lengths.unit, probe.max_batch_length
+    curves = {"dash": (f"memory model at {format_size(probe.device.limit_bytes)}", limit_curve(probe, frontier))}
+    if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
+        sizes = [(length, limit / length) for length in _along(frontier) if limit >= length]
+        curves["dot"] = (f"max_batch_length = {format_length(limit, unit)}", sizes)
+    for dash, (name, curve) in curves.items():
+        shapes = [(length, size, hover(name, format_shape(size, length, unit))) for length, size in curve]
+        if len(shapes) > 1:
+            yield name, shapes, "--faint", {"mode": "lines", "line": {"width": 1.5, "dash": dash}}
+    limited = {"mode": "lines+markers", "marker": {"size": 8}}
+    filled = {"mode": "markers", "marker": {"symbol": "diamond-open", "size": 11}}
+    for name, of_data, style in (
+        ("largest that fits", False, limited),
+        ("all that the data fill, more may fit", True, filled),
+    ):
+        members = thinned([point for point in frontier if (point.closed_by == "data") == of_data])
         if members:
-            values = [(p.length, y(p.batch_size, p.length), _frontier_text(p, unit)) for p in thinned(members)]
-            data.append(points(name, values, color="--hue-4", mode=mode, marker=marker))
-    for name, symbol, color, outcomes in _OUTCOMES:
+            yield name, [(p.length, p.batch_size, _frontier_text(p, unit)) for p in members], "--hue-4", style
+    for name, symbol, size, color, outcomes in _OUTCOMES:
         trials = [
-            (trial.length, y(trial.batch_size, trial.length), _trial_text(trial, unit))
+            (trial.length, trial.batch_size, _trial_text(trial, unit))
             for trial in thinned(probe.trials)
             if trial.outcome in outcomes and drawable(trial.length, logarithmic=True) and trial.batch_size >= 1
         ]
         if trials:
-            marker = {"symbol": symbol, "size": 8 if symbol == "x" else 6, "opacity": 0.75}
-            data.append(points(name, trials, color=color, mode="markers", marker=marker))
-    return data
-
-
-def _limits(probe: Probe, frontier: list[FrontierPoint], y: Callable[[float, float], float]) -> Iterator[Trace]:
-    """Return the memory model's curve, and that of max_batch_length."""
-    unit = probe.lengths.unit
-    curve = limit_curve(probe, frontier)
-    if len(curve) > 1:
-        name = f"memory model at {format_size(probe.device.limit_bytes)}"
-        values = [(length, y(size, length), hover(name, format_shape(size, length, unit))) for length, size in curve]
-        yield points(name, values, color="--faint", mode="lines", line={"width": 1.5, "dash": "dash"})
-    limit = probe.max_batch_length
-    if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
-        name = f"max_batch_length = {format_length(limit, unit)}"
-        sizes = [(length, limit / length) for length in _along(frontier) if limit >= length]
-        values = [(length, y(size, length), hover(name, format_shape(size, length, unit))) for length, size in sizes]
-        if values:
-            yield points(name, values, color="--faint", mode="lines", line={"width": 1.5, "dash": "dot"})
+            yield name, trials, color, {"mode": "markers", "marker": {"symbol": symbol, "size": size, "opacity": 0.75}}
 
 
 def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
     shape = format_shape(point.batch_size, point.length, unit)
-    proof = [] if point.trial is None else [f"proven by trial {point.trial}"]
-    if point.closed_by == _DATA:
+    title, why = f"largest: {shape}", f"closed by {point.closed_by}"
+    if point.closed_by == "data":
+        title = f"all that the data fill: {shape}"
         why = "no more examples are this short, or --max-batch-size allows no more"
-        return hover(f"all that the data fill: {shape}", why, *proof, *_costs(point))
-    closed = f"closed by {point.closed_by}"
-    if point.oom_batch_size is not None:
-        closed += f" at {format_number(point.oom_batch_size)}"
-    return hover(f"largest: {shape}", closed, *proof, *_costs(point))
+    elif point.oom_batch_size is not None:
+        why += f" at {format_number(point.oom_batch_size)}"
+    return hover(title, why, "" if point.trial is None else f"proven by trial {point.trial}", *_costs(point))
 
 
 def _trial_text(trial: Trial, unit: str | None) -> str:
@@ -157,14 +134,10 @@ def _costs(measured: FrontierPoint | Trial) -> Iterator[str]:
 
 
 def _describe(probe: Probe, frontier: list[FrontierPoint]) -> str:
-    unit = probe.lengths.unit
-    limited = [point for point in frontier if point.closed_by != _DATA]
-    shapes = [format_shape(point.batch_size, point.length, unit) for point in limited]
+    limited = [point for point in frontier if point.closed_by != "data"]
+    shapes = [format_shape(point.batch_size, point.length, probe.lengths.unit) for point in limited]
     ends = f"From {shapes[0]} to {shapes[-1]}" if shapes else "No batch that the data fill reaches the limit"
-    trials = counted(len(probe.trials), "trial")
-    failed = sum(trial.outcome == "oom" for trial in probe.trials)
+    failed = sum(trial.outcome == "oom" for trial in probe.trials) or "none"
     filled = len(frontier) - len(limited)
-    of_data = (
-        f" At {counted(filled, 'length')} the data fill no larger batch; more may fit." if filled and limited else ""
-    )
-    return f"{ends}: found in {trials}, {failed or 'none'} of them out of memory.{of_data}"
+    more = f" At {counted(filled, 'length')} the data fill no larger batch; more may fit." if filled and limited else ""
+    return f"{ends}: found in {counted(len(probe.trials), 'trial')}, {failed} of them out of memory.{more}"
