@@ -102,7 +102,7 @@ def test_what_two_dimensions_gain_is_told() -> None:
 
 
 def test_the_curve_marks_the_knee_and_the_recommended_row() -> None:
-    curve = list(trade_off_tables(whole_sweep()))[0]
+    curve = next(trade_off_tables(whole_sweep()))
     assert curve.title == "Speed against randomness"
     assert [row[0] for row in curve.rows if "knee" in row[0]] == ["optimal 11 (knee)"]
     assert curve.marked is not None and curve.rows[curve.marked][0] == "optimal 13"
