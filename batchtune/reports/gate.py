@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from batchtune.errors import UsageError
 from batchtune.results import Drift, LowerBound, Record, Row, Sweep, Verdict, Verification
 
+T = TypeVar("T")
 Value = float | int | bool
 
 # Rule field → field of `results.Drift`.
@@ -184,8 +185,12 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
         field = _field(rule)
         value, other = _value_in(field.record(inputs), field), None
         if rule.operator != "worse":
-            fails = bool(_COMPARE[rule.operator](_exact(value), _exact(rule.limit)))
-            found = f"{_shown(value, rule)}, {'which is' if fails else 'not'} {rule.operator} {rule.written}"
+            ours, limit = _exact(value), _exact(rule.limit)
+            fails = bool(_COMPARE[rule.operator](ours, limit))
+            shown = f"{_distinct(ours * 100, limit * 100)}%" if rule.percent else _distinct(ours, limit)
+            if isinstance(value, int) and not rule.percent:
+                shown = str(value).lower()
+            found = f"{shown}, {'which is' if fails else 'not'} {rule.operator} {rule.written}"
         else:
             other = _value_in(_baseline(inputs), field, " in the baseline")
             fails, how = _how_much_worse(rule, value, other, inputs)
@@ -235,15 +240,6 @@ def _digits(value: Value) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-def _shown(value: Value, rule: Rule) -> str:
-    """Return the value with enough digits to differ from the limit; in per cent where the rule is."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if rule.percent:
-        return f"{_distinct(_exact(value) * 100, _exact(rule.limit) * 100)}%"
-    return str(value) if isinstance(value, int) else _distinct(_exact(value), _exact(rule.limit))
-
-
 def _distinct(value: Fraction, limit: Fraction) -> str:
     """Return a number with the fewest digits that keep it on its side of the limit."""
     for digits in (4, 6, 9, 12, 15, 17):
@@ -272,7 +268,7 @@ class Field:
 def all_fields() -> dict[str, Field]:
     """Name → field, of everything that rules can name."""
     fields = [
-        *_fields("", Row, lambda inputs: _recommended(_sweep(inputs))),
+        *_fields("", Row, _recommended),
         *_fields("current.", Row, _current),
         *_fields("verify.", Verification, _verification),
         *_fields("bound.", LowerBound, lambda inputs: _sweep(inputs).lower_bound),
@@ -319,65 +315,56 @@ def _field(rule: Rule) -> Field:
     return field
 
 
+def _known(found: T | None, why: str) -> T:
+    if found is None:
+        raise NotKnownError(why)
+    return found
+
+
 def _value_in(record: Record, field: Field, where: str = "") -> Value:
     value: Any = record
     for name in field.path:
         value = None if value is None else getattr(value, name)
-    if value is None:
-        remedy = ": only a sweep of batches that were probed knows it" if field.path == ("unproven",) else ""
-        raise NotKnownError(f"{field.name} is not known{where} (null){remedy}")
-    known: Value = value
+    remedy = ": only a sweep of batches that were probed knows it" if field.path == ("unproven",) else ""
+    known: Value = _known(value, f"{field.name} is not known{where} (null){remedy}")
     return known
 
 
 def _sweep(inputs: RuleInputs) -> Sweep:
-    if inputs.sweep is None:
-        raise NotKnownError("the run has no sweep.json: run `batchtune sweep-buckets`")
-    return inputs.sweep
+    return _known(inputs.sweep, "the run has no sweep.json: run `batchtune sweep-buckets`")
 
 
-def _recommended(sweep: Sweep) -> Row:
-    if sweep.recommended_row is None:
-        raise NotKnownError(f"the sweep recommends no row: {sweep.reason or 'it does not say why'}")
-    return sweep.recommended_row
+def _recommended(inputs: RuleInputs) -> Row:
+    sweep = _sweep(inputs)
+    return _known(sweep.recommended_row, f"the sweep recommends no row: {sweep.reason or 'it does not say why'}")
 
 
 def _current(inputs: RuleInputs) -> Row:
-    current = _sweep(inputs).current
-    if current is None:
-        raise NotKnownError("the sweep knows no current config: run `batchtune sweep-buckets` with --current")
-    return current
+    why = "the sweep knows no current config: run `batchtune sweep-buckets` with --current"
+    return _known(_sweep(inputs).current, why)
 
 
 def _drift(inputs: RuleInputs) -> Drift:
-    if inputs.drift is None:
-        raise NotKnownError(inputs.missing.get("drift", "no other lengths are given: use --manifest"))
-    return inputs.drift
+    return _known(inputs.drift, inputs.missing.get("drift", "no other lengths are given: use --manifest"))
 
 
 def _baseline(inputs: RuleInputs) -> Row:
     """Return the other run's recommended row."""
-    ours, other = _sweep(inputs), inputs.baseline
-    if other is None:
-        raise NotKnownError(inputs.missing.get("baseline", "no other run to compare with is given: use --baseline"))
+    ours, why = _sweep(inputs), "no other run to compare with is given: use --baseline"
+    other = _known(inputs.baseline, inputs.missing.get("baseline", why))
     units = ours.lengths.unit, other.lengths.unit
     if None not in units and units[0] != units[1]:
         raise NotKnownError(f"the baseline's lengths count {units[1]}, this run's count {units[0]}")
-    if other.recommended_row is None:
-        raise NotKnownError("the baseline recommends no row")
-    return other.recommended_row
+    return _known(other.recommended_row, "the baseline recommends no row")
 
 
 def _verification(inputs: RuleInputs) -> Verification:
     """Return the verification, if it is about the table that is recommended now."""
-    found, sweep = inputs.verification, inputs.sweep
-    if found is None:
-        raise NotKnownError("the run has no verify.json: run `batchtune verify`")
-    if sweep is None:
-        return found
-    row = _recommended(sweep)
-    if found.lengths.fingerprint != sweep.lengths.fingerprint:
-        raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
-    if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
-        raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
+    found = _known(inputs.verification, "the run has no verify.json: run `batchtune verify`")
+    if inputs.sweep is not None:
+        row = _recommended(inputs)
+        if found.lengths.fingerprint != inputs.sweep.lengths.fingerprint:
+            raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
+        if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
+            raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
     return found

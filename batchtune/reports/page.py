@@ -10,9 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import brief_sentences, describe_device, next_steps, summary_sentences
+from batchtune.reports.summary import (
+    brief_sentences,
+    describe_device,
+    next_steps,
+    summary_sentences,
+    warning_sentences,
+)
 from batchtune.reports.table import Table, clean
 from batchtune.reports.tables import (
     bucket_table,

@@ -1,4 +1,4 @@
-"""The summary of a run, in sentences that a person can read aloud: what to set, what it saves, and what to do next."""
+"""A report's sentences, as a person can read them aloud: what to set, what it saves, warnings, and what to do next."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
-from batchtune.reports.verification import verification_sentences
+from batchtune.reports.verification import verification_sentences, verification_warnings
 from batchtune.results import SAMPLER_FILE, Baseline, Device, Drift, Probe, Row, Sweep, Verdict, cost_of, unproven_sizes
+from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import (
     counted,
     format_length,
@@ -25,6 +26,11 @@ CURRENT = "your current config"
 _AS_FAST = "as fast as"
 # What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
 _TODAY_BUCKETS = range(10, 21)
+# Less than this part of what fits is worth a word; a rounded limit is not.
+_LOW_LIMIT = 0.95
+# A fit that misses its own measurements by more can't be trusted between them.
+_POOR_FIT = 0.1
+_PROBE_AGAIN = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
 
 
 def summary_sentences(results: RunResults) -> list[str]:
@@ -39,14 +45,13 @@ def summary_sentences(results: RunResults) -> list[str]:
         return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     if row is not None:
-        said += [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep)), *evidence]
-        said += [_bound(sweep, row), _padding(row, compared(sweep))]
+        said += [*_savings(sweep, row), *evidence, *_waste(sweep, row)]
         said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
         said += trade_off_sentences(sweep)
+    elif fixed is not None:
+        size = format_number(fixed.batch_size)
+        said += [f"A fixed batch size of {size} needs {_batches(fixed.batches)} for an epoch.", *evidence]
     else:
-        if fixed is not None:
-            batches = _batches(fixed.batches)
-            said.append(f"A fixed batch size of {format_number(fixed.batch_size)} needs {batches} for an epoch.")
         said += evidence
     return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
@@ -61,13 +66,12 @@ def brief_sentences(results: RunResults) -> list[str]:
 
 def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
     """Name what the recommended row is compared with: the user's own config or today's practice, a fixed batch size."""
-    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     others: list[tuple[str, Row | Baseline]] = []
     if sweep.current is not None and sweep.current_fits is not False:
         others.append((CURRENT, sweep.current))
-    elif (today := today_row(sweep)) is not None and today is not row:
+    elif (today := today_row(sweep)) is not None and today is not sweep.recommended_row:
         others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
-    if fixed is not None:
+    if (fixed := fixed_baseline(sweep)) is not None:
         others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
     return others
 
@@ -109,12 +113,11 @@ def _evidence(results: RunResults) -> list[str]:
     if (sizes := unproven_sizes(row)) is not None:
         said.append(f"{sizes[0].upper()}{sizes[1:]}: the warnings say why.")
     elif row.unproven is not None:
-        run, margin = "Every batch size was run, or is no larger than one that was", probe.margin if probe else None
-        if probe is not None and margin is not None and margin.bytes:
-            share = format_percent(margin.bytes / probe.device.limit_bytes)
-            said.append(f"{run}, and leaves {format_size(margin.bytes)} ({share} of the limit) free.")
-        else:
-            said.append(f"{run}; how much memory that leaves free is not known.")
+        left = "; how much memory that leaves free is not known"
+        if probe is not None and probe.margin is not None and (free := probe.margin.bytes):
+            share = format_percent(free / probe.device.limit_bytes)
+            left = f", and leaves {format_size(free)} ({share} of the limit) free"
+        said.append(f"Every batch size was run, or is no larger than one that was{left}.")
     now = sweep.current
     if now is not None and sweep.current_fits is not False:  # a warning says what does not fit
         timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
@@ -146,44 +149,39 @@ def _what_to_set(sweep: Sweep) -> str:
     return f"Set {buckets} ({row.strategy}) with {sizes}{advantage}."
 
 
-def _what_it_needs(sweep: Sweep, row: Row) -> str:
-    source = (sweep.current_settings or {}).get("source")
+def _savings(sweep: Sweep, row: Row) -> list[str]:
+    """Say what an epoch needs, and how much less that is than with the others."""
+    source, others, seconds = (sweep.current_settings or {}).get("source"), compared(sweep), row.estimated_epoch_seconds
     on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
     named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
-    others = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in compared(sweep)]
-    needs = f"An epoch{on_ranks} needs {_batches(row.batches)}"
-    return f"{needs}; {' and '.join(others)}." if others else f"{needs}."
-
-
-def _what_it_saves(row: Row, others: Sequence[tuple[str, Row | Baseline]]) -> str:
-    seconds = row.estimated_epoch_seconds
+    needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
     if seconds is None:
-        said = "Step times are not known, so tables are compared by batches"
+        cost = "Step times are not known, so tables are compared by batches"
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
     else:
-        said = f"One epoch is estimated at {format_seconds(seconds)}"
-        saved = [
-            f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
-            for name, other in others
-            if other.estimated_epoch_seconds
-        ]
-    return f"{said}: {' and '.join(saved)}." if saved else f"{said}."
+        cost = f"One epoch is estimated at {format_seconds(seconds)}"
+        times = [(name, other.estimated_epoch_seconds) for name, other in others]
+        saved = [f"{_speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
+    return [_joined(f"An epoch{on_ranks} needs {_batches(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
 
 
-def _bound(sweep: Sweep, row: Row) -> str:
-    bound = sweep.lower_bound
-    what, costs = [_batches(bound.batches)], [(float(row.batches), float(bound.batches))]
-    if bound.estimated_epoch_seconds and row.estimated_epoch_seconds:
+def _waste(sweep: Sweep, row: Row) -> list[str]:
+    """Say how far from the bound it is, and how much is padding."""
+    bound, seconds = sweep.lower_bound, row.estimated_epoch_seconds
+    what, ratios = [_batches(bound.batches)], [row.batches / bound.batches]
+    if bound.estimated_epoch_seconds and seconds:
         what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
-        costs.append((row.estimated_epoch_seconds, bound.estimated_epoch_seconds))
-    above = [format_percent(max(0.0, ours / least - 1)) for ours, least in costs]
-    return f"The bound that no bucket table can beat is {' and '.join(what)}: this is {' and '.join(above)} above it."
+        ratios.append(seconds / bound.estimated_epoch_seconds)
+    above = " and ".join(format_percent(max(0.0, ratio - 1)) for ratio in ratios)
+    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in compared(sweep)]
+    return [
+        f"The bound that no bucket table can beat is {' and '.join(what)}: this is {above} above it.",
+        _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
+    ]
 
 
-def _padding(row: Row, others: Sequence[tuple[str, Row | Baseline]]) -> str:
-    against = " and ".join(f"{format_percent(other.padding_ratio)} with {name}" for name, other in others)
-    sentence = f"Padding is {format_percent(row.padding_ratio)} of all cells"
-    return f"{sentence}, against {against}." if against else f"{sentence}."
+def _joined(start: str, joint: str, others: Sequence[str]) -> str:
+    return f"{start}{joint if others else ''}{' and '.join(others)}."
 
 
 def _limit(probe: Probe) -> str:
@@ -196,10 +194,10 @@ def _about_frontier(probe: Probe) -> list[str]:
     unit, confirmation, sentences = probe.lengths.unit, probe.confirmation, []
     if len(probe.frontier) > 1:
         largest, longest = max(probe.frontier, key=lambda point: point.batch_size), probe.frontier[-1]
-        fits, more = (f"{format_number(point.batch_size)}" for point in (longest, largest))
+        fits, more = format_number(longest.batch_size), format_number(largest.batch_size)
+        ends = format_length(longest.length, unit), format_length(largest.length, unit)
         sentences.append(
-            f"A batch holds from {fits} examples of {format_length(longest.length, unit)} to {more} of "
-            f"{format_length(largest.length, unit)}."
+            f"A batch holds from {fits} examples of {ends[0]} to {more} of {ends[1]}."
             if largest.batch_size > longest.batch_size
             else f"A batch holds {fits} examples, whatever their length."
         )
@@ -301,3 +299,91 @@ def _own_workload(results: RunResults) -> str:
         return ""
     spec = shlex.quote(workload.spec) if ".py:" in workload.spec else "W"
     return f" --workload {spec}{' --set ...' if workload.options else ''}"
+
+
+def warning_sentences(results: RunResults) -> list[str]:
+    """Say what the results show together, then the probe's own warnings, then the sweep's; each once.
+
+    First comes what concerns the recommended batches, last what concerns tables that nobody need take.
+    """
+    sweep, probe = results.sweep, results.probe
+    warnings = list(verification_warnings(results))
+    row = sweep.recommended_row if sweep is not None else None
+    sizes = None if row is None else unproven_sizes(row)
+    if sweep is not None and row is not None and sizes is not None:
+        warnings.append(f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(sweep, row, probe)}")
+    elif sweep is not None and probe is not None:
+        warnings += _limit_warnings(probe, sweep)
+    if probe is not None:
+        warnings += _probe_warnings(probe)
+    if sweep is not None:
+        warnings += map(with_full_stop, sweep.warnings)
+    return list(dict.fromkeys(warnings))
+
+
+def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
+    """Say why batch sizes of the recommended row are not proven, and what to do."""
+    if probe is None or not probe.frontier:
+        return f"no batch as large was run, alone and in turns with the others. {_PROBE_AGAIN}"
+    if not probe.is_proven:
+        return (
+            f"batchtune {probe.meta.batchtune} interpolated between the lengths that it measured, ran few batches in "
+            f"turns with the others and left no margin. {_PROBE_AGAIN}"
+        )
+    unit, longest, end = sweep.lengths.unit, probe.frontier[-1].length, row.boundaries[-1]
+    cap, multiple = probe.settings.get("max_batch_size"), sweep.settings.get("multiple_of")
+    if isinstance(cap, int) and max(row.batch_sizes) > cap:
+        return (
+            f"no batch of more than {cap:,} examples was run (--max-batch-size). Sweep with --max-batch-size {cap} "
+            "too, or run `batchtune probe-oom` without it, with --force."
+        )
+    if row.sizing == "length" and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
+        return (
+            f"max_batch_length = {format_length(sweep.max_batch_length, unit)} is more than the "
+            f"{format_length(probe.max_batch_length, unit)} that was measured to fit. Sweep again without "
+            "--max-batch-length."
+        )
+    if isinstance(multiple, (int, float)) and end > longest >= probe.lengths.max:
+        return (
+            f"padding to a multiple of {format_number(multiple)} makes batches up to {format_length(end, unit)} long, "
+            f"and none longer than {format_length(longest, unit)} was run. `batchtune tune` with --multiple-of and "
+            "--force probes batches as they are padded; or leave the longest examples out with --max-length."
+        )
+    if longest < probe.lengths.max:
+        return (
+            f"no batch with examples longer than {format_length(longest, unit)} passed. Leave longer ones out with "
+            "--max-length, or give the probe more memory."
+        )
+    return (
+        "the probe ran no batch as large, alone and in turns with the others. Run `batchtune sweep-buckets` again; if "
+        "that does not help, `batchtune probe-oom` with --force."
+    )
+
+
+def _limit_warnings(probe: Probe, sweep: Sweep) -> Iterator[str]:
+    used, measured = sweep.max_batch_length, probe.max_batch_length
+    took, fits = (format_length(limit, sweep.lengths.unit) for limit in (used, measured))
+    differs = f"The sweep took max_batch_length = {took}, but the probe measured that {fits} fits"
+    if used > measured * (1 + 1e-9):
+        yield f"{differs}: training may run out of memory. Sweep again without --max-batch-length."
+    elif used < measured * _LOW_LIMIT:
+        yield f"{differs}: memory is left unused. Sweep again without --max-batch-length to use it."
+
+
+def _probe_warnings(probe: Probe) -> Iterator[str]:
+    yield from map(with_full_stop, probe.warnings)
+    if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
+        ends, longest = (format_length(x, probe.lengths.unit) for x in (probe.frontier[-1].length, probe.lengths.max))
+        yield (
+            f"The frontier ends at {ends}, but the longest example has {longest}. Leave longer examples out with "
+            "--max-length, or give the probe more memory."
+        )
+    for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
+        if model is None or model.relative_error <= _POOR_FIT:
+            continue
+        misses = f"The model of {name} misses the trials by {format_percent(model.relative_error)}"
+        idle = "on a machine that does nothing else."
+        if model is probe.models.step_seconds and model.relative_error > WORST_TIME_ERROR:
+            yield f"{misses}, so no times are estimated and tables are compared by batches. Probe again {idle}"
+        else:
+            yield f"{misses}: take figures that build on it as rough, and probe again {idle}"

@@ -15,9 +15,8 @@ from report_records import made_probe, made_sweep, whole_sweep, without_recommen
 
 from batchtune.cost.models import predict
 from batchtune.reports.html import figures
-from batchtune.reports.html.data_figures import histogram_figure, padding_figure
+from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, limit_curve, padding_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
-from batchtune.reports.html.probe_figures import frontier_figure, limit_curve
 from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
 from batchtune.reports.table import spread
 from batchtune.results import Probe, Sweep
