@@ -18,12 +18,11 @@ from batchtune.reports.summary import (
     summary_sentences,
     warning_sentences,
 )
-from batchtune.reports.table import Table, clean
+from batchtune.reports.table import Table, clean, failures_table
 from batchtune.reports.tables import (
     bucket_table,
     comparison_table,
     failed_trials,
-    failures_table,
     frontier_table,
     rows_table,
     verdict_table,
@@ -90,7 +89,8 @@ def build_page(results: RunResults) -> Page:
             tables.append(bucket_table(sweep, sweep.recommended_row, probe))
         tables += trade_off_tables(sweep)
     if probe is not None:
-        tables += [frontier_table(probe), *failures_table(probe)]
+        title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
+        tables += [frontier_table(probe), *failures_table(title, failed_trials(probe), unit, "probe.json")]
     if results.verification is not None:
         tables += verification_tables(results.verification)
     return Page(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from batchtune.errors import without_commands
+from batchtune.results import Trial, VerifyFailure
 from batchtune.units import format_length, format_number, format_ratio
 
 V = TypeVar("V")
@@ -15,6 +16,16 @@ V = TypeVar("V")
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
 _MAX_TEXT = 400
+_MAX_FAILURES = 10
+# The columns of all tables that hold text, and those that hold running text; the others hold numbers.
+_TEXT = {"", "strategy", "table", "closed by", "proven by", "batch shape", "outcome", "verdict"}
+_RUNNING_TEXT = {"message", "fails if", "found"}
+# A narrow terminal leaves these out, the last first; others never, as they tell rows apart.
+_SPARE = (
+    *("cost", "randomness", "gain", "throughput", "relative", "estimated epoch", "largest batch", "closed by"),
+    *("against fixed", "proven by", "batches", "peak memory", "padding", "step time", "mean batch", "trial"),
+    *("effective buckets", "over length alone", "variation"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class Column:
     Attributes:
         numeric: Set to the right, with digits of one width.
         wraps: Holds running text that may be broken into lines.
-        leaves: Whether and when a narrow terminal leaves it out: the highest first; 0: never, as it tells rows apart.
+        leaves: When a narrow terminal leaves it out: the highest first; 0: never.
     """
 
     title: str
@@ -54,22 +65,48 @@ class Table:
 
 def make_table(
     title: str,
-    columns: Sequence[Column | None],
+    columns: Sequence[str | None],
     rows: Iterable[Sequence[str]],
     notes: Iterable[str] = (),
     marked: int | None = None,
     break_before: int | None = None,
 ) -> Table:
-    """Return a table of clean strings, without the columns that are None."""
-    kept = [index for index, column in enumerate(columns) if column is not None]
+    """Return a table of clean strings; a column is known by its title, and left out of the rows where it is None."""
+    kept = [(index, name) for index, name in enumerate(columns) if name is not None]
+    made = [
+        Column(
+            title=name,
+            numeric=name not in _TEXT and name not in _RUNNING_TEXT,
+            wraps=name in _RUNNING_TEXT,
+            leaves=_SPARE.index(name) + 1 if name in _SPARE else 0,
+        )
+        for _, name in kept
+    ]
     return Table(
         title=clean(title),
-        columns=tuple(column for column in columns if column is not None),
-        rows=tuple(tuple(clean(row[index]) for index in kept) for row in rows),
+        columns=tuple(made),
+        rows=tuple(tuple(clean(row[index]) for index, _ in kept) for row in rows),
         notes=tuple(map(clean, notes)),
         marked=marked,
         break_before=break_before,
     )
+
+
+def failures_table(title: str, failures: Sequence[Trial | VerifyFailure], unit: str | None, file: str) -> list[Table]:
+    """Lay out the first of the batches that failed; no table without any."""
+    shown = failures[:_MAX_FAILURES]
+    rows = [
+        (
+            format_shape(one.batch_size, one.length, unit),
+            str(one.bucket + 1) if isinstance(one, VerifyFailure) else "",
+            "out of memory" if one.outcome == "oom" else one.outcome,
+            one.error or UNKNOWN,
+        )
+        for one in shown
+    ]
+    bucket = "bucket" if any(isinstance(one, VerifyFailure) for one in shown) else None
+    columns = ("batch shape", bucket, "outcome", "message")
+    return [make_table(title, columns, rows, shown_of(len(shown), len(failures), "", file))] if failures else []
 
 
 def clean(text: str) -> str:

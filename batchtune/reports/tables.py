@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
 from batchtune.reports.table import (
     UNKNOWN,
-    Column,
     Table,
     cell,
     format_shape,
@@ -23,7 +22,6 @@ from batchtune.units import format_length, format_number, format_percent, format
 _MARK = "*"
 _DOES_NOT_FIT = "does not fit"
 _MAX_FRONTIER_POINTS = 24
-_MAX_FAILURES = 10
 _WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
 
 
@@ -40,16 +38,8 @@ def rows_table(sweep: Sweep) -> Table:
         lines.append((current_name(sweep), sweep.current))
     lines += [(baseline.name, baseline) for baseline in sweep.baselines]
     lines.append(("lower bound", sweep.lower_bound))
-    columns = (
-        Column("strategy", numeric=False),
-        Column("buckets"),
-        Column("batches", leaves=2),
-        Column("padding", leaves=3),
-        Column("mean batch", leaves=4),
-        Column("effective buckets", leaves=5),
-        Column("estimated epoch", leaves=1) if timed else None,
-        Column("against fixed", leaves=2) if fixed is not None else None,
-    )
+    time, against = "estimated epoch" if timed else None, "against fixed" if fixed is not None else None
+    columns = ("strategy", "buckets", "batches", "padding", "mean batch", "effective buckets", time, against)
     rows = []
     for name, one in lines:
         buckets = mean = effective = padding = UNKNOWN
@@ -60,9 +50,8 @@ def rows_table(sweep: Sweep) -> Table:
             mean = f"{sweep.lengths.count / one.batches:.1f}"
         if not isinstance(one, LowerBound):
             padding = format_percent(one.padding_ratio)
-        time = cell(one.estimated_epoch_seconds, format_seconds)
-        batches = format_number(one.batches)
-        rows.append((name, buckets, batches, padding, mean, effective, time, _against(fixed, one, timed)))
+        epoch, batches = cell(one.estimated_epoch_seconds, format_seconds), format_number(one.batches)
+        rows.append((name, buckets, batches, padding, mean, effective, epoch, _against(fixed, one, timed)))
     marked = None if sweep.recommended is None else chosen.index(sweep.recommended)
     return make_table("Bucket tables compared", columns, rows, _notes(sweep, chosen), marked, len(chosen))
 
@@ -75,13 +64,7 @@ def comparison_table(sweep: Sweep, row: Row, notes: Iterable[str] = ()) -> Table
     if sweep.current is not None and sweep.current_fits is False:
         lines.append((f"{CURRENT} ({_DOES_NOT_FIT})", sweep.current))
     lines.append(("lower bound", sweep.lower_bound))
-    columns = (
-        Column("", numeric=False),
-        Column("batches", leaves=1),
-        Column("padding", leaves=2),
-        Column("estimated epoch", leaves=1) if timed else None,
-        Column("relative", leaves=1 if timed else 3),
-    )
+    columns = ("", "batches", "padding", "estimated epoch" if timed else None, "relative")
     rows = [
         (
             name,
@@ -183,12 +166,7 @@ def bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
             proof = f"trial {use.proven_by}{shape}"
         proofs.append(proof)
     has_proofs = len(uses) == len(row.boundaries) and any(use.proven_by is not None for use in uses)
-    columns = (
-        Column("up to"),
-        Column("batch size"),
-        Column("largest batch", leaves=1),
-        Column("proven by", numeric=False, leaves=2) if has_proofs else None,
-    )
+    columns = ("up to", "batch size", "largest batch", "proven by" if has_proofs else None)
     rows = [
         (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit), proof)
         for boundary, size, proof in zip(
@@ -204,15 +182,9 @@ def bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
 def frontier_table(probe: Probe) -> Table:
     """Lay out the largest batch that fits at each length."""
     shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
-    columns = (
-        Column("length"),
-        Column("target length") if any(point.target_length is not None for point in shown) else None,
-        Column("batch size"),
-        Column("closed by", numeric=False, leaves=1),
-        Column("peak memory", leaves=2),
-        Column("step time", leaves=3),
-        Column("trial", leaves=4) if any(point.trial is not None for point in shown) else None,
-    )
+    target = "target length" if any(point.target_length is not None for point in shown) else None
+    trial = "trial" if any(point.trial is not None for point in shown) else None
+    columns = ("length", target, "batch size", "closed by", "peak memory", "step time", trial)
     rows = []
     for point in shown:
         closed_by: str = "data, not memory" if point.closed_by == "data" else point.closed_by
@@ -242,27 +214,9 @@ def failed_trials(probe: Probe | None) -> list[Trial]:
     return [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")] if probe is not None else []
 
 
-def failures_table(probe: Probe) -> list[Table]:
-    """Lay out the trials that failed, but not for lack of memory; no table without any."""
-    failed = failed_trials(probe)
-    shown = failed[:_MAX_FAILURES]
-    columns = (
-        Column("batch shape", numeric=False),
-        Column("outcome", numeric=False),
-        Column("message", numeric=False, wraps=True),
-    )
-    rows = [(format_shape(t.batch_size, t.length, probe.lengths.unit), t.outcome, t.error or UNKNOWN) for t in shown]
-    notes = shown_of(len(shown), len(failed), "", "probe.json")
-    return [make_table("Trials that failed, but not for lack of memory", columns, rows, notes)] if failed else []
-
-
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    columns = (
-        Column("verdict", numeric=False),
-        Column("fails if", numeric=False, wraps=True),
-        Column("found", numeric=False, wraps=True),
-    )
+    columns = ("verdict", "fails if", "found")
     rows = [(verdict.outcome, verdict.rule, verdict.message) for verdict in ordered]
     return make_table("Rules", columns, rows) if rows else None

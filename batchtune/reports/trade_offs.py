@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.reports.table import TIMES, UNKNOWN, Column, Table, cell, format_times, make_table, shown_of, spread
+from batchtune.reports.table import TIMES, UNKNOWN, Table, cell, format_times, make_table, shown_of, spread
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
@@ -137,14 +137,7 @@ def _curve_table(sweep: Sweep) -> Table:
                 format_times(cost_of(row, timed=timed), fastest) or UNKNOWN,
             )
         )
-    columns = (
-        Column("table", numeric=False),
-        Column("effective buckets", leaves=2),
-        Column("randomness", leaves=1),
-        Column("mean batch", leaves=3),
-        Column("variation", leaves=4),
-        Column("cost", leaves=1),
-    )
+    columns = ("table", "effective buckets", "randomness", "mean batch", "variation", "cost")
     notes = (
         f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these.",
         *shown_of(len(shown), len(indices), " tables on the curve", "sweep.json"),
@@ -159,12 +152,7 @@ def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
     limits = [point.max_batch_length for point in points]
     at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
     shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
-    columns = (
-        Column("max_batch_length"),
-        Column("mean batch", leaves=2),
-        Column("estimated epoch", leaves=2),
-        Column("throughput", leaves=1),
-    )
+    columns = ("max_batch_length", "mean batch", "estimated epoch", "throughput")
     rows = [
         (
             format_length(point.max_batch_length, sweep.lengths.unit),
@@ -187,13 +175,7 @@ def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
 
 def _two_dimensional_table(sweep: Sweep) -> Table:
     timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
-    columns = (
-        Column("buckets"),
-        Column("batches", leaves=2),
-        Column("over length alone", leaves=3),
-        Column("estimated epoch", leaves=4) if timed else None,
-        Column("gain", leaves=1),
-    )
+    columns = ("buckets", "batches", "over length alone", "estimated epoch" if timed else None, "gain")
     rows = [
         (
             format_number(row.num_buckets),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import UNKNOWN, Column, Table, format_shape, make_table, shown_of
+from batchtune.reports.table import Table, failures_table, make_table
 from batchtune.results import Verification
 from batchtune.trust import settings_differences
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size, with_full_stop
 
-_MAX_FAILURES = 10
 _MAX_NAMED = 3
 _AGAIN = "Run `batchtune verify` again as it was probed, or probe anew with --force."
 
@@ -97,25 +96,8 @@ def _memory(verification: Verification) -> Iterator[str]:
 
 def verification_tables(verification: Verification) -> list[Table]:
     """Lay out what failed, and what is proposed instead; nothing if all passed."""
-    failures, unit = verification.failures, verification.lengths.unit
-    shown = failures[:_MAX_FAILURES]
-    columns = (
-        Column("batch shape", numeric=False),
-        Column("bucket"),
-        Column("outcome", numeric=False),
-        Column("message", numeric=False, wraps=True),
-    )
-    rows = [
-        (
-            format_shape(failure.batch_size, failure.length, unit),
-            str(failure.bucket + 1),
-            "out of memory" if failure.outcome == "oom" else failure.outcome,
-            failure.error or UNKNOWN,
-        )
-        for failure in shown
-    ]
-    notes = shown_of(len(shown), len(failures), "", "verify.json")
-    failed = [make_table("Batches that failed in the verification", columns, rows, notes)] if failures else []
+    title, unit = "Batches that failed in the verification", verification.lengths.unit
+    failed = failures_table(title, verification.failures, unit, "verify.json")
     return failed + proposal_table(verification)
 
 
@@ -131,7 +113,7 @@ def proposal_table(verification: Verification) -> list[Table]:
         "The other buckets stay as they are. Set them as bucket_batch_sizes in sampler.yaml, the largest of all as "
         "max_batch_size."
     )
-    columns = (Column("up to"), Column("batch size"), Column("safe"))
+    columns = ("up to", "batch size", "safe")
     return [make_table("Batch sizes that are safe instead", columns, rows, [note])]
 
 

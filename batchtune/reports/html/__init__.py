@@ -24,7 +24,7 @@ from batchtune.reports.html.figure import Figure
 from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
 from batchtune.reports.page import Fact, build_page, clean_facts
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import UNKNOWN, Column, Table, cell, clean, format_shape, make_table, shown_of, spread
+from batchtune.reports.table import UNKNOWN, Table, cell, clean, format_shape, make_table, shown_of, spread
 from batchtune.results import Device, Probe
 from batchtune.units import counted, format_number, format_seconds, format_size
 
@@ -142,18 +142,8 @@ def _trial_log(probe: Probe) -> Table | None:
     if not probe.trials:
         return None
     shown, unit = spread(probe.trials, _MOST_TRIALS), probe.lengths.unit
-    has_targets = any(trial.target_length is not None for trial in shown)
-    columns = (
-        Column("trial"),
-        Column("batch shape", numeric=False),
-        Column("target length") if has_targets else None,
-        Column("outcome", numeric=False),
-        Column("step time"),
-        Column("peak memory"),
-        Column("held"),
-        Column("took"),
-        Column("message", numeric=False, wraps=True),
-    )
+    target = "target length" if any(trial.target_length is not None for trial in shown) else None
+    columns = ("trial", "batch shape", target, "outcome", "step time", "peak memory", "held", "took", "message")
     rows = []
     for trial in shown:
         seconds, distance = trial.step_seconds, trial.step_seconds_spread

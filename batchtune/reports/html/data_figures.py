@@ -21,7 +21,7 @@ from batchtune.reports.html.figure import (
     points,
     thinned,
 )
-from batchtune.reports.table import UNKNOWN, Column, format_shape, make_table
+from batchtune.reports.table import UNKNOWN, format_shape, make_table
 from batchtune.results import BucketUse, FrontierPoint, Probe, Sweep, Trial
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
 
@@ -77,7 +77,7 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
         title=title,
         caption=f"{counted(sweep.lengths.count, 'example')}{half}{most}{longest}{ends}",
         views=(View("examples", data, layout),),
-        table=make_table("Lengths", (Column("over"), Column("up to"), Column("examples")), rows),
+        table=make_table("Lengths", ("over", "up to", "examples"), rows),
     )
 
 
@@ -120,7 +120,7 @@ def padding_figure(sweep: Sweep) -> Figure | None:
             View("length", [bars("true length", true, "--hue-4"), bars("padding", padding, "--hue-0")], lengths),
             View("share", [bars("padding", shares, "--hue-0")], parts),
         ),
-        table=make_table("Padding, bucket by bucket", [Column(name) for name in columns], rows),
+        table=make_table("Padding, bucket by bucket", columns, rows),
     )
 
 
