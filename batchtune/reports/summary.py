@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from batchtune.batching.strategies import STRATEGIES
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences, verification_warnings
@@ -24,8 +25,6 @@ from batchtune.units import (
 FIXED_BASELINE = "fixed-random"
 CURRENT = "your current config"
 _AS_FAST = "as fast as"
-# What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
-_TODAY_BUCKETS = range(10, 21)
 # Less than this part of what fits is worth a word; a rounded limit is not.
 _LOW_LIMIT = 0.95
 # A fit that misses its own measurements by more can't be trusted between them.
@@ -69,17 +68,20 @@ def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
     others: list[tuple[str, Row | Baseline]] = []
     if sweep.current is not None and sweep.current_fits is not False:
         others.append((CURRENT, sweep.current))
-    elif (today := today_row(sweep)) is not None and today is not sweep.recommended_row:
-        others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
+    elif (today := today_row(sweep)) is not None and today[1] is not sweep.recommended_row:
+        others.append(today)
     if (fixed := fixed_baseline(sweep)) is not None:
         others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
     return others
 
 
-def today_row(sweep: Sweep) -> Row | None:
-    """Return today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
-    rows = [row for row in sweep.rows if row.strategy == "speechbrain" and row.num_buckets in _TODAY_BUCKETS]
-    return max(rows, key=lambda row: row.num_buckets, default=None)
+def today_row(sweep: Sweep) -> tuple[str, Row] | None:
+    """Return name and row of today's practice, with the most buckets that were swept; None if none was."""
+    known = [
+        (STRATEGIES[row.strategy].practice(row.num_buckets), row) for row in sweep.rows if row.strategy in STRATEGIES
+    ]
+    named = [(name, row) for name, row in known if name is not None]
+    return max(named, key=lambda one: one[1].num_buckets, default=None)
 
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from batchtune.batching.strategies import STRATEGIES
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
 from batchtune.reports.table import (
     UNKNOWN,
@@ -22,6 +23,8 @@ from batchtune.units import format_length, format_number, format_percent, format
 _MARK = "*"
 _DOES_NOT_FIT = "does not fit"
 _MAX_FRONTIER_POINTS = 24
+# Strategies that take fewer buckets than they may where more would cost more.
+_BY_COST = {name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes}
 _WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
 
 
@@ -98,7 +101,7 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(sweep.rows):
         groups.setdefault(series_name(row), []).append(index)
-    chosen = {index for index, row in enumerate(sweep.rows) if row is today}
+    chosen = {index for index, row in enumerate(sweep.rows) if today is not None and row is today[1]}
     for members in groups.values():
         members.sort(key=lambda index: sweep.rows[index].num_buckets)
         # Sorted by buckets: the first of equals has the fewest.
@@ -137,12 +140,12 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
     cost = "take longer" if sweep.has_times else "need as many batches or more"
     why = "lengths are rounded to multiples" if sweep.settings.get("multiple_of") else "few lengths differ"
     fewer = [row for row in rows if len(row.boundaries) < row.num_buckets]
-    for chooses, reason in (
+    for by_cost, reason in (
         (True, f"more were allowed, but would {cost}"),
         (False, f"the others coincided, because {why}"),
     ):
-        example = next((row for row in fewer if (row.strategy == "optimal") == chooses), None)
-        if example is not None:
+        examples = (row for row in fewer if (row.strategy in _BY_COST) == by_cost)
+        if (example := next(examples, None)) is not None:
             notes.append(f"“{_buckets(example)}” buckets ({example.strategy}): {reason}.")
     if fixed is not None:
         what = "time" if sweep.has_times else "batches"
