@@ -178,7 +178,7 @@ def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, out
     from batchtune.cli import console
     from batchtune.errors import UsageError
 
-    if baseline is not None and not any(rule.needs_baseline for rule in rules):
+    if baseline is not None and all(rule.needs != "baseline" for rule in rules):
         console.note("Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'.")
     if junit is None:
         return
@@ -200,19 +200,19 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     from batchtune.reports.gate import RuleInputs, judge
 
     results = load_run(folder)
-    missing: dict[str, str] = {}
+    needed, missing = {rule.needs for rule in rules}, dict[str, str]()
     theirs = drift = None
     try:
         if baseline is not None and (theirs := load_run(baseline).sweep) is None:
             raise ResultError(f"the baseline {baseline} has no sweep.json", "Run `batchtune sweep-buckets` there.")
     except BatchtuneError as error:
-        if not any(rule.needs_baseline for rule in rules):
+        if "baseline" not in needed:
             raise
         missing["baseline"] = error.message
     try:
         drift = _drift(results, new) if new.manifest else None
     except BatchtuneError as error:
-        if isinstance(error, UsageError) or not any(rule.needs_drift for rule in rules):
+        if isinstance(error, UsageError) or "drift" not in needed:
             raise
         missing["drift"] = error.message
     inputs = RuleInputs(

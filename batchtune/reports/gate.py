@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from batchtune.errors import UsageError
-from batchtune.results import Drift, LowerBound, Record, Row, Sweep, Verdict, Verification
+from batchtune.results import Answer, Drift, LowerBound, Record, Row, Sweep, Verdict, Verification
 
 T = TypeVar("T")
 Value = float | int | bool
@@ -63,14 +63,12 @@ _COMPARE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule: it fails where the comparison is true.
+    """One rule: it fails where the comparison is true. The field may not exist.
 
     Attributes:
         text: As given, white space made even.
-        field: The name of the field, which may not exist.
-        operator: One of >, >=, <, <=, ==, !=, worse.
         limit: A number, exact as written, 8% as 2/25; or true or false.
-        percent: Whether the limit was written in per cent.
+        percent: Whether it was written in per cent.
         written: The limit as written.
     """
 
@@ -82,25 +80,14 @@ class Rule:
     written: str
 
     @property
-    def needs_drift(self) -> bool:
-        """Whether it is about other lengths."""
-        return self.field in DRIFT_FIELDS
-
-    @property
-    def needs_baseline(self) -> bool:
-        """Whether it is about another run."""
-        return self.operator == "worse"
+    def needs(self) -> str | None:
+        """The key of `RuleInputs.missing` that it can't be judged without."""
+        return "baseline" if self.operator == "worse" else "drift" if self.field in DRIFT_FIELDS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleInputs:
-    """The records that rules are judged by; None: it does not exist.
-
-    Attributes:
-        baseline: The sweep of another run.
-        drift: Of other lengths.
-        missing: `baseline` or `drift` → why it could not be read.
-    """
+    """The records that rules are judged by; `missing` says why `baseline`, another run's, or `drift` can't be read."""
 
     sweep: Sweep | None
     verification: Verification | None = None
@@ -129,7 +116,7 @@ def judge(rules: Iterable[Rule], inputs: RuleInputs) -> tuple[Verdict, ...]:
 
 def not_judged(rules: Iterable[Rule], why: str) -> tuple[Verdict, ...]:
     """Return an error for each rule, where the run itself can't be read."""
-    return tuple(_error(rule, why) for rule in rules)
+    return tuple(_verdict(rule, "error", why) for rule in rules)
 
 
 def exit_code(verdicts: Sequence[Verdict]) -> int:
@@ -196,19 +183,15 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
             fails, how = _how_much_worse(rule, value, other, inputs)
             found = f"{_digits(value)}, {how}"
     except NotKnownError as error:
-        return _error(rule, str(error))
-    return Verdict(
-        rule=rule.text,
-        outcome="fails" if fails else "holds",
-        value=value,
-        limit=_as_number(rule.limit),
-        baseline=other,
-        message=f"{rule.field} is {found}",
-    )
+        return _verdict(rule, "error", str(error))
+    return _verdict(rule, "fails" if fails else "holds", f"{rule.field} is {found}", value, other)
 
 
-def _error(rule: Rule, why: str) -> Verdict:
-    return Verdict(rule=rule.text, outcome="error", value=None, limit=_as_number(rule.limit), message=why)
+def _verdict(
+    rule: Rule, outcome: Answer, message: str, value: Value | None = None, other: Value | None = None
+) -> Verdict:
+    limit = rule.limit if isinstance(rule.limit, bool) else float(rule.limit)
+    return Verdict(rule=rule.text, outcome=outcome, value=value, limit=limit, baseline=other, message=message)
 
 
 def _how_much_worse(rule: Rule, value: Value, other: Value, inputs: RuleInputs) -> tuple[bool, str]:
@@ -232,10 +215,6 @@ def _exact(value: Value | Fraction) -> Fraction:
     return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
 
-def _as_number(limit: Fraction | bool) -> float | bool:
-    return limit if isinstance(limit, bool) else float(limit)
-
-
 def _digits(value: Value) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
@@ -251,12 +230,7 @@ def _distinct(value: Fraction, limit: Fraction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A number or a flag that a rule can name.
-
-    Attributes:
-        record: Finds the record that holds it. Raises NotKnownError.
-        path: Its attributes, from that record on.
-    """
+    """A number or a flag that a rule can name: the attributes `path` of what `record` finds."""
 
     name: str
     record: Callable[[RuleInputs], Record]

@@ -21,7 +21,7 @@ import msgspec
 
 from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, padding_figure
 from batchtune.reports.html.figure import Figure
-from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
+from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.page import Fact, build_page, clean_facts
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import UNKNOWN, Table, cell, clean, format_shape, make_table, shown_of, spread
@@ -79,11 +79,9 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
 def figures(results: RunResults) -> list[Figure]:
     """Return the charts of a run, in the order to show them."""
     sweep, probe = results.sweep, results.probe
-    drawn: list[Figure | None] = []
-    if sweep is not None:
-        drawn += [buckets_figure(sweep), histogram_figure(sweep), padding_figure(sweep), randomness_figure(sweep)]
-    if probe is not None:
-        drawn.append(frontier_figure(probe))
+    costs = cost_figures(sweep) if sweep is not None else []
+    data = [histogram_figure(sweep), padding_figure(sweep)] if sweep is not None else []
+    drawn = [*costs[:1], *data, *costs[1:], frontier_figure(probe) if probe is not None else None]
     return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
 
 

@@ -48,42 +48,30 @@ class _Other:
     symbol: str = ""
 
 
-def buckets_figure(sweep: Sweep) -> Figure | None:
-    """Draw time and batches of an epoch against the number of buckets; None without rows."""
-    measures = _measures(sweep)
+def cost_figures(sweep: Sweep) -> list[Figure]:
+    """Draw what an epoch costs, against the number of buckets and against effective buckets; none without rows."""
+    measures = [timed for timed in (True, False) if (sweep.has_times or not timed) and _rows(sweep, timed)]
     if not measures:
-        return None
+        return []
     timed = measures[0]
     best = min(_rows(sweep, timed), key=lambda row: (_cost(row, timed), row.num_buckets))
     lowest = f"{series_name(best)} with {counted(best.num_buckets, 'bucket')}: {_words(_cost(best, timed), timed)}"
     others = [f"{other.name} {_words(other.cost, timed)}" for other in _others(sweep, timed)]
-    return Figure(
-        name="sweep",
-        title="What an epoch costs, by number of buckets",
-        caption=f"Lowest is {'; '.join([lowest, *others])}.",
-        views=tuple(_buckets_view(sweep, timed) for timed in measures),
-    )
-
-
-def randomness_figure(sweep: Sweep) -> Figure | None:
-    """Draw cost against effective buckets, with the curve that no table beats; None without rows."""
-    measures = _measures(sweep)
-    if not measures:
-        return None
-    return Figure(
-        name="randomness",
-        title="Speed against randomness",
-        caption=(
-            "Each point is a table: lower is faster, further left is more random (1 effective bucket: any two "
-            "examples can meet in a batch). No table swept is both faster and more random than one on the line."
+    return [
+        Figure(
+            name="sweep",
+            title="What an epoch costs, by number of buckets",
+            caption=f"Lowest is {'; '.join([lowest, *others])}.",
+            views=tuple(_buckets_view(sweep, timed) for timed in measures),
         ),
-        views=tuple(_randomness_view(sweep, timed) for timed in measures),
-    )
-
-
-def _measures(sweep: Sweep) -> list[bool]:
-    """Return which of time (True) and batches (False) the sweep's rows can be compared by."""
-    return [timed for timed in (True, False) if (sweep.has_times or not timed) and _rows(sweep, timed)]
+        Figure(
+            name="randomness",
+            title="Speed against randomness",
+            caption="Each point is a table: lower is faster, further left is more random (1 effective bucket: any two "
+            "examples can meet in a batch). No table swept is both faster and more random than one on the line.",
+            views=tuple(_randomness_view(sweep, timed) for timed in measures),
+        ),
+    ]
 
 
 def _rows(sweep: Sweep, timed: bool) -> list[Row]:
