@@ -22,12 +22,7 @@ FORMATS = {
 
 
 def render(report_format: str, results: RunResults) -> str:
-    """Return a run's report as text.
-
-    Args:
-        report_format: A name from `FORMATS`. `terminal` gives plain text, 80 columns wide; to print on a real
-            terminal, with its width and colours, use `batchtune.reports.terminal.render_terminal`.
-        results: The run folder's results.
+    """Return a run's report in one of the `FORMATS`; `terminal` gives plain text, 80 columns wide.
 
     Raises:
         ValueError: An unknown format.

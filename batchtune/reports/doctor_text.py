@@ -15,12 +15,7 @@ _SWITCH = {None: "unknown, or not supported", True: "on", False: "off"}
 
 
 def render_doctor(found: Doctor, width: int = _WIDTH) -> str:
-    """Show all of it: versions, GPUs, CPU, settings, packages, and what stands in the way.
-
-    Args:
-        found: The record to show.
-        width: Of a line, at least 40; longer ones are broken.
-    """
+    """Show all of it, in lines of that width, at least 40: versions, devices, settings, packages, warnings."""
     settings = list(found.environment.items()) or [("", "no environment variable changes what a step takes")]
     packages = [(name, version or "not installed") for name, version in found.packages.items()]
     blocks = [

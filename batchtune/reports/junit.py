@@ -17,11 +17,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0
 def render_junit(verdicts: Sequence[Verdict], name: str) -> str:
     """Return one test suite, one test case a rule: a failure where it fails, an error where it can't be judged.
 
-    `time` is 0 throughout: rules take none, and the same verdicts give the same bytes.
-
-    Args:
-        verdicts: In the order to show them; their rules differ.
-        name: Of the run.
+    `time` is 0 throughout: rules take none, and the same verdicts give the same bytes. Their rules differ.
     """
     found = Counter(verdict.outcome for verdict in verdicts)
     counts = {"tests": len(verdicts), "failures": found["fails"], "errors": found["error"], "skipped": 0, "time": 0}

@@ -11,31 +11,16 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import (
-    brief_sentences,
-    describe_device,
-    next_steps,
-    summary_sentences,
-    warning_sentences,
-)
-from batchtune.reports.table import Table, clean, failures_table
-from batchtune.reports.tables import (
-    bucket_table,
-    comparison_table,
-    failed_trials,
-    frontier_table,
-    rows_table,
-    verdict_table,
-)
-from batchtune.reports.trade_offs import trade_off_tables
+from batchtune.reports.summary import brief_sentences, describe_device, next_steps, summary_sentences, warning_sentences
+from batchtune.reports.table import Table, clean
+from batchtune.reports.tables import brief_tables, current_words, failed_trials, full_tables, verdict_table
 from batchtune.reports.verification import (
-    proposal_table,
     verification_facts,
     verification_sentences,
     verification_tables,
     verification_warnings,
 )
-from batchtune.results import LengthsSummary, Outcome, Probe, Sweep
+from batchtune.results import LengthsSummary, Outcome, Probe
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 Fact = tuple[str, str]
@@ -81,23 +66,11 @@ def clean_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
 
 def build_page(results: RunResults) -> Page:
     """Lay out a run's results for people."""
-    probe, sweep = results.probe, results.sweep
-    tables: list[Table] = []
-    if sweep is not None:
-        tables.append(rows_table(sweep))
-        if sweep.recommended_row is not None:
-            tables.append(bucket_table(sweep, sweep.recommended_row, probe))
-        tables += trade_off_tables(sweep)
-    if probe is not None:
-        title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
-        tables += [frontier_table(probe), *failures_table(title, failed_trials(probe), unit, "probe.json")]
-    if results.verification is not None:
-        tables += verification_tables(results.verification)
     return Page(
         title=f"batchtune report: {results.name}",
         facts=_facts(results),
         summary=summary_sentences(results),
-        tables=tables,
+        tables=list(full_tables(results)),
         warnings=warning_sentences(results),
         verdicts=verdict_table(results.verdicts),
     )
@@ -113,7 +86,7 @@ def build_brief_page(results: RunResults) -> Page:
     return Page(
         title=f"batchtune report: {results.name}",
         summary=brief_sentences(results),
-        tables=_brief_tables(results),
+        tables=brief_tables(results),
         warnings=warnings,
         verdicts=verdict_table(results.verdicts),
         next_steps=list(next_steps(results)),
@@ -143,19 +116,8 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
     )
     if not brief:
         return page
-    tables = _brief_tables(results) if page.tables else ()
+    tables = brief_tables(results) if page.tables else ()
     return replace(page, facts=(), tables=tables, next_steps=list(next_steps(results)))
-
-
-def _brief_tables(results: RunResults) -> list[Table]:
-    """Lay out what the recommended row saves; or, where its verification does not hold, the sizes that are safe."""
-    sweep, verification = results.sweep, results.verification
-    if verification is not None and not verification.holds:
-        return proposal_table(verification)
-    if sweep is None or sweep.recommended_row is None:
-        return []
-    read = [f"Your current config is {value}." for _, value in _current_fact(sweep)]
-    return [comparison_table(sweep, sweep.recommended_row, read)]
 
 
 def _facts(results: RunResults) -> list[Fact]:
@@ -170,7 +132,7 @@ def _facts(results: RunResults) -> list[Fact]:
     sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
     facts.append(("Limit", f"{limit}{sized_by}"))
     if sweep is not None:
-        facts += _current_fact(sweep)
+        facts += [("Current", text) for text in current_words(sweep)]
     return facts + (verification_facts(verification) if verification is not None else [])
 
 
@@ -190,16 +152,6 @@ def _probe_facts(probe: Probe) -> list[Fact]:
             most = "" if model.largest_error is None else f" ({format_percent(model.largest_error)} at most)"
             fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
     return [*facts, ("Models", f"fit the trials: {', '.join(fits)}")] if fits else facts
-
-
-def _current_fact(sweep: Sweep) -> list[Fact]:
-    """Return what was read as the user's own config, and where."""
-    settings = sweep.current_settings or {}
-    described = settings.get("describe")
-    if not isinstance(described, str):
-        return []
-    place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
-    return [("Current", f"{described} ({', '.join(place)})" if place else described)]
 
 
 def _describe_data(lengths: LengthsSummary) -> str:

@@ -48,14 +48,8 @@ def survey(lengths: Lengths, sources: Sequence[str] = ()) -> Scan:
     """Look at the lengths of a data set: their spread, a histogram, and what looks wrong or wasteful.
 
     Needs less than 30 MB besides the lengths, however many they are. Percentiles are by nearest rank (NumPy's
-    `inverted_cdf`): the smallest length that at least that share of the examples does not exceed.
-
-    Args:
-        lengths: The data set.
-        sources: Where the lengths come from, for the record's reader.
-
-    Returns:
-        The record; each of its warnings is one sentence that says what is wrong, then the remedy.
+    `inverted_cdf`): the smallest length that at least that share of the examples does not exceed. Each warning says
+    what is wrong, then the remedy. `sources` tell the record's reader where the lengths come from.
     """
     values, size = lengths.values, lengths.count
     # Nearest ranks of the percentiles 0, 50, 95, 99, 99.9 and 100; 1 is the smallest.

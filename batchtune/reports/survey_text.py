@@ -27,12 +27,7 @@ _GLUE = "\0"
 
 
 def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
-    """Show the data in a few lines, as every command does: the lengths, what was left out, notes and warnings.
-
-    Args:
-        lengths: The data set.
-        ascii: Whether the histogram is left out, for streams that can't encode block characters.
-    """
+    """Show the data in a few lines, as every command does; ascii: without a histogram, which needs block characters."""
     found = survey(lengths)
     spread, unit, targets = found.percentiles, lengths.unit, found.targets
     lines = [_extent(found)]
@@ -61,10 +56,7 @@ def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
 def render_survey(lengths: Lengths, width: int = _WIDTH, *, ascii: bool = False) -> str:
     """Show the whole survey: lengths, percentiles, histogram, what was left out, and what looks wrong.
 
-    Args:
-        lengths: The data set.
-        width: Of a line, at least 60; running text is broken into lines, an option from its value never.
-        ascii: Whether to write nothing but ASCII, for streams that can't encode block characters.
+    Lines have that width, at least 60; an option is never parted from its value. ascii: nothing but ASCII.
     """
     found = survey(lengths)
     values = [f"They take {found.distinct:,} different values."] if found.distinct > 1 else []

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from batchtune.batching.strategies import STRATEGIES
+from batchtune.reports.run import RunResults
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
 from batchtune.reports.table import (
     UNKNOWN,
     Table,
     cell,
+    failures_table,
     format_shape,
     format_times,
     make_table,
     shown_of,
     spread,
 )
+from batchtune.reports.trade_offs import trade_off_tables
+from batchtune.reports.verification import proposal_table, verification_tables
 from batchtune.results import Baseline, LowerBound, Probe, Row, Sweep, Trial, Verdict, cost_of
 from batchtune.units import format_length, format_number, format_percent, format_seconds, format_size
 
@@ -26,6 +30,42 @@ _MAX_FRONTIER_POINTS = 24
 # Strategies that take fewer buckets than they may where more would cost more.
 _BY_COST = {name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes}
 _WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
+
+
+def full_tables(results: RunResults) -> Iterator[Table]:
+    """Lay out all that a run's results hold."""
+    probe, sweep, verification = results.probe, results.sweep, results.verification
+    if sweep is not None:
+        yield rows_table(sweep)
+        if sweep.recommended_row is not None:
+            yield _bucket_table(sweep, sweep.recommended_row, probe)
+        yield from trade_off_tables(sweep)
+    if probe is not None:
+        yield _frontier_table(probe)
+        title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
+        yield from failures_table(title, failed_trials(probe), unit, "probe.json")
+    if verification is not None:
+        yield from verification_tables(verification)
+
+
+def brief_tables(results: RunResults) -> list[Table]:
+    """Lay out what the recommended row saves; or, where its verification does not hold, the sizes that are safe."""
+    sweep, verification = results.sweep, results.verification
+    if verification is not None and not verification.holds:
+        return proposal_table(verification)
+    if sweep is None or sweep.recommended_row is None:
+        return []
+    return [comparison_table(sweep, sweep.recommended_row)]
+
+
+def current_words(sweep: Sweep) -> list[str]:
+    """Return what was read as the user's own config, and where."""
+    settings = sweep.current_settings or {}
+    described = settings.get("describe")
+    if not isinstance(described, str):
+        return []
+    place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
+    return [f"{described} ({', '.join(place)})" if place else described]
 
 
 def rows_table(sweep: Sweep) -> Table:
@@ -59,7 +99,7 @@ def rows_table(sweep: Sweep) -> Table:
     return make_table("Bucket tables compared", columns, rows, _notes(sweep, chosen), marked, len(chosen))
 
 
-def comparison_table(sweep: Sweep, row: Row, notes: Iterable[str] = ()) -> Table:
+def comparison_table(sweep: Sweep, row: Row) -> Table:
     """Lay the recommended row next to what it is compared with, and the user's own config even if it can't fit."""
     timed = sweep.has_times
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [("recommended", row)]
@@ -78,6 +118,7 @@ def comparison_table(sweep: Sweep, row: Row, notes: Iterable[str] = ()) -> Table
         )
         for name, other in lines
     ]
+    notes = [f"Your current config is {words}." for words in current_words(sweep)]
     return make_table("", columns, rows, notes, marked=0)
 
 
@@ -155,7 +196,7 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
     return notes
 
 
-def bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
+def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
     unit, uses = sweep.lengths.unit, sweep.buckets
     trials = {trial.index: trial for trial in probe.trials} if probe else {}
@@ -182,7 +223,7 @@ def bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     return make_table(f"Recommended buckets ({row.strategy})", columns, rows, notes)
 
 
-def frontier_table(probe: Probe) -> Table:
+def _frontier_table(probe: Probe) -> Table:
     """Lay out the largest batch that fits at each length."""
     shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
     target = "target length" if any(point.target_length is not None for point in shown) else None

@@ -33,12 +33,7 @@ _PLAIN = str.maketrans({"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ"
 
 
 def render(results: RunResults, *, full: bool = True) -> str:
-    """Return the report as plain text, 80 columns wide, whatever the environment says of colours and widths.
-
-    Args:
-        results: The run folder's results.
-        full: All of it, rather than what fits on a screen.
-    """
+    """Return the report as plain text, 80 columns wide, whatever the environment says of colours and widths."""
     stream = io.StringIO()
     console = Console(
         file=stream, width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False, _environ={}
