@@ -138,14 +138,11 @@ def test_ordinary_speech_gives_no_caution() -> None:
         ([0.2 + index / 100 for index in range(300)], "s"),  # commands of a second
         ([600.5 + 5.1 * index for index in range(2000)], "s"),  # podcasts of up to 3 hours
         ([200.0 + index for index in range(15_000)], "ms"),
-        ([3200.0 + 160 * index for index in range(3000)], "samples"),
-        ([20.0 + index for index in range(3000)], "frames"),
         ([float(index) for index in range(1, 4000)], "tokens"),
         ([index * 16000 / 1000000 for index in range(10**6, 10**7, 10**5)], "samples"),
-        ([float(index) for index in range(1, 4000)], None),
         ([index + 0.5 for index in range(1, 4000)], None),
     ],
-    ids=["commands", "podcasts", "ms", "samples", "frames", "tokens", "scaled-samples", "numbers", "fractions"],
+    ids=["commands", "podcasts", "ms", "tokens", "scaled-samples", "fractions"],
 )
 def test_ordinary_data_give_no_caution(values: list[float], unit: Unit | None) -> None:
     assert warnings_of(values, unit) == []
@@ -217,16 +214,12 @@ def test_lengths_of_zero_that_a_reader_left_out_are_told(tmp_path: Path) -> None
     [
         (224_000.0, "s", "look like samples or milliseconds", "--length-scale 1/16000 --unit s"),
         (11_000.0, "s", "is 3 h 03 min for one example", "milliseconds (11 s), --length-scale 1/1000 --unit s"),
-        (5_000.0, "s", "is 1 h 23 min for one example", "milliseconds (5 s), --length-scale 1/1000 --unit s"),
         (5_000_000.0, "ms", "look scaled once too often", "--length-scale 1 --unit ms"),
         (0.000875, "s", "look scaled once too often, or like hours", "--length-scale"),
         (14.08, "ms", "look like seconds", "--length-scale 1 --unit s"),
         (14.08, "samples", "is 880 µs at 16 kHz: these look like seconds", "--length-scale 1 --unit s"),
         (140.8, "frames", "Frames come in whole numbers, but 3 lengths (100.0%) are not, such as 169", "--unit s"),
         (14.08, "tokens", "such as 16.9", "--unit s"),
-        (14.08, "words", "Words come in whole numbers", "--unit s"),
-        (14.08, "characters", "Characters come in whole numbers", "--unit s"),
-        (14.08, "bytes", "Bytes come in whole numbers", "--unit s"),
     ],
 )
 def test_a_unit_that_does_not_fit_the_median_is_told(median: float, unit: Unit, said: str, remedy: str) -> None:
