@@ -178,8 +178,5 @@ def test_a_failed_trials_long_message_is_shown_whole() -> None:
 def test_a_long_table_is_folded_to_be_read_down_the_first_block() -> None:
     table = Table(title="t", columns=(Column("a"),), rows=tuple((str(number),) for number in range(7)))
     assert fold(table).rows == (("0", "4"), ("1", "5"), ("2", "6"), ("3", ""))
-
-
-def test_a_short_table_is_not_folded() -> None:
-    table = Table(title="t", columns=(Column("a"),), rows=tuple((str(number),) for number in range(6)))
-    assert fold(table) is table
+    short = replace(table, rows=table.rows[:6])
+    assert fold(short) is short
