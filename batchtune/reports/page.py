@@ -6,7 +6,7 @@ The formats for people (terminal, Markdown, HTML) all render a `Page`, so they s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -20,7 +20,7 @@ from batchtune.reports.verification import (
     verification_tables,
     verification_warnings,
 )
-from batchtune.results import LengthsSummary, Outcome, Probe
+from batchtune.results import LengthsSummary, Outcome
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 Fact = tuple[str, str]
@@ -68,7 +68,7 @@ def build_page(results: RunResults) -> Page:
     """Lay out a run's results for people."""
     return Page(
         title=f"batchtune report: {results.name}",
-        facts=_facts(results),
+        facts=list(_facts(results)),
         summary=summary_sentences(results),
         tables=list(full_tables(results)),
         warnings=warning_sentences(results),
@@ -120,38 +120,34 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
     return replace(page, facts=(), tables=tables, next_steps=list(next_steps(results)))
 
 
-def _facts(results: RunResults) -> list[Fact]:
+def _facts(results: RunResults) -> Iterator[Fact]:
     probe, sweep, verification = results.probe, results.sweep, results.verification
-    facts = [("Data", _describe_data(results.lengths))]
+    yield "Data", _describe_data(results.lengths)
     if probe is not None:
-        facts += _probe_facts(probe)
+        device, count = probe.device, Counter(trial.outcome for trial in probe.trials)
+        driver = f", driver {device.driver}" if device.driver else ""
+        outcomes = ", ".join(f"{count[name]} {name}" for name in get_args(Outcome) if count[name])
+        yield "Device", describe_device(device)
+        yield "Software", f"torch {device.torch}{driver}, allocator {device.allocator}"
+        yield "Workload", probe.workload.words
+        yield "Trials", f"{len(probe.trials)}: {outcomes}" if outcomes else "0"
+        fits = []
+        for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
+            if model is not None:
+                most = "" if model.largest_error is None else f" ({format_percent(model.largest_error)} at most)"
+                fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
+        if fits:
+            yield "Models", f"fit the trials: {', '.join(fits)}"
     elif sweep is not None and sweep.device_name is not None:
-        facts.append(("Device", sweep.device_name))
-    limit = f"max_batch_length = {format_length(results.main.max_batch_length, results.lengths.unit)}"
+        yield "Device", sweep.device_name
     row = sweep.recommended_row if sweep is not None else None
+    limit = format_length(results.main.max_batch_length, results.lengths.unit)
     sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
-    facts.append(("Limit", f"{limit}{sized_by}"))
+    yield "Limit", f"max_batch_length = {limit}{sized_by}"
     if sweep is not None:
-        facts += [("Current", text) for text in current_words(sweep)]
-    return facts + (verification_facts(verification) if verification is not None else [])
-
-
-def _probe_facts(probe: Probe) -> list[Fact]:
-    driver = f", driver {probe.device.driver}" if probe.device.driver else ""
-    counts = Counter(trial.outcome for trial in probe.trials)
-    outcomes = ", ".join(f"{counts[name]} {name}" for name in get_args(Outcome) if counts[name])
-    facts = [
-        ("Device", describe_device(probe.device)),
-        ("Software", f"torch {probe.device.torch}{driver}, allocator {probe.device.allocator}"),
-        ("Workload", probe.workload.words),
-        ("Trials", f"{len(probe.trials)}: {outcomes}" if outcomes else "0"),
-    ]
-    fits = []
-    for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
-        if model is not None:
-            most = "" if model.largest_error is None else f" ({format_percent(model.largest_error)} at most)"
-            fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
-    return [*facts, ("Models", f"fit the trials: {', '.join(fits)}")] if fits else facts
+        yield from (("Current", text) for text in current_words(sweep))
+    if verification is not None:
+        yield from verification_facts(verification)
 
 
 def _describe_data(lengths: LengthsSummary) -> str:

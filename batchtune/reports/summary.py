@@ -308,19 +308,42 @@ def warning_sentences(results: RunResults) -> list[str]:
 
     First comes what concerns the recommended batches, last what concerns tables that nobody need take.
     """
-    sweep, probe = results.sweep, results.probe
-    warnings = list(verification_warnings(results))
+    return list(dict.fromkeys(_warnings(results)))
+
+
+def _warnings(results: RunResults) -> Iterator[str]:
+    sweep, probe, unit = results.sweep, results.probe, results.lengths.unit
     row = sweep.recommended_row if sweep is not None else None
     sizes = None if row is None else unproven_sizes(row)
+    yield from verification_warnings(results)
     if sweep is not None and row is not None and sizes is not None:
-        warnings.append(f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(sweep, row, probe)}")
+        yield f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(sweep, row, probe)}"
     elif sweep is not None and probe is not None:
-        warnings += _limit_warnings(probe, sweep)
+        used, measured = sweep.max_batch_length, probe.max_batch_length
+        took, fits = format_length(used, unit), format_length(measured, unit)
+        differs = f"The sweep took max_batch_length = {took}, but the probe measured that {fits} fits"
+        if used > measured * (1 + 1e-9):
+            yield f"{differs}: training may run out of memory. Sweep again without --max-batch-length."
+        elif used < measured * _LOW_LIMIT:
+            yield f"{differs}: memory is left unused. Sweep again without --max-batch-length to use it."
     if probe is not None:
-        warnings += _probe_warnings(probe)
+        yield from map(with_full_stop, probe.warnings)
+        if probe.frontier and (end := probe.frontier[-1].length) < probe.lengths.max * (1 - 1e-9):
+            longest = format_length(probe.lengths.max, unit)
+            yield (
+                f"The frontier ends at {format_length(end, unit)}, but the longest example has {longest}. Leave longer "
+                "examples out with --max-length, or give the probe more memory."
+            )
+        for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
+            error = 0.0 if model is None else model.relative_error
+            misses = f"The model of {name} misses the trials by {format_percent(error)}"
+            idle = "on a machine that does nothing else."
+            if name == "step time" and error > WORST_TIME_ERROR:
+                yield f"{misses}, so no times are estimated and tables are compared by batches. Probe again {idle}"
+            elif error > _POOR_FIT:
+                yield f"{misses}: take figures that build on it as rough, and probe again {idle}"
     if sweep is not None:
-        warnings += map(with_full_stop, sweep.warnings)
-    return list(dict.fromkeys(warnings))
+        yield from map(with_full_stop, sweep.warnings)
 
 
 def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
@@ -360,32 +383,3 @@ def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
         "the probe ran no batch as large, alone and in turns with the others. Run `batchtune sweep-buckets` again; if "
         "that does not help, `batchtune probe-oom` with --force."
     )
-
-
-def _limit_warnings(probe: Probe, sweep: Sweep) -> Iterator[str]:
-    used, measured = sweep.max_batch_length, probe.max_batch_length
-    took, fits = (format_length(limit, sweep.lengths.unit) for limit in (used, measured))
-    differs = f"The sweep took max_batch_length = {took}, but the probe measured that {fits} fits"
-    if used > measured * (1 + 1e-9):
-        yield f"{differs}: training may run out of memory. Sweep again without --max-batch-length."
-    elif used < measured * _LOW_LIMIT:
-        yield f"{differs}: memory is left unused. Sweep again without --max-batch-length to use it."
-
-
-def _probe_warnings(probe: Probe) -> Iterator[str]:
-    yield from map(with_full_stop, probe.warnings)
-    if probe.frontier and probe.frontier[-1].length < probe.lengths.max * (1 - 1e-9):
-        ends, longest = (format_length(x, probe.lengths.unit) for x in (probe.frontier[-1].length, probe.lengths.max))
-        yield (
-            f"The frontier ends at {ends}, but the longest example has {longest}. Leave longer examples out with "
-            "--max-length, or give the probe more memory."
-        )
-    for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
-        if model is None or model.relative_error <= _POOR_FIT:
-            continue
-        misses = f"The model of {name} misses the trials by {format_percent(model.relative_error)}"
-        idle = "on a machine that does nothing else."
-        if model is probe.models.step_seconds and model.relative_error > WORST_TIME_ERROR:
-            yield f"{misses}, so no times are estimated and tables are compared by batches. Probe again {idle}"
-        else:
-            yield f"{misses}: take figures that build on it as rough, and probe again {idle}"

@@ -53,7 +53,7 @@ def render(results: RunResults, configs: Mapping[str, str] | None = None) -> str
         lstrip_blocks=True,
         keep_trailing_newline=True,
     ).get_template("page.html.j2")
-    drawn, script = figures(results), _script(_asset("page.js"))
+    drawn, script = figures(results), _asset("page.js")
     plotly, *sources = _plotly() if drawn else ("",)
     data = {figure.name: [{"data": v.data, "layout": v.layout} for v in figure.views] for figure in drawn}
     # Nothing may be loaded, and no script may run but these. Plotly.js styles elements in place, and before its
@@ -96,16 +96,6 @@ def _plotly() -> tuple[str, str]:
 
 def _asset(name: str) -> str:
     return files("batchtune.reports.html").joinpath(name).read_text(encoding="utf-8")
-
-
-def _script(text: str) -> str:
-    """Return a script as it may stand in a script element; line ends as a browser reads them, so that hashes agree.
-
-    In JavaScript's strings and regular expressions, where alone these can occur, the escapes mean the same:
-    https://html.spec.whatwg.org/multipage/scripting.html#restrictions-for-contents-of-script-elements
-    """
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("<!--", "<\\!--").replace("</script", "<\\/script").replace("<script", "\\x3cscript")
 
 
 def _source(script: str) -> str:
