@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -65,27 +65,29 @@ class Table:
 
 def make_table(
     title: str,
-    columns: Sequence[str | None],
-    rows: Iterable[Sequence[str]],
+    rows: Sequence[Mapping[str, str | None]],
     notes: Iterable[str] = (),
     marked: int | None = None,
     break_before: int | None = None,
 ) -> Table:
-    """Return a table of clean strings; a column is known by its title, and left out of the rows where it is None."""
-    kept = [(index, name) for index, name in enumerate(columns) if name is not None]
-    made = [
+    """Return a table of clean strings.
+
+    A row, of at least one, is its cells by their column. None is unknown; a column without a known cell is left out.
+    """
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    columns = [
         Column(
             title=name,
             numeric=name not in _TEXT and name not in _RUNNING_TEXT,
             wraps=name in _RUNNING_TEXT,
             leaves=_SPARE.index(name) + 1 if name in _SPARE else 0,
         )
-        for _, name in kept
+        for name in names
     ]
     return Table(
         title=clean(title),
-        columns=tuple(made),
-        rows=tuple(tuple(clean(row[index]) for index, _ in kept) for row in rows),
+        columns=tuple(columns),
+        rows=tuple(tuple(clean(row[name] or UNKNOWN) for name in names) for row in rows),
         notes=tuple(map(clean, notes)),
         marked=marked,
         break_before=break_before,
@@ -94,19 +96,16 @@ def make_table(
 
 def failures_table(title: str, failures: Sequence[Trial | VerifyFailure], unit: str | None, file: str) -> list[Table]:
     """Lay out the first of the batches that failed; no table without any."""
-    shown = failures[:_MAX_FAILURES]
     rows = [
-        (
-            format_shape(one.batch_size, one.length, unit),
-            str(one.bucket + 1) if isinstance(one, VerifyFailure) else "",
-            "out of memory" if one.outcome == "oom" else one.outcome,
-            one.error or UNKNOWN,
-        )
-        for one in shown
+        {
+            "batch shape": format_shape(one.batch_size, one.length, unit),
+            "bucket": str(one.bucket + 1) if isinstance(one, VerifyFailure) else None,
+            "outcome": "out of memory" if one.outcome == "oom" else one.outcome,
+            "message": one.error or UNKNOWN,
+        }
+        for one in failures[:_MAX_FAILURES]
     ]
-    bucket = "bucket" if any(isinstance(one, VerifyFailure) for one in shown) else None
-    columns = ("batch shape", bucket, "outcome", "message")
-    return [make_table(title, columns, rows, shown_of(len(shown), len(failures), "", file))] if failures else []
+    return [make_table(title, rows, shown_of(len(rows), len(failures), "", file))] if rows else []
 
 
 def clean(text: str) -> str:
@@ -121,9 +120,9 @@ def clean(text: str) -> str:
     return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
 
 
-def cell(value: V | None, words: Callable[[V], str]) -> str:
-    """Return a value as a cell: in words, or a dash where it is unknown."""
-    return UNKNOWN if value is None else words(value)
+def known(value: V | None, words: Callable[[V], str]) -> str | None:
+    """Return a value in words; None where it is unknown."""
+    return None if value is None else words(value)
 
 
 def format_times(baseline_cost: float | None, cost: float | None) -> str | None:

@@ -10,10 +10,10 @@ from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_r
 from batchtune.reports.table import (
     UNKNOWN,
     Table,
-    cell,
     failures_table,
     format_shape,
     format_times,
+    known,
     make_table,
     shown_of,
     spread,
@@ -41,7 +41,8 @@ def full_tables(results: RunResults) -> Iterator[Table]:
             yield _bucket_table(sweep, sweep.recommended_row, probe)
         yield from trade_off_tables(sweep)
     if probe is not None:
-        yield _frontier_table(probe)
+        if probe.frontier:
+            yield _frontier_table(probe)
         title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
         yield from failures_table(title, failed_trials(probe), unit, "probe.json")
     if verification is not None:
@@ -81,22 +82,24 @@ def rows_table(sweep: Sweep) -> Table:
         lines.append((current_name(sweep), sweep.current))
     lines += [(baseline.name, baseline) for baseline in sweep.baselines]
     lines.append(("lower bound", sweep.lower_bound))
-    time, against = "estimated epoch" if timed else None, "against fixed" if fixed is not None else None
-    columns = ("strategy", "buckets", "batches", "padding", "mean batch", "effective buckets", time, against)
     rows = []
     for name, one in lines:
-        buckets = mean = effective = padding = UNKNOWN
-        if isinstance(one, Row):
-            buckets = f"{_buckets(one)}{_MARK if one.unproven else ''}"
-            mean, effective = f"{one.mean_batch_size:.1f}", f"{one.effective_buckets:.1f}"
-        elif isinstance(one, Baseline):
-            mean = f"{sweep.lengths.count / one.batches:.1f}"
-        if not isinstance(one, LowerBound):
-            padding = format_percent(one.padding_ratio)
-        epoch, batches = cell(one.estimated_epoch_seconds, format_seconds), format_number(one.batches)
-        rows.append((name, buckets, batches, padding, mean, effective, epoch, _against(fixed, one, timed)))
+        row = one if isinstance(one, Row) else None
+        mean = row.mean_batch_size if row else sweep.lengths.count / one.batches
+        rows.append(
+            {
+                "strategy": name,
+                "buckets": f"{_buckets(row)}{_MARK if row.unproven else ''}" if row else None,
+                "batches": format_number(one.batches),
+                "padding": None if isinstance(one, LowerBound) else format_percent(one.padding_ratio),
+                "mean batch": None if isinstance(one, LowerBound) else f"{mean:.1f}",
+                "effective buckets": f"{row.effective_buckets:.1f}" if row else None,
+                "estimated epoch": known(one.estimated_epoch_seconds, format_seconds) if timed else None,
+                "against fixed": None if fixed is None else _against(fixed, one, timed),
+            }
+        )
     marked = None if sweep.recommended is None else chosen.index(sweep.recommended)
-    return make_table("Bucket tables compared", columns, rows, _notes(sweep, chosen), marked, len(chosen))
+    return make_table("Bucket tables compared", rows, _notes(sweep, chosen), marked, len(chosen))
 
 
 def comparison_table(sweep: Sweep, row: Row) -> Table:
@@ -107,19 +110,18 @@ def comparison_table(sweep: Sweep, row: Row) -> Table:
     if sweep.current is not None and sweep.current_fits is False:
         lines.append((f"{CURRENT} ({_DOES_NOT_FIT})", sweep.current))
     lines.append(("lower bound", sweep.lower_bound))
-    columns = ("", "batches", "padding", "estimated epoch" if timed else None, "relative")
     rows = [
-        (
-            name,
-            format_number(other.batches),
-            UNKNOWN if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
-            cell(other.estimated_epoch_seconds, format_seconds),
-            _against(other, row, timed),
-        )
+        {
+            "": name,
+            "batches": format_number(other.batches),
+            "padding": None if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
+            "estimated epoch": known(other.estimated_epoch_seconds, format_seconds) if timed else None,
+            "relative": _against(other, row, timed),
+        }
         for name, other in lines
     ]
     notes = [f"Your current config is {words}." for words in current_words(sweep)]
-    return make_table("", columns, rows, notes, marked=0)
+    return make_table("", rows, notes, marked=0)
 
 
 def current_name(sweep: Sweep) -> str:
@@ -160,10 +162,9 @@ def _buckets(row: Row) -> str:
     return f"{fewer}{format_number(row.num_buckets)}"
 
 
-def _against(one: Row | Baseline | LowerBound | None, other: Row | Baseline | LowerBound, timed: bool) -> str:
+def _against(one: Row | Baseline | LowerBound, other: Row | Baseline | LowerBound, timed: bool) -> str | None:
     """Return the cost of one as a multiple of the other's."""
-    cost = None if one is None else cost_of(one, timed=timed)
-    return format_times(cost, cost_of(other, timed=timed)) or UNKNOWN
+    return format_times(cost_of(one, timed=timed), cost_of(other, timed=timed))
 
 
 def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
@@ -200,57 +201,53 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
     unit, uses = sweep.lengths.unit, sweep.buckets
     trials = {trial.index: trial for trial in probe.trials} if probe else {}
-    proofs = []
-    for use in uses:
-        proof = "not proven" if use.examples else UNKNOWN
-        if use.proven_by is not None:
+    proven = [use.proven_by for use in uses] if len(uses) == len(row.boundaries) else [None] * len(row.boundaries)
+    rows = []
+    for index, (boundary, size, number) in enumerate(zip(row.boundaries, row.batch_sizes, proven, strict=True)):
+        proof = "not proven" if uses and uses[index].examples else UNKNOWN
+        if number is not None:
             # That batch ran, and those of the bucket are no larger.
-            trial = trials.get(use.proven_by)
-            shape = f": {format_shape(trial.batch_size, trial.length, unit)}" if trial else ""
-            proof = f"trial {use.proven_by}{shape}"
-        proofs.append(proof)
-    has_proofs = len(uses) == len(row.boundaries) and any(use.proven_by is not None for use in uses)
-    columns = ("up to", "batch size", "largest batch", "proven by" if has_proofs else None)
-    rows = [
-        (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit), proof)
-        for boundary, size, proof in zip(
-            row.boundaries, row.batch_sizes, proofs if has_proofs else [""] * len(row.boundaries), strict=True
+            trial = trials.get(number)
+            proof = f"trial {number}{f': {format_shape(trial.batch_size, trial.length, unit)}' if trial else ''}"
+        rows.append(
+            {
+                "up to": format_length(boundary, unit),
+                "batch size": format_number(size),
+                "largest batch": format_length(boundary * size, unit),
+                "proven by": proof if any(one is not None for one in proven) else None,
+            }
         )
-    ]
     notes = ["Boundaries are rounded here; sampler.yaml and sweep.json hold them in full."]
     if any(use.proven_by is not None and use.examples < use.batch_size for use in uses):
         notes.append("A bucket with fewer examples than its batch size was proven for as many as it holds.")
-    return make_table(f"Recommended buckets ({row.strategy})", columns, rows, notes)
+    return make_table(f"Recommended buckets ({row.strategy})", rows, notes)
 
 
 def _frontier_table(probe: Probe) -> Table:
     """Lay out the largest batch that fits at each length."""
     shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
-    target = "target length" if any(point.target_length is not None for point in shown) else None
-    trial = "trial" if any(point.trial is not None for point in shown) else None
-    columns = ("length", target, "batch size", "closed by", "peak memory", "step time", trial)
     rows = []
     for point in shown:
         closed_by: str = "data, not memory" if point.closed_by == "data" else point.closed_by
         if point.oom_batch_size is not None:
             closed_by += f" at {format_number(point.oom_batch_size)}"
         rows.append(
-            (
-                format_length(point.length, unit),
-                cell(point.target_length, format_number),
-                format_number(point.batch_size),
-                closed_by,
-                cell(point.peak_bytes, format_size),
-                cell(point.step_seconds, format_seconds),
-                cell(point.trial, str),
-            )
+            {
+                "length": format_length(point.length, unit),
+                "target length": known(point.target_length, format_number),
+                "batch size": format_number(point.batch_size),
+                "closed by": closed_by,
+                "peak memory": known(point.peak_bytes, format_size),
+                "step time": known(point.step_seconds, format_seconds),
+                "trial": known(point.trial, str),
+            }
         )
     notes = [*shown_of(len(shown), len(probe.frontier), " lengths", "probe.json")]
     if any(point.closed_by == "data" for point in shown):
         notes.append(
             "“Data, not memory”: no more examples are this short, or --max-batch-size allows no more. More may fit."
         )
-    return make_table("Frontier: the largest batch, by length", columns, rows, notes)
+    return make_table("Frontier: the largest batch, by length", rows, notes)
 
 
 def failed_trials(probe: Probe | None) -> list[Trial]:
@@ -261,6 +258,5 @@ def failed_trials(probe: Probe | None) -> list[Trial]:
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    columns = ("verdict", "fails if", "found")
-    rows = [(verdict.outcome, verdict.rule, verdict.message) for verdict in ordered]
-    return make_table("Rules", columns, rows) if rows else None
+    rows = [{"verdict": one.outcome, "fails if": one.rule, "found": one.message} for one in ordered]
+    return make_table("Rules", rows) if rows else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.reports.table import TIMES, UNKNOWN, Table, cell, format_times, make_table, shown_of, spread
+from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
@@ -128,22 +128,21 @@ def _curve_table(sweep: Sweep) -> Table:
         row = sweep.rows[index]
         sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
         rows.append(
-            (
-                f"{row.strategy} {len(row.boundaries)}{sizing}{knee}",
-                f"{row.effective_buckets:.1f}",
-                f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else UNKNOWN,
-                format_number(row.mean_batch_size),
-                cell(row.batch_size_variation, "{:.2f}".format),
-                format_times(cost_of(row, timed=timed), fastest) or UNKNOWN,
-            )
+            {
+                "table": f"{row.strategy} {len(row.boundaries)}{sizing}{knee}",
+                "effective buckets": f"{row.effective_buckets:.1f}",
+                "randomness": f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None,
+                "mean batch": format_number(row.mean_batch_size),
+                "variation": known(row.batch_size_variation, "{:.2f}".format),
+                "cost": format_times(cost_of(row, timed=timed), fastest),
+            }
         )
-    columns = ("table", "effective buckets", "randomness", "mean batch", "variation", "cost")
     notes = (
         f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these.",
         *shown_of(len(shown), len(indices), " tables on the curve", "sweep.json"),
     )
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
-    return make_table("Speed against randomness", columns, rows, notes, marked)
+    return make_table("Speed against randomness", rows, notes, marked)
 
 
 def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
@@ -152,14 +151,13 @@ def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
     limits = [point.max_batch_length for point in points]
     at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
     shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
-    columns = ("max_batch_length", "mean batch", "estimated epoch", "throughput")
     rows = [
-        (
-            format_length(point.max_batch_length, sweep.lengths.unit),
-            format_number(point.mean_batch_size),
-            format_seconds(point.estimated_epoch_seconds),
-            format_percent(point.throughput / best) if best else UNKNOWN,
-        )
+        {
+            "max_batch_length": format_length(point.max_batch_length, sweep.lengths.unit),
+            "mean batch": format_number(point.mean_batch_size),
+            "estimated epoch": format_seconds(point.estimated_epoch_seconds),
+            "throughput": format_percent(point.throughput / best) if best else None,
+        }
         for point in (points[index] for index in shown)
     ]
     notes = [
@@ -170,21 +168,20 @@ def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
         share = sweep.lengths.total / row.estimated_epoch_seconds / best
         notes.append(f"The recommended table, with measured batch sizes, reaches {format_percent(share)} of that best.")
     marked = None if at is None else shown.index(at)
-    return make_table("Throughput by max_batch_length", columns, rows, notes, marked)
+    return make_table("Throughput by max_batch_length", rows, notes, marked)
 
 
 def _two_dimensional_table(sweep: Sweep) -> Table:
     timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
-    columns = ("buckets", "batches", "over length alone", "estimated epoch" if timed else None, "gain")
     rows = [
-        (
-            format_number(row.num_buckets),
-            format_number(row.batches),
-            format_number(row.one_dimensional_batches),
-            cell(row.estimated_epoch_seconds, format_seconds),
-            f"{gain:.2f}{TIMES}",
-        )
+        {
+            "buckets": format_number(row.num_buckets),
+            "batches": format_number(row.batches),
+            "over length alone": format_number(row.one_dimensional_batches),
+            "estimated epoch": known(row.estimated_epoch_seconds, format_seconds) if timed else None,
+            "gain": f"{gain:.2f}{TIMES}",
+        }
         for row, gain in zip(sweep.two_dimensional, _gains(sweep), strict=True)
     ]
     note = "Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank."
-    return make_table("Buckets over both lengths", columns, rows, [note])
+    return make_table("Buckets over both lengths", rows, [note])

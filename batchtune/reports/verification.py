@@ -105,16 +105,16 @@ def proposal_table(verification: Verification) -> list[Table]:
     """Lay out the batch sizes that are safe instead; no table where none are proposed, or they failed too."""
     if verification.proposal is None or not verification.proposal.verified:
         return []
+    unit = verification.lengths.unit
     rows = [
-        (format_length(boundary, verification.lengths.unit), format_number(old), format_number(new))
+        {"up to": format_length(boundary, unit), "batch size": format_number(old), "safe": format_number(new)}
         for boundary, old, new in _lowered(verification)
     ]
     note = (
         "The other buckets stay as they are. Set them as bucket_batch_sizes in sampler.yaml, the largest of all as "
         "max_batch_size."
     )
-    columns = ("up to", "batch size", "safe")
-    return [make_table("Batch sizes that are safe instead", columns, rows, [note])]
+    return [make_table("Batch sizes that are safe instead", rows, [note])] if rows else []
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:

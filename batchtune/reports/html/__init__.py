@@ -24,7 +24,7 @@ from batchtune.reports.html.figure import Figure
 from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.page import Fact, build_page, clean_facts
 from batchtune.reports.run import RunResults
-from batchtune.reports.table import UNKNOWN, Table, cell, clean, format_shape, make_table, shown_of, spread
+from batchtune.reports.table import UNKNOWN, Table, clean, format_shape, known, make_table, shown_of, spread
 from batchtune.results import Device, Probe
 from batchtune.units import counted, format_number, format_seconds, format_size
 
@@ -130,26 +130,24 @@ def _trial_log(probe: Probe) -> Table | None:
     if not probe.trials:
         return None
     shown, unit = spread(probe.trials, _MOST_TRIALS), probe.lengths.unit
-    target = "target length" if any(trial.target_length is not None for trial in shown) else None
-    columns = ("trial", "batch shape", target, "outcome", "step time", "peak memory", "held", "took", "message")
     rows = []
     for trial in shown:
         seconds, distance = trial.step_seconds, trial.step_seconds_spread
-        either_side = f" ± {format_seconds(distance / 2)}" if seconds is not None and distance is not None else ""
+        either_side = "" if distance is None else f" ± {format_seconds(distance / 2)}"
         rows.append(
-            (
-                str(trial.index),
-                format_shape(trial.batch_size, trial.length, unit),
-                cell(trial.target_length, format_number),
-                f"{trial.outcome} (in alternation)" if trial.confirmation else trial.outcome,
-                cell(seconds, format_seconds) + either_side,
-                cell(trial.peak_bytes, format_size),
-                cell(trial.reserved_bytes, format_size),
-                format_seconds(trial.elapsed_seconds),
-                trial.error or ", ".join(trial.throttle_reasons or ()) or UNKNOWN,
-            )
+            {
+                "trial": str(trial.index),
+                "batch shape": format_shape(trial.batch_size, trial.length, unit),
+                "target length": known(trial.target_length, format_number),
+                "outcome": f"{trial.outcome} (in alternation)" if trial.confirmation else trial.outcome,
+                "step time": None if seconds is None else f"{format_seconds(seconds)}{either_side}",
+                "peak memory": known(trial.peak_bytes, format_size),
+                "held": known(trial.reserved_bytes, format_size),
+                "took": format_seconds(trial.elapsed_seconds),
+                "message": trial.error or ", ".join(trial.throttle_reasons or ()) or UNKNOWN,
+            }
         )
-    return make_table("Every trial", columns, rows, shown_of(len(shown), len(probe.trials), "", "probe.json"))
+    return make_table("Every trial", rows, shown_of(len(shown), len(probe.trials), "", "probe.json"))
 
 
 def _device_facts(device: Device) -> Iterator[Fact]:

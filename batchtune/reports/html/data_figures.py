@@ -47,7 +47,7 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
         middle = math.sqrt(one.from_ * one.to) if logarithmic else (one.from_ + one.to) / 2
         low, high = format_length(one.from_, unit), format_length(one.to, unit)
         values.append((middle, one.count, hover(f"{low} to {high}", counted(one.count, "example"))))
-        rows.append((low, high, f"{one.count:,}"))
+        rows.append({"over": low, "up to": high, "examples": f"{one.count:,}"})
     # plotly.js takes widths in the axis' own measure, also on a logarithmic one.
     widths = [float(f"{0.94 * (one.to - one.from_):.6g}") for one in shown]
     data = [bars("examples", values, "--hue-1", width=widths, marker={"opacity": 0.65})]
@@ -77,7 +77,7 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
         title=title,
         caption=f"{counted(sweep.lengths.count, 'example')}{half}{most}{longest}{ends}",
         views=(View("examples", data, layout),),
-        table=make_table("Lengths", ("over", "up to", "examples"), rows),
+        table=make_table("Lengths", rows),
     )
 
 
@@ -103,15 +103,15 @@ def padding_figure(sweep: Sweep) -> Figure | None:
         true.append((name, b.length / size, text))
         padding.append((name, _padding(b) / size, text))
         shares.append((name, 100 * share, text))
-        counts = format_number(b.batch_size), f"{b.examples:,}", f"{b.batches:,}"
-        rows.append((end, *counts, length, padded, format_percent(share)))
+        counts = {"batch size": format_number(b.batch_size), "examples": f"{b.examples:,}", "batches": f"{b.batches:,}"}
+        rest = {"true length": length, "padding": padded, "share": format_percent(share)}
+        rows.append({"up to": end, **counts, **rest})
     layout = {"xaxis": axis("bucket: lengths up to", unit, type="category"), "bargap": 0.25}
     lengths = layout | {"yaxis": axis("length of one epoch", size_name, rangemode="tozero"), "barmode": "stack"}
     parts = layout | {"yaxis": axis("padding, % of the bucket's cells", rangemode="tozero"), "showlegend": False}
     most = format_length(max(buckets, key=_padding).boundary, unit)
     cells = sum(bucket.padded_length for bucket in buckets)
     of_all = format_percent(sum(map(_padding, buckets)) / cells) if cells > 0 else UNKNOWN
-    columns = ("up to", "batch size", "examples", "batches", "true length", "padding", "share")
     return Figure(
         name="padding",
         title="Padding, bucket by bucket",
@@ -120,7 +120,7 @@ def padding_figure(sweep: Sweep) -> Figure | None:
             View("length", [bars("true length", true, "--hue-4"), bars("padding", padding, "--hue-0")], lengths),
             View("share", [bars("padding", shares, "--hue-0")], parts),
         ),
-        table=make_table("Padding, bucket by bucket", columns, rows),
+        table=make_table("Padding, bucket by bucket", rows),
     )
 
 
