@@ -36,7 +36,7 @@ class Page:
         tables: In the order to show them.
         warnings: Each with its remedy.
         verdicts: The verdict on each rule, before all else; None without rules.
-        next_steps: A command or a file, and what it is for; only in the brief page.
+        next_steps: A command or a file, and what it is for; a brief page has some.
     """
 
     title: str
@@ -64,32 +64,20 @@ def clean_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
     return tuple((clean(name), clean(value)) for name, value in facts)
 
 
-def build_page(results: RunResults) -> Page:
-    """Lay out a run's results for people."""
-    return Page(
-        title=f"batchtune report: {results.name}",
-        facts=list(_facts(results)),
-        summary=summary_sentences(results),
-        tables=list(full_tables(results)),
-        warnings=warning_sentences(results),
-        verdicts=verdict_table(results.verdicts),
-    )
-
-
-def build_brief_page(results: RunResults) -> Page:
-    """Lay out what matters most: what to set, what it saves, and what to do next."""
+def build_page(results: RunResults, *, brief: bool = False) -> Page:
+    """Lay out a run's results; brief: what matters most, that is what to set, what it saves, and what to do next."""
     warnings = warning_sentences(results)
-    if failed := failed_trials(results.probe):
-        trials = counted(len(failed), "trial")
-        shown = "--full shows the messages."
+    if brief and (failed := failed_trials(results.probe)):
+        trials, shown = counted(len(failed), "trial"), "--full shows the messages."
         warnings.insert(0, f"{trials} failed, but not for lack of memory: {failed[0].outcome}. {shown}")
     return Page(
         title=f"batchtune report: {results.name}",
-        summary=brief_sentences(results),
-        tables=brief_tables(results),
+        facts=() if brief else list(_facts(results)),
+        summary=brief_sentences(results) if brief else summary_sentences(results),
+        tables=brief_tables(results) if brief else list(full_tables(results)),
         warnings=warnings,
         verdicts=verdict_table(results.verdicts),
-        next_steps=list(next_steps(results)),
+        next_steps=list(next_steps(results)) if brief else (),
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Column as RichColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from batchtune.reports.page import Fact, Page, build_brief_page, build_page, build_verification_page
+from batchtune.reports.page import Fact, Page, build_page, build_verification_page
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import TIMES, UNKNOWN, Column, Table
 from batchtune.units import counted
@@ -44,19 +44,12 @@ def render(results: RunResults, *, full: bool = True) -> str:
 
 def render_terminal(results: RunResults, console: Console, *, full: bool) -> None:
     """Print the report; colours and width are the console's."""
-    if full:
-        _Layout(console).print_page(build_page(results))
-    else:
-        _Layout(console).print_brief(build_brief_page(results))
+    _Layout(console).print(build_page(results, brief=not full))
 
 
 def render_verification(results: RunResults, console: Console, *, full: bool) -> None:
     """Print what the run's verification showed; colours and width are the console's."""
-    page, layout = build_verification_page(results, brief=not full), _Layout(console)
-    if full:
-        layout.print_page(page)
-    else:
-        layout.print_brief(page)
+    _Layout(console).print(build_verification_page(results, brief=not full))
 
 
 class _Layout:
@@ -65,7 +58,11 @@ class _Layout:
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def print_page(self, page: Page) -> None:
+    def print(self, page: Page) -> None:
+        parts = self.brief(page) if page.next_steps else self.whole(page)
+        self.console.print(Group(*parts), crop=False)
+
+    def whole(self, page: Page) -> list[RenderableType]:
         parts: list[RenderableType] = [self.text(page.title, "bold"), ""]
         if page.verdicts is not None:
             parts += [self.verdicts(page.verdicts), ""]
@@ -85,10 +82,10 @@ class _Layout:
             parts += ["", self.text("More", "bold"), self.bullets(more, "-")]
         if page.warnings:
             parts += ["", self.text("Warnings", "bold yellow"), self.bullets(page.warnings, "!")]
-        self.console.print(Group(*parts), crop=False)
+        return parts
 
-    def print_brief(self, page: Page) -> None:
-        """Print what fits on a screen: a headline, a table, a few sentences, the first warnings, what to do next."""
+    def brief(self, page: Page) -> list[RenderableType]:
+        """Lay out what fits on a screen: a headline, a table, a few sentences, the first warnings, what to do next."""
         before: list[RenderableType] = [] if page.verdicts is None else [self.verdicts(page.verdicts), ""]
         before += [self.text(page.summary[0], "bold"), ""]
         for table in page.tables:
@@ -98,7 +95,7 @@ class _Layout:
         after: list[RenderableType] = [""] if page.summary[1:] or page.warnings else []
         after += self.steps(page.next_steps)
         room = _BRIEF_LINES - self.height([*before, *after])
-        self.console.print(Group(*before, *self.first_warnings(page.warnings, room), *after), crop=False)
+        return [*before, *self.first_warnings(page.warnings, room), *after]
 
     def height(self, parts: Iterable[RenderableType]) -> int:
         return sum(len(self.console.render_lines(part, pad=False)) for part in parts)
