@@ -30,18 +30,24 @@ _SPARE = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        numeric: Set to the right, with digits of one width.
-        wraps: Holds running text that may be broken into lines.
-        leaves: When a narrow terminal leaves it out: the highest first; 0: never.
-    """
+    """A column of a table; its title says how it looks."""
 
     title: str
-    numeric: bool = True
-    wraps: bool = False
-    leaves: int = 0
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is set to the right, with digits of one width."""
+        return self.title not in _TEXT | _RUNNING_TEXT
+
+    @property
+    def wraps(self) -> bool:
+        """Whether it holds running text, which may be broken into lines."""
+        return self.title in _RUNNING_TEXT
+
+    @property
+    def leaves(self) -> int:
+        """When a narrow terminal leaves it out: the highest first; 0: never."""
+        return _SPARE.index(self.title) + 1 if self.title in _SPARE else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +81,9 @@ def make_table(
     A row, of at least one, is its cells by their column. None is unknown; a column without a known cell is left out.
     """
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
-    columns = [
-        Column(
-            title=name,
-            numeric=name not in _TEXT and name not in _RUNNING_TEXT,
-            wraps=name in _RUNNING_TEXT,
-            leaves=_SPARE.index(name) + 1 if name in _SPARE else 0,
-        )
-        for name in names
-    ]
     return Table(
         title=clean(title),
-        columns=tuple(columns),
+        columns=tuple(map(Column, names)),
         rows=tuple(tuple(clean(row[name] or UNKNOWN) for name in names) for row in rows),
         notes=tuple(map(clean, notes)),
         marked=marked,
