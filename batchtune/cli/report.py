@@ -13,11 +13,10 @@ import typer
 from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, ManifestOptions, Output, RunFolder, expand, option
 
 if TYPE_CHECKING:
-    from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
     from batchtune.reports import RunResults
     from batchtune.reports.gate import Rule
-    from batchtune.results import Drift, Sweep, Verdict
+    from batchtune.results import Drift
 
 EXAMPLES = """
 batchtune report
@@ -68,18 +67,6 @@ class NewLengths(ManifestOptions):
         """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
         return replace(ManifestOptions.read_options(self), format=self.manifest_format)
 
-    def load_and_describe(self, run: Path) -> Lengths:
-        """Read the lengths as those of the run were, and print what was read and what was read differently."""
-        from batchtune.cli import console
-        from batchtune.tuning.run_folder import lengths_of, read_differently
-
-        lengths, theirs = self.load(quiet=False, as_in=run), lengths_of(run)
-        console.notes(console.describe(lengths), quiet=False)
-        if lengths.reading is not None and theirs is not None and theirs.reading is not None:
-            for _, text in read_differently(lengths.reading, theirs.reading):
-                console.note(f"Warning: {text}.")
-        return lengths
-
 
 @expand
 def report(
@@ -124,6 +111,7 @@ def report(
     from batchtune.cli import github as actions
     from batchtune.errors import BatchtuneError
     from batchtune.reports.gate import exit_code, not_judged, parse_rules
+    from batchtune.reports.junit import render_junit
 
     report_format = _format_of(new.format, output, as_json=json)
     rules = parse_rules(_written_rules(ctx, fail_if))
@@ -138,20 +126,22 @@ def report(
     except BatchtuneError as error:  # an older JUnit file must not stand for this run
         if github:
             actions.annotate([actions.workflow_command("error", "batchtune: the run can't be read", error.message)])
-        _write_junit(not_judged(rules, error.message), run.resolve().name or "run", junit_xml, inputs)
+        if junit_xml is not None:
+            errors = render_junit(not_judged(rules, error.message), run.resolve().name or "run")
+            console.write_result(errors, junit_xml, inputs=inputs)
         raise
     try:
-        _write_junit(results.verdicts, results.name, junit_xml, inputs)
+        if junit_xml is not None:
+            console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
         _show(results, report_format, output, full=full)
         console.warn_of_edited_config(results.sweep, run)
         if summary is not None:
             actions.publish(results, summary)
     finally:  # an error of writing must not hide a rule that fails
         for verdict in results.verdicts:
-            if verdict.outcome in ("fails", "error"):
+            if verdict.outcome != "holds":
                 console.note(f"{verdict.outcome.capitalize()}: {verdict.rule}: {verdict.message}")
-    code = exit_code(results.verdicts)
-    if code:
+    if code := exit_code(results.verdicts):
         raise typer.Exit(code)
 
 
@@ -188,7 +178,7 @@ def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, out
     from batchtune.cli import console
     from batchtune.errors import UsageError
 
-    if baseline is not None and not any(rule.needs_baseline for rule in rules):
+    if baseline is not None and all(rule.needs != "baseline" for rule in rules):
         console.note("Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'.")
     if junit is None:
         return
@@ -205,25 +195,24 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     Raises:
         BatchtuneError: The run can't be read; or the baseline or the lengths can't, and no rule needs them.
     """
-    from batchtune.errors import BatchtuneError, UsageError
+    from batchtune.errors import BatchtuneError, ResultError, UsageError
     from batchtune.reports import load_run
     from batchtune.reports.gate import RuleInputs, judge
 
     results = load_run(folder)
-    missing: dict[str, str] = {}
+    needed, missing = {rule.needs for rule in rules}, dict[str, str]()
     theirs = drift = None
     try:
-        theirs = None if baseline is None else _baseline(baseline)
+        if baseline is not None and (theirs := load_run(baseline).sweep) is None:
+            raise ResultError(f"the baseline {baseline} has no sweep.json", "Run `batchtune sweep-buckets` there.")
     except BatchtuneError as error:
-        if not any(rule.needs_baseline for rule in rules):
+        if "baseline" not in needed:
             raise
         missing["baseline"] = error.message
     try:
-        drift = _drift(results, folder, new) if new.manifest else None
-    except UsageError:
-        raise
+        drift = _drift(results, new) if new.manifest else None
     except BatchtuneError as error:
-        if not any(rule.needs_drift for rule in rules):
+        if isinstance(error, UsageError) or "drift" not in needed:
             raise
         missing["drift"] = error.message
     inputs = RuleInputs(
@@ -232,60 +221,50 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     return replace(results, verdicts=judge(rules, inputs), drift=drift)
 
 
-def _baseline(folder: Path) -> Sweep:
-    from batchtune.errors import ResultError
-    from batchtune.reports import load_run
-
-    sweep = load_run(folder).sweep
-    if sweep is None:
-        raise ResultError(f"the baseline {folder} has no sweep.json", "Run `batchtune sweep-buckets` there.")
-    return sweep
-
-
-def _drift(results: RunResults, folder: Path, new: NewLengths) -> Drift:
+def _drift(results: RunResults, new: NewLengths) -> Drift:
+    """Read the new lengths as those of the run were, print what was read differently, and compare them."""
+    from batchtune.cli import console
     from batchtune.errors import ResultError
     from batchtune.tuning.costs import Costs, costs_of
     from batchtune.tuning.drift import drift
+    from batchtune.tuning.run_folder import lengths_of, read_differently
 
-    if results.sweep is None:
+    sweep, probe, folder = results.sweep, results.probe, results.folder
+    if sweep is None:
         raise ResultError(
             f"{folder} has no sweep.json to compare the new lengths with", "Run `batchtune sweep-buckets` first."
         )
-    lengths, probe = new.load_and_describe(folder), results.probe
+    lengths, theirs = new.load(quiet=False, as_in=folder), lengths_of(folder)
+    console.notes(console.describe(lengths), quiet=False)
+    if lengths.reading is not None and theirs is not None and theirs.reading is not None:
+        for _, text in read_differently(lengths.reading, theirs.reading):
+            console.note(f"Warning: {text}.")
     if probe is not None and lengths.targets is None and any(point.target_length for point in probe.frontier):
         raise ResultError(
             "the run was tuned with target lengths, and the manifest was read without them",
             "Name their column with --target-key, or their file with --target-file.",
         )
-    return drift(lengths, results.sweep, costs_of(probe) if probe is not None else Costs())
-
-
-def _write_junit(verdicts: Sequence[Verdict], name: str, junit: Path | None, inputs: Sequence[str]) -> None:
-    from batchtune.cli import console
-    from batchtune.reports.junit import render_junit
-
-    if junit is not None:
-        console.write_result(render_junit(verdicts, name), junit, inputs=inputs)
+    return drift(lengths, sweep, costs_of(probe) if probe is not None else Costs())
 
 
 def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
     from batchtune.cli import console
+    from batchtune.reports import render
 
     if report_format == "terminal":
-        from batchtune.reports.terminal import render, render_terminal
+        from batchtune.reports.terminal import render as render_text
+        from batchtune.reports.terminal import render_terminal
 
         if output is None or str(output) == "-":
             render_terminal(results, console.result_console(), full=full)
         else:
-            console.write_result(render(results, full=full), output)
+            console.write_result(render_text(results, full=full), output)
     elif report_format == "html":
         from batchtune.reports.html import render as render_html
 
         console.write_result(render_html(results, _configs(results)), output)
     else:
-        from batchtune.reports import render as render_other
-
-        console.write_result(render_other(report_format, results), output)
+        console.write_result(render(report_format, results), output)
 
 
 def _configs(results: RunResults) -> dict[str, str]:
@@ -304,8 +283,7 @@ def _configs(results: RunResults) -> dict[str, str]:
     tuned = tuned_run(results.sweep, results.probe, results.folder)
     with suppress(ResultError):
         configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(results.sweep, results.probe))
-    for name in FRAMEWORKS:
-        framework = export_of(name)
+    for framework in map(export_of, FRAMEWORKS):
         with suppress(ResultError):
             configs[framework.title] = framework.render(tuned)
     return configs

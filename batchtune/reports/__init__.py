@@ -5,9 +5,7 @@ A format knows nothing but the records: `run` reads them, `summary` and `page` s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import cast
 
 from batchtune.reports.run import RunResults, load_run
 from batchtune.reports.summary import summary_sentences
@@ -24,17 +22,11 @@ FORMATS = {
 
 
 def render(report_format: str, results: RunResults) -> str:
-    """Return a run's report as text.
-
-    Args:
-        report_format: A name from `FORMATS`. `terminal` gives plain text, 80 columns wide; to print on a real
-            terminal, with its width and colours, use `batchtune.reports.terminal.render_terminal`.
-        results: What the run folder holds.
+    """Return a run's report in one of the `FORMATS`; `terminal` gives plain text, 80 columns wide.
 
     Raises:
-        ValueError: There is no such format.
+        ValueError: An unknown format.
     """
     if report_format not in FORMATS:
         raise ValueError(f"report_format must be one of {', '.join(FORMATS)}, got {report_format!r}")
-    renderer = cast(Callable[[RunResults], str], import_module(FORMATS[report_format]).render)
-    return renderer(results)
+    return str(import_module(FORMATS[report_format]).render(results))

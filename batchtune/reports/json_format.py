@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import summary_sentences
+from batchtune.reports.summary import summary_sentences, warning_sentences
 from batchtune.results import Drift, Probe, Result, Sweep, Verdict, Verification, encode, meta_of
 
 
@@ -24,9 +23,9 @@ class Report(Result, frozen=True, kw_only=True):
     drift: Drift | None = None
 
 
-def report_of(results: RunResults) -> Report:
-    """Return the results and their summary as one record."""
-    return Report(
+def render(results: RunResults) -> str:
+    """Return the report as JSON; the same results give the same bytes, wherever the run folder lies."""
+    report = Report(
         meta=meta_of(Report),
         summary=summary_sentences(results),
         warnings=tuple(warning_sentences(results)),
@@ -36,8 +35,4 @@ def report_of(results: RunResults) -> Report:
         verdicts=results.verdicts,
         drift=results.drift,
     )
-
-
-def render(results: RunResults) -> str:
-    """Return the report as JSON; the same results give the same bytes, wherever the run folder lies."""
-    return encode(report_of(results)).decode()
+    return encode(report).decode()

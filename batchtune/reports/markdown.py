@@ -1,4 +1,4 @@
-"""A run's report as GitHub Markdown, for a pull request's comment or a file beside the code."""
+"""A run's report as Markdown, as GitHub, GitLab and editors show it."""
 
 from __future__ import annotations
 
@@ -32,42 +32,32 @@ def render(results: RunResults) -> str:
     """
     page = build_page(results)
     for most in _SHORTER:
-        text = _join(_blocks(page, most))
-        if len(text.encode()) <= MAX_BYTES:
-            return text
-    return _cut(_blocks(page, _SHORTER[-1]))
+        blocks = _blocks(page, most)
+        if _size(blocks) <= MAX_BYTES:
+            return "\n\n".join(blocks) + "\n"
+    kept = len(blocks)
+    while kept > 1 and _size(blocks[:kept]) > MAX_BYTES - 200:
+        kept -= 1
+    note = f"{counted(len(blocks) - kept, 'section')} left out, as this would be too long: {_WHOLE}"
+    return "\n\n".join([*blocks[:kept], note]) + "\n"
+
+
+def _size(blocks: Sequence[str]) -> int:
+    return sum(len(block.encode()) + 2 for block in blocks) - 1
 
 
 def _blocks(page: Page, most: int) -> list[str]:
     """Return the report's sections, each table and list of at most so many rows."""
     blocks = [f"# {escape(page.title)}"]
     if page.verdicts is not None:
-        blocks.append(_section(_signed(page.verdicts), most))
+        rows = tuple((f"{_SIGNS[outcome]} {outcome}", *others) for outcome, *others in page.verdicts.rows)
+        blocks.append(_section(replace(page.verdicts, rows=rows), most))
     blocks.append(_bullets(page.summary, most))
     if page.warnings:
         blocks.append(f"## Warnings\n\n{_bullets(page.warnings, most)}")
     facts = [[escape(cell) for cell in fact] for fact in page.facts]
     blocks.append(f"## What was measured\n\n{_lines(('', ''), (':--', ':--'), facts)}")
     return blocks + [_section(table, most) for table in page.tables]
-
-
-def _cut(blocks: list[str]) -> str:
-    """Return as many of the first sections as there is room for."""
-    kept, room = 1, MAX_BYTES - 200 - len(blocks[0].encode())
-    while kept < len(blocks) and room >= len(blocks[kept].encode()) + 2:
-        room -= len(blocks[kept].encode()) + 2
-        kept += 1
-    note = f"{counted(len(blocks) - kept, 'section')} left out, as this would be too long: {_WHOLE}"
-    return _join([*blocks[:kept], note])
-
-
-def _join(blocks: Iterable[str]) -> str:
-    return "\n\n".join(blocks) + "\n"
-
-
-def _signed(verdicts: Table) -> Table:
-    rows = tuple((f"{_SIGNS[row[0]]} {row[0]}", *row[1:]) for row in verdicts.rows)
-    return replace(verdicts, rows=rows)
 
 
 def escape(text: str) -> str:
@@ -78,7 +68,12 @@ def escape(text: str) -> str:
 
 
 def _section(table: Table, most: int) -> str:
-    shown = _shown(table, most)
+    """Return a table's first rows, and the marked one."""
+    shown, notes = list(range(len(table.rows)))[:most], [*table.notes]
+    if len(shown) < len(table.rows):
+        notes.insert(0, f"{len(shown):,} of {len(table.rows):,} rows shown: {_WHOLE}")
+        if table.marked is not None and table.marked >= most:
+            shown[-1] = table.marked
     rows = []
     for index in shown:
         cells = [escape(cell) for cell in table.rows[index]]
@@ -88,21 +83,8 @@ def _section(table: Table, most: int) -> str:
         rows.append(cells)
     header = [escape(column.title) for column in table.columns]
     alignment = ["--:" if column.numeric else ":--" for column in table.columns]
-    notes = list(table.notes)
-    if len(shown) < len(table.rows):
-        notes.insert(0, f"{len(shown):,} of {len(table.rows):,} rows shown: {_WHOLE}")
-    blocks = [f"## {escape(table.title)}", _lines(header, alignment, rows)]
-    return "\n\n".join([*blocks, *([" ".join(map(escape, notes))] if notes else [])])
-
-
-def _shown(table: Table, most: int) -> list[int]:
-    """Return the first rows, and the marked one."""
-    if len(table.rows) <= most:
-        return list(range(len(table.rows)))
-    shown = list(range(most))
-    if table.marked is not None and table.marked >= most:
-        shown[-1] = table.marked
-    return shown
+    blocks = [f"## {escape(table.title)}", _lines(header, alignment, rows), " ".join(map(escape, notes))]
+    return "\n\n".join(filter(None, blocks))
 
 
 def _lines(header: Iterable[str], alignment: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

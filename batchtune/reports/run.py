@@ -16,6 +16,7 @@ from batchtune.results import (
     Drift,
     LengthsSummary,
     Probe,
+    Result,
     Row,
     Sweep,
     TwoDimensionalRow,
@@ -24,15 +25,10 @@ from batchtune.results import (
     read_result,
 )
 
-_HOW_TO_MAKE = (
-    "`batchtune probe-oom MANIFEST --workload W --run {folder}` writes probe.json, "
-    "`batchtune sweep-buckets MANIFEST --run {folder}` writes sweep.json, and "
-    "`batchtune tune MANIFEST --workload W --run {folder}` writes both."
-)
-
 # Where the command line puts files unless the user names another folder; commands that are proposed need not name it.
 DEFAULT_FOLDER = Path("batchtune-run")
 
+AnyResult = TypeVar("AnyResult", bound=Result)
 AnyRow = TypeVar("AnyRow", Row, TwoDimensionalRow)
 
 
@@ -42,10 +38,9 @@ class RunResults:
 
     Attributes:
         name: Name of the run folder, without the path to it.
-        probe, sweep, verification: `probe.json`, `sweep.json`, `verify.json`.
         verdicts: One for each rule that the run was held to.
         drift: How far other lengths are from the run's.
-        folder: Where the files lie, as the user named it; only commands that are proposed name it.
+        folder: The folder as the user named it; only commands that are proposed name it.
     """
 
     name: str
@@ -80,32 +75,35 @@ def load_run(folder: Path) -> RunResults:
         ResultError: The folder is missing or holds neither `probe.json` nor `sweep.json`; one of them
             can't be read, or is edited or damaged; or they are of different data.
     """
-    how = _HOW_TO_MAKE.format(folder=folder)
+    how = (
+        f"`batchtune probe-oom MANIFEST --workload W --run {folder}` writes probe.json, "
+        f"`batchtune sweep-buckets MANIFEST --run {folder}` writes sweep.json, and "
+        f"`batchtune tune MANIFEST --workload W --run {folder}` writes both."
+    )
     if not folder.exists():
         raise ResultError(f"There is no run folder {folder}", how)
     if not folder.is_dir():
         raise ResultError(f"{folder} is a file; a run folder is needed here", "Give the folder that holds it.")
-    paths = [folder / name for name in (PROBE_FILE, SWEEP_FILE, VERIFY_FILE)]
-    probe_path, sweep_path, verify_path = paths
-    probe = read_result(probe_path, Probe) if probe_path.exists() else None
-    sweep = read_result(sweep_path, Sweep) if sweep_path.exists() else None
+
+    def read(name: str, kind: type[AnyResult]) -> AnyResult | None:
+        return read_result(folder / name, kind) if (folder / name).exists() else None
+
+    probe, sweep = read(PROBE_FILE, Probe), read(SWEEP_FILE, Sweep)
     if probe is None and sweep is None:
         raise ResultError(f"{folder} holds neither {PROBE_FILE} nor {SWEEP_FILE}", how)
     if probe is not None and sweep is not None:
         if probe.lengths.fingerprint != sweep.lengths.fingerprint:
-            data = [
-                f"{one.lengths.count:,} examples (fingerprint {one.lengths.fingerprint[:12]})" for one in (probe, sweep)
-            ]
+            ours, theirs = (
+                f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (probe.lengths, sweep.lengths)
+            )
             raise ResultError(
-                f"{probe_path} and {sweep_path} are of different data: {' and '.join(data)}",
+                f"{folder / PROBE_FILE} and {folder / SWEEP_FILE} are of different data: {ours} and {theirs}",
                 "Make the older one anew from the same manifest and with the same filters.",
             )
         if not probe.is_proven or sweep.device_name is not None:
             sweep = with_unproven(sweep)
-    verification = read_result(verify_path, Verification) if verify_path.exists() else None
-    return RunResults(
-        name=folder.resolve().name or "run", probe=probe, sweep=sweep, verification=verification, folder=folder
-    )
+    name, verification = folder.resolve().name or "run", read(VERIFY_FILE, Verification)
+    return RunResults(name=name, probe=probe, sweep=sweep, verification=verification, folder=folder)
 
 
 def with_unproven(sweep: Sweep) -> Sweep:

@@ -1,26 +1,16 @@
-"""The summary of a run, in sentences that a person can read aloud: what to set, what it saves, and what to do next."""
+"""A report's sentences, as a person can read them aloud: what to set, what it saves, warnings, and what to do next."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
 
+from batchtune.batching.strategies import STRATEGIES
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
-from batchtune.reports.verification import verification_sentences
-from batchtune.results import (
-    SAMPLER_FILE,
-    Baseline,
-    Confirmation,
-    Device,
-    Drift,
-    Probe,
-    Row,
-    Sweep,
-    Verdict,
-    cost_of,
-    unproven_sizes,
-)
+from batchtune.reports.verification import verification_sentences, verification_warnings
+from batchtune.results import SAMPLER_FILE, Baseline, Device, Drift, Probe, Row, Sweep, Verdict, cost_of, unproven_sizes
+from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import (
     counted,
     format_length,
@@ -32,16 +22,14 @@ from batchtune.units import (
     with_full_stop,
 )
 
-_AS_FAST = "as fast as"
-
 FIXED_BASELINE = "fixed-random"
-
-# What SpeechBrain's recipes and its documentation set; the README's comparison stands on the same range.
-_TODAY_BUCKETS = range(10, 21)
-
 CURRENT = "your current config"
-
-_SWEEP_NEXT = "`batchtune sweep-buckets` finds the buckets that waste least with it."
+_AS_FAST = "as fast as"
+# Less than this part of what fits is worth a word; a rounded limit is not.
+_LOW_LIMIT = 0.95
+# A fit that misses its own measurements by more can't be trusted between them.
+_POOR_FIT = 0.1
+_PROBE_AGAIN = "Run `batchtune probe-oom` again with --force, then `batchtune sweep-buckets`."
 
 
 def summary_sentences(results: RunResults) -> list[str]:
@@ -51,20 +39,19 @@ def summary_sentences(results: RunResults) -> list[str]:
     """
     probe, sweep = results.probe, results.sweep
     frontier = _about_frontier(probe) if probe is not None else []
+    said, evidence = _headlines(results), _evidence(results)
     if sweep is None:
-        return [*_headlines(results), *_evidence(results), *frontier, _SWEEP_NEXT]
+        return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
-    said = _headlines(results)
     if row is not None:
-        said += [_what_it_needs(sweep, row), _what_it_saves(row, compared(sweep))]
-    elif fixed is not None:
-        batches = _batches(fixed.batches)
-        said.append(f"A fixed batch size of {format_number(fixed.batch_size)} needs {batches} for an epoch.")
-    said += _evidence(results)
-    if row is not None:
-        said += [_bound(sweep, row), _padding(row, compared(sweep))]
+        said += [*_savings(sweep, row), *evidence, *_waste(sweep, row)]
         said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
         said += trade_off_sentences(sweep)
+    elif fixed is not None:
+        size = format_number(fixed.batch_size)
+        said += [f"A fixed batch size of {size} needs {_batches(fixed.batches)} for an epoch.", *evidence]
+    else:
+        said += evidence
     return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
 
@@ -78,22 +65,23 @@ def brief_sentences(results: RunResults) -> list[str]:
 
 def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
     """Name what the recommended row is compared with: the user's own config or today's practice, a fixed batch size."""
-    row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     others: list[tuple[str, Row | Baseline]] = []
-    today = today_row(sweep) if sweep.current is None or sweep.current_fits is False else None
     if sweep.current is not None and sweep.current_fits is not False:
         others.append((CURRENT, sweep.current))
-    if today is not None and today is not row:
-        others.append((f"SpeechBrain's num_buckets={today.num_buckets}", today))
-    if fixed is not None:
+    elif (today := today_row(sweep)) is not None and today[1] is not sweep.recommended_row:
+        others.append(today)
+    if (fixed := fixed_baseline(sweep)) is not None:
         others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
     return others
 
 
-def today_row(sweep: Sweep) -> Row | None:
-    """Return today's practice: SpeechBrain's own boundaries, with the most of 10 to 20 buckets that was swept."""
-    rows = [row for row in sweep.rows if row.strategy == "speechbrain" and row.num_buckets in _TODAY_BUCKETS]
-    return max(rows, key=lambda row: row.num_buckets, default=None)
+def today_row(sweep: Sweep) -> tuple[str, Row] | None:
+    """Return name and row of today's practice, with the most buckets that were swept; None if none was."""
+    known = [
+        (STRATEGIES[row.strategy].practice(row.num_buckets), row) for row in sweep.rows if row.strategy in STRATEGIES
+    ]
+    named = [(name, row) for name, row in known if name is not None]
+    return max(named, key=lambda one: one[1].num_buckets, default=None)
 
 
 def fixed_baseline(sweep: Sweep) -> Baseline | None:
@@ -119,106 +107,83 @@ def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]
 
 
 def _evidence(results: RunResults) -> list[str]:
-    """Say what was run for real, and whether the user's own config does as well."""
-    sweep, verification = results.sweep, results.verification
-    sentences = verification_sentences(verification) if verification is not None and verification.holds else []
-    if sweep is not None and (row := sweep.recommended_row) is not None:
-        sentences += [*_proof(row, results.probe), *_about_current(sweep, row)]
-    return sentences
+    """Say what was run for real, how much memory that leaves, and whether the user's own config does as well."""
+    sweep, probe, verification = results.sweep, results.probe, results.verification
+    said = verification_sentences(verification) if verification is not None and verification.holds else []
+    if sweep is None or (row := sweep.recommended_row) is None:
+        return said
+    if (sizes := unproven_sizes(row)) is not None:
+        said.append(f"{sizes[0].upper()}{sizes[1:]}: the warnings say why.")
+    elif row.unproven is not None:
+        left = "; how much memory that leaves free is not known"
+        if probe is not None and probe.margin is not None and (free := probe.margin.bytes):
+            share = format_percent(free / probe.device.limit_bytes)
+            left = f", and leaves {format_size(free)} ({share} of the limit) free"
+        said.append(f"Every batch size was run, or is no larger than one that was{left}.")
+    now = sweep.current
+    if now is not None and sweep.current_fits is not False:  # a warning says what does not fit
+        timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
+        is_equal = timed and row.equal_to_best and now.equal_to_best  # the headline says so
+        if not is_equal and (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0):
+            said.append("Your current config is better than the recommended table: keep it.")
+    return said
 
 
 def _what_to_set(sweep: Sweep) -> str:
+    """Say it, and compare it with the first of the others: `: 1.34 times faster than your current config`."""
     row = sweep.recommended_row
     if row is None:
         return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
-    count = len(row.boundaries)
+    count, others, advantage = len(row.boundaries), compared(sweep), ""
     buckets = "1 bucket" if count == 1 else f"{format_number(count)} buckets"
     # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
     limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit
-    return f"Set {buckets} ({row.strategy}) with {sizes}{_advantage(row, compared(sweep))}."
+    if others:
+        name, other = others[0]
+        ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
+        if ours is not None and theirs:
+            speed = _speed(ours, theirs)
+            equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best and speed != _AS_FAST
+            advantage = f": {speed} {name}{', but the estimates may be off by as much' if equal else ''}"
+        elif other.batches:
+            advantage = f": {_fewer(row.batches, other.batches)} than with {name}"
+    return f"Set {buckets} ({row.strategy}) with {sizes}{advantage}."
 
 
-def _advantage(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
-    """Compare it with the first of the others: `: 1.34 times faster than your current config`."""
-    if not others:
-        return ""
-    name, other = others[0]
-    ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
-    if ours is None or not theirs:
-        return f": {_fewer(row.batches, other.batches)} than with {name}" if other.batches else ""
-    speed = _speed(ours, theirs)
-    equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best
-    unsure = ", but the estimates may be off by as much" if equal and speed != _AS_FAST else ""
-    return f": {speed} {name}{unsure}"
-
-
-def _what_it_needs(sweep: Sweep, row: Row) -> str:
-    source = (sweep.current_settings or {}).get("source")
+def _savings(sweep: Sweep, row: Row) -> list[str]:
+    """Say what an epoch needs, and how much less that is than with the others."""
+    source, others, seconds = (sweep.current_settings or {}).get("source"), compared(sweep), row.estimated_epoch_seconds
     on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
     named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
-    others = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in compared(sweep)]
-    needs = f"An epoch{on_ranks} needs {_batches(row.batches)}"
-    return f"{needs}; {' and '.join(others)}." if others else f"{needs}."
-
-
-def _what_it_saves(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
-    seconds = row.estimated_epoch_seconds
+    needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
     if seconds is None:
+        cost = "Step times are not known, so tables are compared by batches"
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-        unknown = "Step times are not known, so tables are compared by batches"
-        return f"{unknown}: {' and '.join(saved)}." if saved else f"{unknown}."
-    faster = [
-        f"{_speed(seconds, other.estimated_epoch_seconds)} {name} ({format_seconds(other.estimated_epoch_seconds)})"
-        for name, other in others
-        if other.estimated_epoch_seconds
-    ]
-    estimate = f"One epoch is estimated at {format_seconds(seconds)}"
-    return f"{estimate}: {' and '.join(faster)}." if faster else f"{estimate}."
+    else:
+        cost = f"One epoch is estimated at {format_seconds(seconds)}"
+        times = [(name, other.estimated_epoch_seconds) for name, other in others]
+        saved = [f"{_speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
+    return [_joined(f"An epoch{on_ranks} needs {_batches(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
 
 
-def _proof(row: Row, probe: Probe | None) -> list[str]:
-    """Say whether the batches were run, and how much memory they leave; nothing where nothing was probed."""
-    if row.unproven is None:
-        return []
-    if (sizes := unproven_sizes(row)) is not None:
-        return [f"{sizes[0].upper()}{sizes[1:]}: the warnings say why."]
-    run, margin = "Every batch size was run, or is no larger than one that was", probe.margin if probe else None
-    if probe is None or margin is None or not margin.bytes:
-        return [f"{run}; how much memory that leaves free is not known."]
-    share = format_percent(margin.bytes / probe.device.limit_bytes)
-    return [f"{run}, and leaves {format_size(margin.bytes)} ({share} of the limit) free."]
-
-
-def _about_current(sweep: Sweep, row: Row) -> list[str]:
-    """Say that the user's own config is better, if it is."""
-    now = sweep.current
-    if now is None or sweep.current_fits is False:  # what does not fit is marked in tables, and a warning says so
-        return []
-    timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
-    if timed and row.equal_to_best and now.equal_to_best:  # the headline says so
-        return []
-    is_better = (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0)
-    return ["Your current config is better than the recommended table: keep it."] if is_better else []
-
-
-def _bound(sweep: Sweep, row: Row) -> str:
-    bound = sweep.lower_bound
-    what, above = [_batches(bound.batches)], [_above(row.batches, bound.batches)]
-    if bound.estimated_epoch_seconds and row.estimated_epoch_seconds:
+def _waste(sweep: Sweep, row: Row) -> list[str]:
+    """Say how far from the bound it is, and how much is padding."""
+    bound, seconds = sweep.lower_bound, row.estimated_epoch_seconds
+    what, ratios = [_batches(bound.batches)], [row.batches / bound.batches]
+    if bound.estimated_epoch_seconds and seconds:
         what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
-        above.append(_above(row.estimated_epoch_seconds, bound.estimated_epoch_seconds))
-    return f"The bound that no bucket table can beat is {' and '.join(what)}: this is {' and '.join(above)} above it."
+        ratios.append(seconds / bound.estimated_epoch_seconds)
+    above = " and ".join(format_percent(max(0.0, ratio - 1)) for ratio in ratios)
+    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in compared(sweep)]
+    return [
+        f"The bound that no bucket table can beat is {' and '.join(what)}: this is {above} above it.",
+        _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
+    ]
 
 
-def _above(cost: float, bound: float) -> str:
-    return format_percent(max(0.0, cost / bound - 1) if bound else 0.0)
-
-
-def _padding(row: Row, others: list[tuple[str, Row | Baseline]]) -> str:
-    against = " and ".join(f"{format_percent(other.padding_ratio)} with {name}" for name, other in others)
-    sentence = f"Padding is {format_percent(row.padding_ratio)} of all cells"
-    return f"{sentence}, against {against}." if against else f"{sentence}."
+def _joined(start: str, joint: str, others: Sequence[str]) -> str:
+    return f"{start}{joint if others else ''}{' and '.join(others)}."
 
 
 def _limit(probe: Probe) -> str:
@@ -228,30 +193,25 @@ def _limit(probe: Probe) -> str:
 
 
 def _about_frontier(probe: Probe) -> list[str]:
-    unit = probe.lengths.unit
-    sentences = []
+    unit, confirmation, sentences = probe.lengths.unit, probe.confirmation, []
     if len(probe.frontier) > 1:
-        largest = max(probe.frontier, key=lambda point: point.batch_size)
-        longest = probe.frontier[-1]
-        fits = f"{format_number(longest.batch_size)} examples of {format_length(longest.length, unit)}"
-        more = f"{format_number(largest.batch_size)} of {format_length(largest.length, unit)}"
+        largest, longest = max(probe.frontier, key=lambda point: point.batch_size), probe.frontier[-1]
+        fits, more = format_number(longest.batch_size), format_number(largest.batch_size)
+        ends = format_length(longest.length, unit), format_length(largest.length, unit)
         sentences.append(
-            f"A batch holds from {fits} to {more}."
+            f"A batch holds from {fits} examples of {ends[0]} to {more} of {ends[1]}."
             if largest.batch_size > longest.batch_size
-            else f"A batch holds {format_number(longest.batch_size)} examples, whatever their length."
+            else f"A batch holds {fits} examples, whatever their length."
         )
     if any(point.target_length is not None for point in probe.frontier):
         sentences.append("Each length was measured with the longest target that occurs at or below it.")
-    if probe.confirmation is not None and probe.confirmation.shapes:
-        sentences.append(_confirmed(probe.confirmation))
+    if confirmation is not None and confirmation.shapes:
+        shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
+        which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
+        again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
+        processes = f"{steps} steps in {confirmation.workers} processes"
+        sentences.append(f"{which} run once more in turns, {processes}, and fit{again}.")
     return sentences
-
-
-def _confirmed(confirmation: Confirmation) -> str:
-    shapes, steps = format_number(confirmation.shapes), format_number(confirmation.steps)
-    which = "The batch at the limit was" if confirmation.shapes == 1 else f"The {shapes} batches at the limit were"
-    again = f" after {counted(confirmation.given_up, 'larger one')} had failed" if confirmation.given_up else ""
-    return f"{which} run once more in turns, {steps} steps in {confirmation.workers} processes, and fit{again}."
 
 
 def _batches(count: int) -> str:
@@ -261,8 +221,7 @@ def _batches(count: int) -> str:
 def _fewer(ours: int, theirs: int) -> str:
     if ours == theirs:
         return "no fewer batches"
-    share = format_percent(abs(1 - ours / theirs))
-    return f"{share} {'fewer' if ours < theirs else 'more'} batches"
+    return f"{format_percent(abs(1 - ours / theirs))} {'fewer' if ours < theirs else 'more'} batches"
 
 
 def _speed(our_seconds: float, their_seconds: float) -> str:
@@ -288,57 +247,48 @@ def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
 
 def drift_sentences(drift: Drift) -> list[str]:
     """Say how far the other lengths are from those of the run, and what that costs."""
+    examples = counted(drift.lengths.count, "example")
     if not drift.changed:
-        return [f"The manifest has the same lengths as the run: {counted(drift.lengths.count, 'example')}."]
-    beyond = (
-        f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'} beyond the last boundary"
-        if drift.beyond
-        else "none is beyond the last boundary"
-    )
+        return [f"The manifest has the same lengths as the run: {examples}."]
+    beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}" if drift.beyond else "none is"
+    times = ""
+    if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
+        ours, retuned = format_seconds(drift.epoch_seconds), format_seconds(drift.retuned_epoch_seconds)
+        times = f"{ours} against {retuned} an epoch, "
     return [
-        f"The lengths of the manifest ({counted(drift.lengths.count, 'example')}) differ from those of the run: "
-        f"their distributions differ by {drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond}.",
-        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {_drift_costs(drift)}.",
+        f"The lengths of the manifest ({examples}) differ from those of the run: their distributions differ by "
+        f"{drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond} beyond the last boundary.",
+        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {times}"
+        f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
     ]
-
-
-def _drift_costs(drift: Drift) -> str:
-    batches = f"{drift.batches:,} batches against {drift.retuned_batches:,}"
-    if drift.epoch_seconds is None or drift.retuned_epoch_seconds is None:
-        return batches
-    times = f"{format_seconds(drift.epoch_seconds)} against {format_seconds(drift.retuned_epoch_seconds)} an epoch"
-    return f"{times}, {batches}"
 
 
 def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     """Pair each command, or file, with what it is for, in the order to take them."""
     sweep, verification = results.sweep, results.verification
     config = str(results.folder / SAMPLER_FILE)
+    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
+    run = f" --run{folder}" if folder else ""
+    verify = f"batchtune verify{folder} MANIFEST{_own_workload(results)}"
     if sweep is None:
-        yield _command(results, "sweep-buckets MANIFEST", flag="--run "), "find the buckets that waste least"
+        yield f"batchtune sweep-buckets MANIFEST{run}", "find the buckets that waste least"
     elif sweep.recommended is None:
-        yield _command(results, "sweep-buckets MANIFEST --num-buckets 20:60", flag="--run "), "compare more buckets"
+        yield f"batchtune sweep-buckets MANIFEST --num-buckets 20:60{run}", "compare more buckets"
     elif verification is not None and not verification.holds:
         # Without a proposal memory was not what failed: the reasons say what to do.
         if verification.proposal is not None and verification.proposal.verified:
             yield config, "set the safe sizes there"
         elif verification.proposal is not None:
-            yield _command(results, "tune MANIFEST --workload W --force", flag="--run "), "probe anew"
-        yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches again"
+            yield f"batchtune tune MANIFEST --workload W --force{run}", "probe anew"
+        yield verify, "run these batches again"
     else:
         yield config, "the config, for BucketBatchSampler"
         if results.probe is None:
-            yield _command(results, "probe-oom MANIFEST --workload W", flag="--run "), "measure what fits"
+            yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
         elif verification is None:
-            yield _command(results, "verify", f" MANIFEST{_own_workload(results)}"), "run these batches for real"
-        yield _command(results, "export", " --to FRAMEWORK"), "the same for SpeechBrain, NeMo, ..."
-    yield _command(results, "report", " --full"), "all tables (-o report.html: charts)"
-
-
-def _command(results: RunResults, command: str, rest: str = "", *, flag: str = "") -> str:
-    """Return the command for this run; its folder is named where it is not the usual one."""
-    named = "" if results.folder == DEFAULT_FOLDER else f" {flag}{shlex.quote(str(results.folder))}"
-    return f"batchtune {command}{named}{rest}"
+            yield verify, "run these batches for real"
+        yield f"batchtune export{folder} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
+    yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
 
 
 def _own_workload(results: RunResults) -> str:
@@ -351,3 +301,85 @@ def _own_workload(results: RunResults) -> str:
         return ""
     spec = shlex.quote(workload.spec) if ".py:" in workload.spec else "W"
     return f" --workload {spec}{' --set ...' if workload.options else ''}"
+
+
+def warning_sentences(results: RunResults) -> list[str]:
+    """Say what the results show together, then the probe's own warnings, then the sweep's; each once.
+
+    First comes what concerns the recommended batches, last what concerns tables that nobody need take.
+    """
+    return list(dict.fromkeys(_warnings(results)))
+
+
+def _warnings(results: RunResults) -> Iterator[str]:
+    sweep, probe, unit = results.sweep, results.probe, results.lengths.unit
+    row = sweep.recommended_row if sweep is not None else None
+    sizes = None if row is None else unproven_sizes(row)
+    yield from verification_warnings(results)
+    if sweep is not None and row is not None and sizes is not None:
+        yield f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(sweep, row, probe)}"
+    elif sweep is not None and probe is not None:
+        used, measured = sweep.max_batch_length, probe.max_batch_length
+        took, fits = format_length(used, unit), format_length(measured, unit)
+        differs = f"The sweep took max_batch_length = {took}, but the probe measured that {fits} fits"
+        if used > measured * (1 + 1e-9):
+            yield f"{differs}: training may run out of memory. Sweep again without --max-batch-length."
+        elif used < measured * _LOW_LIMIT:
+            yield f"{differs}: memory is left unused. Sweep again without --max-batch-length to use it."
+    if probe is not None:
+        yield from map(with_full_stop, probe.warnings)
+        if probe.frontier and (end := probe.frontier[-1].length) < probe.lengths.max * (1 - 1e-9):
+            longest = format_length(probe.lengths.max, unit)
+            yield (
+                f"The frontier ends at {format_length(end, unit)}, but the longest example has {longest}. Leave longer "
+                "examples out with --max-length, or give the probe more memory."
+            )
+        for name, model in (("peak memory", probe.models.peak_bytes), ("step time", probe.models.step_seconds)):
+            error = 0.0 if model is None else model.relative_error
+            misses = f"The model of {name} misses the trials by {format_percent(error)}"
+            idle = "on a machine that does nothing else."
+            if name == "step time" and error > WORST_TIME_ERROR:
+                yield f"{misses}, so no times are estimated and tables are compared by batches. Probe again {idle}"
+            elif error > _POOR_FIT:
+                yield f"{misses}: take figures that build on it as rough, and probe again {idle}"
+    if sweep is not None:
+        yield from map(with_full_stop, sweep.warnings)
+
+
+def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:
+    """Say why batch sizes of the recommended row are not proven, and what to do."""
+    if probe is None or not probe.frontier:
+        return f"no batch as large was run, alone and in turns with the others. {_PROBE_AGAIN}"
+    if not probe.is_proven:
+        return (
+            f"batchtune {probe.meta.batchtune} interpolated between the lengths that it measured, ran few batches in "
+            f"turns with the others and left no margin. {_PROBE_AGAIN}"
+        )
+    unit, longest, end = sweep.lengths.unit, probe.frontier[-1].length, row.boundaries[-1]
+    cap, multiple = probe.settings.get("max_batch_size"), sweep.settings.get("multiple_of")
+    if isinstance(cap, int) and max(row.batch_sizes) > cap:
+        return (
+            f"no batch of more than {cap:,} examples was run (--max-batch-size). Sweep with --max-batch-size {cap} "
+            "too, or run `batchtune probe-oom` without it, with --force."
+        )
+    if row.sizing == "length" and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
+        return (
+            f"max_batch_length = {format_length(sweep.max_batch_length, unit)} is more than the "
+            f"{format_length(probe.max_batch_length, unit)} that was measured to fit. Sweep again without "
+            "--max-batch-length."
+        )
+    if isinstance(multiple, (int, float)) and end > longest >= probe.lengths.max:
+        return (
+            f"padding to a multiple of {format_number(multiple)} makes batches up to {format_length(end, unit)} long, "
+            f"and none longer than {format_length(longest, unit)} was run. `batchtune tune` with --multiple-of and "
+            "--force probes batches as they are padded; or leave the longest examples out with --max-length."
+        )
+    if longest < probe.lengths.max:
+        return (
+            f"no batch with examples longer than {format_length(longest, unit)} passed. Leave longer ones out with "
+            "--max-length, or give the probe more memory."
+        )
+    return (
+        "the probe ran no batch as large, alone and in turns with the others. Run `batchtune sweep-buckets` again; if "
+        "that does not help, `batchtune probe-oom` with --force."
+    )

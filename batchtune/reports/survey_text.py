@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import pairwise
 
@@ -27,12 +27,7 @@ _GLUE = "\0"
 
 
 def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
-    """Show the data in a few lines, as every command does: the lengths, what was left out, notes and warnings.
-
-    Args:
-        lengths: What to show.
-        ascii: Whether the histogram is left out, for streams that can't encode block characters.
-    """
+    """Show the data in a few lines, as every command does; ascii: without a histogram, which needs block characters."""
     found = survey(lengths)
     spread, unit, targets = found.percentiles, lengths.unit, found.targets
     lines = [_extent(found)]
@@ -48,7 +43,12 @@ def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
             f"p95 {format_number(targets.p95)}, p99 {format_number(targets.p99)}."
         )
     if found.distinct > 1 and not ascii:
-        lines.append(_spark(found))
+        # The histogram in one line: a bar for each bin, the longest first; a bin without examples is blank.
+        bins, most = found.histogram, max(one.count for one in found.histogram)
+        bars = "".join(f" {_HEIGHTS}"[math.ceil(one.count / most * len(_HEIGHTS))] for one in bins)
+        scale = "" if _is_even(found) else " on a logarithmic scale"
+        high, low = format_length(bins[0].to, unit), format_length(bins[-1].from_, unit)
+        lines.append(f"From {high} to {low}{scale}: ▕{bars}▏")
     lines += [f"Left out: {text}" for text in _left_out(found)]
     return [*lines, *found.notes, *(f"Warning: {text}" for text in found.warnings)]
 
@@ -56,15 +56,12 @@ def headline(lengths: Lengths, *, ascii: bool = False) -> list[str]:
 def render_survey(lengths: Lengths, width: int = _WIDTH, *, ascii: bool = False) -> str:
     """Show the whole survey: lengths, percentiles, histogram, what was left out, and what looks wrong.
 
-    Args:
-        lengths: What to show.
-        width: Of a line, at least 60; running text is broken into lines, an option from its value never.
-        ascii: Whether to write nothing but ASCII, for streams that can't encode block characters.
+    Lines have that width, at least 60; an option is never parted from its value. ascii: nothing but ASCII.
     """
     found = survey(lengths)
-    extent = _wrapped(_extent(found), width)
+    values = [f"They take {found.distinct:,} different values."] if found.distinct > 1 else []
     blocks = [
-        [*extent, f"They take {found.distinct:,} different values."] if found.distinct > 1 else extent,
+        [*_wrapped(_extent(found), width), *values],
         _percentiles(found, lengths, width),
         _histogram(found, width, ascii=ascii),
         _listed("Left out", _left_out(found), width),
@@ -76,55 +73,39 @@ def render_survey(lengths: Lengths, width: int = _WIDTH, *, ascii: bool = False)
     return text.replace("µ", "u").encode("ascii", "replace").decode() if ascii else text
 
 
-def _spark(found: Scan) -> str:
-    """Draw the histogram in one line: a bar for each bin, the longest first; a bin without examples is blank."""
-    unit, most = found.lengths.unit, max(one.count for one in found.histogram)
-    heights = [math.ceil(one.count / most * len(_HEIGHTS)) for one in found.histogram]
-    bars = "".join(_HEIGHTS[height - 1] if height else " " for height in heights)
-    high, low = found.histogram[0].to, found.histogram[-1].from_
-    scale = "" if _is_even(found) else " on a logarithmic scale"
-    return f"From {format_length(high, unit)} to {format_length(low, unit)}{scale}: ▕{bars}▏"
-
-
 def _is_even(found: Scan) -> bool:
     """Return whether the bins have the same width, but for rounding errors."""
     first, last = found.histogram[0], found.histogram[-1]
     return first.to - first.from_ < 1.5 * (last.to - last.from_)
 
 
+def _left_out(found: Scan) -> list[str]:
+    return [f"{counted(count, 'example')}, {reason}." for reason, count in found.left_out.items()]
+
+
 def _extent(found: Scan) -> str:
-    summary = found.lengths
-    lengths, longest = counted(summary.count, "length"), format_length(summary.max, summary.unit)
+    """Say how many, how long and how much: time in hours, all else in thousands, millions or billions."""
+    summary, unit = found.lengths, found.lengths.unit
+    lengths, longest = counted(summary.count, "length"), format_length(summary.max, unit)
     if found.distinct == 1 == summary.count:
         return f"1 length: {longest}."
-    total = _total(summary.total, summary.unit)
+    total = _large(summary.total)
+    if unit in _SECONDS:
+        seconds = summary.total * _SECONDS[unit]
+        total = f"{format_number(seconds / _HOUR)} h" if seconds >= _HOUR else format_seconds(seconds)
     if found.distinct == 1:
         return f"{lengths}, all of {longest}: {total} in all."
-    if summary.unit not in _SECONDS:
+    if unit not in _SECONDS:
         longest = format_number(summary.max)
-    shortest = format_length(summary.min, summary.unit)
-    return f"{lengths} in descending order: {longest} to {shortest}, {total} in all."
-
-
-def _total(total: float, unit: str | None) -> str:
-    """Return a total length as people say it: time in hours, all else in thousands, millions or billions."""
-    if unit in _SECONDS:
-        seconds = total * _SECONDS[unit]
-        return f"{format_number(seconds / _HOUR)} h" if seconds >= _HOUR else format_seconds(seconds)
-    return _large(total)
+    return f"{lengths} in descending order: {longest} to {format_length(summary.min, unit)}, {total} in all."
 
 
 def _large(number: float) -> str:
     if number < 999_950:
         return format_number(number)
-    if number < 999_950_000:
-        return f"{format_number(number / 1e6)} million"
-    return f"{format_number(number / 1e9)} billion"
-
-
-def _left_out(found: Scan) -> Iterator[str]:
-    for reason, count in found.left_out.items():
-        yield f"{counted(count, 'example')}, {reason}."
+    return (
+        f"{format_number(number / 1e6)} million" if number < 999_950_000 else f"{format_number(number / 1e9)} billion"
+    )
 
 
 def _percentiles(found: Scan, lengths: Lengths, width: int) -> list[str]:
@@ -145,29 +126,28 @@ def _figures(spread: Percentiles, mean: float) -> list[str]:
     decimals = of_mean = max(0, 4 - len(f"{spread.median:.0f}"))
     if all(length.is_integer() for length in lengths):
         decimals, of_mean = 0, 0 if mean.is_integer() else min(of_mean, 1)
-    *longer, shortest = (_with_decimals(length, decimals) for length in lengths)
-    return [*longer, _with_decimals(mean, of_mean), shortest]
-
-
-def _with_decimals(value: float, decimals: int) -> str:
-    text = f"{value:,.{decimals}f}"
-    return format_number(value) if value and not float(text.replace(",", "")) else text
+    places = [*(decimals for _ in lengths[:-1]), of_mean, decimals]
+    texts = []
+    for value, decimals in zip([*lengths[:-1], mean, lengths[-1]], places, strict=True):
+        text = f"{value:,.{decimals}f}"
+        texts.append(format_number(value) if value and not float(text.replace(",", "")) else text)
+    return texts
 
 
 def _histogram(found: Scan, width: int, *, ascii: bool) -> list[str]:
     """Return one line a bin: its edges, the examples in it, their share of all, and a bar as long as the share."""
-    bins, unit = found.histogram, found.lengths.unit
+    bins, unit, total = found.histogram, found.lengths.unit, found.lengths.count
+    rows = [(f"length ({unit})" if unit else "length", "examples", "share")]
     edges = _edges([*(one.to for one in bins), bins[-1].from_], even=_is_even(found))
-    ranges = [f"{upper} to {lower}" for upper, lower in pairwise(edges)]
-    counts = [f"{one.count:,}" for one in bins]
-    shares = [_share(one.count, found.lengths.count) for one in bins]
-    title = (f"length ({unit})" if unit else "length", "examples", "share")
-    lines = _aligned([title, *zip(ranges, counts, shares, strict=True)])
-    room = max(1, width - max(map(len, lines)) - len(_INDENT))
+    for one, (upper, lower) in zip(bins, pairwise(edges), strict=True):
+        percent = 100 * one.count / total
+        share = "<0.1%" if 0 < percent < 0.05 else f"{percent:.1f}%"
+        rows.append((f"{upper} to {lower}", f"{one.count:,}", share))
+    title, *lines = _aligned(rows)
+    room = max(1, width - max(map(len, [title, *lines])) - len(_INDENT))
     most = max(one.count for one in bins)
-    draw = _ascii_bar if ascii else _bar
-    bars = [draw(one.count / most * room) for one in bins]
-    return [lines[0], *(f"{line}{_INDENT}{bar}".rstrip() for line, bar in zip(lines[1:], bars, strict=True))]
+    bars = [_bar(one.count / most * room, ascii=ascii) for one in bins]
+    return [title, *(f"{line}{_INDENT}{bar}".rstrip() for line, bar in zip(lines, bars, strict=True))]
 
 
 def _edges(lengths: Sequence[float], *, even: bool) -> list[str]:
@@ -179,30 +159,19 @@ def _edges(lengths: Sequence[float], *, even: bool) -> list[str]:
     return [text.rjust(size) for text in texts]
 
 
-def _share(count: int, total: int) -> str:
-    percent = 100 * count / total
-    return "<0.1%" if 0 < percent < 0.05 else f"{percent:.1f}%"
-
-
-def _bar(cells: float) -> str:
+def _bar(cells: float, *, ascii: bool) -> str:
     """Return a bar of blocks, to an eighth of a cell; what is not 0 can be seen."""
-    eighths = max(round(8 * cells), 1 if cells else 0)
-    whole, rest = divmod(eighths, 8)
+    if ascii:
+        return "#" * round(cells) or ("." if cells else "")
+    whole, rest = divmod(max(round(8 * cells), 1 if cells else 0), 8)
     return _EIGHTHS[7] * whole + (_EIGHTHS[rest - 1] if rest else "")
-
-
-def _ascii_bar(cells: float) -> str:
-    return "#" * round(cells) or ("." if cells else "")
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells in columns, the first set to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(size) for cell, size in zip(others, widths[1:], strict=True))]
-        lines.append(_INDENT + _INDENT.join(cells))
-    return lines
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = _INDENT.join(["", f"{{:<{first}}}", *(f"{{:>{width}}}" for width in others)])
+    return [form.format(*row) for row in rows]
 
 
 def _listed(title: str, texts: Iterable[str], width: int) -> list[str]:
@@ -210,17 +179,13 @@ def _listed(title: str, texts: Iterable[str], width: int) -> list[str]:
     lines: list[str] = []
     for text in texts:
         for index, paragraph in enumerate(text.splitlines()):
-            lines += _wrapped(paragraph, width, ("- " if index == 0 else _INDENT, _INDENT))
+            lines += _wrapped(paragraph, width, _INDENT if index else "- ", _INDENT)
     return [title, *lines] if lines else []
 
 
-def _wrapped(text: str, width: int, indents: tuple[str, str] = ("", "")) -> list[str]:
-    wrapped = textwrap.wrap(
-        _OPTION.sub(rf"\1{_GLUE}", text),
-        width,
-        initial_indent=indents[0],
-        subsequent_indent=indents[1],
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(_GLUE, " ") for line in wrapped]
+def _wrapped(text: str, width: int, first: str = "", others: str = "") -> list[str]:
+    glued = _OPTION.sub(rf"\1{_GLUE}", text)
+    lines = textwrap.TextWrapper(
+        width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    ).wrap(glued)
+    return [line.replace(_GLUE, " ") for line in lines]

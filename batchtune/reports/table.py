@@ -1,34 +1,53 @@
-"""A table of strings, as every format for people renders it."""
+"""Strings and tables as every format for people shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from batchtune.errors import without_commands
+from batchtune.results import Trial, VerifyFailure
 from batchtune.units import format_length, format_number, format_ratio
 
 V = TypeVar("V")
 
 UNKNOWN = "\u2013"  # an en dash: unknown, or no question here; never 0
 TIMES = "\u00d7"  # the multiplication sign
+_MAX_TEXT = 400
+_MAX_FAILURES = 10
+# The columns of all tables that hold text, and those that hold running text; the others hold numbers.
+_TEXT = {"", "strategy", "table", "closed by", "proven by", "batch shape", "outcome", "verdict"}
+_RUNNING_TEXT = {"message", "fails if", "found"}
+# A narrow terminal leaves these out, the last first; others never, as they tell rows apart.
+_SPARE = (
+    *("cost", "randomness", "gain", "throughput", "relative", "estimated epoch", "largest batch", "closed by"),
+    *("against fixed", "proven by", "batches", "peak memory", "padding", "step time", "mean batch", "trial"),
+    *("effective buckets", "over length alone", "variation"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        title: Its heading.
-        numeric: Set to the right, with digits of one width.
-        wraps: Holds running text that may be broken into lines.
-        leaves: Whether and when a narrow terminal leaves it out: the highest first; 0: never, as it tells rows apart.
-    """
+    """A column of a table; its title says how it looks."""
 
     title: str
-    numeric: bool = True
-    wraps: bool = False
-    leaves: int = 0
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is set to the right, with digits of one width."""
+        return self.title not in _TEXT | _RUNNING_TEXT
+
+    @property
+    def wraps(self) -> bool:
+        """Whether it holds running text, which may be broken into lines."""
+        return self.title in _RUNNING_TEXT
+
+    @property
+    def leaves(self) -> int:
+        """When a narrow terminal leaves it out: the highest first; 0: never."""
+        return _SPARE.index(self.title) + 1 if self.title in _SPARE else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +55,6 @@ class Table:
     """A table of strings.
 
     Attributes:
-        title: Its heading.
-        columns: One entry a column.
         rows: One tuple a row, as long as `columns`.
         notes: Sentences that explain it, shown below.
         marked: Index of the row to set off from the others, or None.
@@ -52,9 +69,57 @@ class Table:
     break_before: int | None = None
 
 
-def cell(value: V | None, words: Callable[[V], str]) -> str:
-    """Return a value as a cell: in words, or a dash where it is unknown."""
-    return UNKNOWN if value is None else words(value)
+def make_table(
+    title: str,
+    rows: Sequence[Mapping[str, str | None]],
+    notes: Iterable[str] = (),
+    marked: int | None = None,
+    break_before: int | None = None,
+) -> Table:
+    """Return a table of clean strings.
+
+    A row, of at least one, is its cells by their column. None is unknown; a column without a known cell is left out.
+    """
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    return Table(
+        title=clean(title),
+        columns=tuple(map(Column, names)),
+        rows=tuple(tuple(clean(row[name] or UNKNOWN) for name in names) for row in rows),
+        notes=tuple(map(clean, notes)),
+        marked=marked,
+        break_before=break_before,
+    )
+
+
+def failures_table(title: str, failures: Sequence[Trial | VerifyFailure], unit: str | None, file: str) -> list[Table]:
+    """Lay out the first of the batches that failed; no table without any."""
+    rows = [
+        {
+            "batch shape": format_shape(one.batch_size, one.length, unit),
+            "bucket": str(one.bucket + 1) if isinstance(one, VerifyFailure) else None,
+            "outcome": "out of memory" if one.outcome == "oom" else one.outcome,
+            "message": one.error or UNKNOWN,
+        }
+        for one in failures[:_MAX_FAILURES]
+    ]
+    return [make_table(title, rows, shown_of(len(rows), len(failures), "", file))] if rows else []
+
+
+def clean(text: str) -> str:
+    """Return one line of text that can do nothing to the place where it is shown.
+
+    Result files may come from anywhere: white space of any kind becomes one space, control and formatting
+    characters (terminal escapes, changes of writing direction) become U+FFFD, text that GitHub would take for a
+    command is parted, and text longer than 400 characters is cut with an ellipsis.
+    """
+    line = without_commands(" ".join(text.split()))
+    line = "".join("\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in line)
+    return line if len(line) <= _MAX_TEXT else line[: _MAX_TEXT - 1] + "…"
+
+
+def known(value: V | None, words: Callable[[V], str]) -> str | None:
+    """Return a value in words; None where it is unknown."""
+    return None if value is None else words(value)
 
 
 def format_times(baseline_cost: float | None, cost: float | None) -> str | None:

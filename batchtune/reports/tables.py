@@ -1,31 +1,72 @@
-"""The tables of a report: what was compared, what to set, what fits, what failed, what the gate says."""
+"""The tables of a report: what was compared, what to set, what fits, what failed, and the gate's verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+from batchtune.batching.strategies import STRATEGIES
+from batchtune.reports.run import RunResults
 from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
-from batchtune.reports.table import UNKNOWN, Column, Table, cell, format_shape, format_times, shown_of, spread
-from batchtune.results import (
-    Baseline,
-    BucketUse,
-    FrontierPoint,
-    LowerBound,
-    Probe,
-    Row,
-    Sweep,
-    Trial,
-    Verdict,
-    cost_of,
+from batchtune.reports.table import (
+    UNKNOWN,
+    Table,
+    failures_table,
+    format_shape,
+    format_times,
+    known,
+    make_table,
+    shown_of,
+    spread,
 )
+from batchtune.reports.trade_offs import trade_off_tables
+from batchtune.reports.verification import proposal_table, verification_tables
+from batchtune.results import Baseline, LowerBound, Probe, Row, Sweep, Trial, Verdict, cost_of
 from batchtune.units import format_length, format_number, format_percent, format_seconds, format_size
 
 # Of tables whose batch sizes are not all proven.
 _MARK = "*"
 _DOES_NOT_FIT = "does not fit"
 _MAX_FRONTIER_POINTS = 24
-_MAX_FAILURES = 10
+# Strategies that take fewer buckets than they may where more would cost more.
+_BY_COST = {name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes}
 _WORST_FIRST = {"error": 0, "fails": 1, "holds": 2}
+
+
+def full_tables(results: RunResults) -> Iterator[Table]:
+    """Lay out all that a run's results hold."""
+    probe, sweep, verification = results.probe, results.sweep, results.verification
+    if sweep is not None:
+        yield rows_table(sweep)
+        if sweep.recommended_row is not None:
+            yield _bucket_table(sweep, sweep.recommended_row, probe)
+        yield from trade_off_tables(sweep)
+    if probe is not None:
+        if probe.frontier:
+            yield _frontier_table(probe)
+        title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
+        yield from failures_table(title, failed_trials(probe), unit, "probe.json")
+    if verification is not None:
+        yield from verification_tables(verification)
+
+
+def brief_tables(results: RunResults) -> list[Table]:
+    """Lay out what the recommended row saves; or, where its verification does not hold, the sizes that are safe."""
+    sweep, verification = results.sweep, results.verification
+    if verification is not None and not verification.holds:
+        return proposal_table(verification)
+    if sweep is None or sweep.recommended_row is None:
+        return []
+    return [comparison_table(sweep, sweep.recommended_row)]
+
+
+def current_words(sweep: Sweep) -> list[str]:
+    """Return what was read as the user's own config, and where."""
+    settings = sweep.current_settings or {}
+    described = settings.get("describe")
+    if not isinstance(described, str):
+        return []
+    place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
+    return [f"{described} ({', '.join(place)})" if place else described]
 
 
 def rows_table(sweep: Sweep) -> Table:
@@ -33,63 +74,32 @@ def rows_table(sweep: Sweep) -> Table:
 
     The time column is left out where no row has a time; a note says how many rows are not shown.
     """
-    timed, fixed = sweep.has_times, fixed_baseline(sweep)
-    chosen = chosen_rows(sweep)
-    lines = [(series_name(sweep.rows[index]), sweep.rows[index]) for index in chosen]
+    timed, fixed, chosen = sweep.has_times, fixed_baseline(sweep), chosen_rows(sweep)
+    lines: list[tuple[str, Row | Baseline | LowerBound]] = [
+        (series_name(sweep.rows[index]), sweep.rows[index]) for index in chosen
+    ]
     if sweep.current is not None:
         lines.append((current_name(sweep), sweep.current))
-    others = [(baseline.name, baseline) for baseline in sweep.baselines]
-    columns = [
-        Column("strategy", numeric=False),
-        Column("buckets"),
-        Column("batches", leaves=2),
-        Column("padding", leaves=3),
-        Column("mean batch", leaves=4),
-        Column("effective buckets", leaves=5),
-        *([Column("estimated epoch", leaves=1)] if timed else []),
-        *([Column("against fixed", leaves=2)] if fixed is not None else []),
-    ]
-
-    def costs(costed: Row | Baseline | LowerBound) -> list[str]:
-        return [
-            *([cell(costed.estimated_epoch_seconds, format_seconds)] if timed else []),
-            *([_against(fixed, costed, timed)] if fixed is not None else []),
-        ]
-
-    rows = [
-        (
-            name,
-            f"{_buckets(row)}{_MARK if row.unproven else ''}",
-            format_number(row.batches),
-            format_percent(row.padding_ratio),
-            f"{row.mean_batch_size:.1f}",
-            f"{row.effective_buckets:.1f}",
-            *costs(row),
+    lines += [(baseline.name, baseline) for baseline in sweep.baselines]
+    lines.append(("lower bound", sweep.lower_bound))
+    rows = []
+    for name, one in lines:
+        row = one if isinstance(one, Row) else None
+        mean = row.mean_batch_size if row else sweep.lengths.count / one.batches
+        rows.append(
+            {
+                "strategy": name,
+                "buckets": f"{_buckets(row)}{_MARK if row.unproven else ''}" if row else None,
+                "batches": format_number(one.batches),
+                "padding": None if isinstance(one, LowerBound) else format_percent(one.padding_ratio),
+                "mean batch": None if isinstance(one, LowerBound) else f"{mean:.1f}",
+                "effective buckets": f"{row.effective_buckets:.1f}" if row else None,
+                "estimated epoch": known(one.estimated_epoch_seconds, format_seconds) if timed else None,
+                "against fixed": None if fixed is None else _against(fixed, one, timed),
+            }
         )
-        for name, row in lines
-    ]
-    rows += [
-        (
-            name,
-            UNKNOWN,
-            format_number(baseline.batches),
-            format_percent(baseline.padding_ratio),
-            f"{sweep.lengths.count / baseline.batches:.1f}",
-            UNKNOWN,
-            *costs(baseline),
-        )
-        for name, baseline in others
-    ]
-    bound = sweep.lower_bound
-    rows.append(("lower bound", UNKNOWN, format_number(bound.batches), UNKNOWN, UNKNOWN, UNKNOWN, *costs(bound)))
-    return Table(
-        title="Bucket tables compared",
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=tuple(_notes(sweep, chosen)),
-        marked=None if sweep.recommended is None else chosen.index(sweep.recommended),
-        break_before=len(chosen),
-    )
+    marked = None if sweep.recommended is None else chosen.index(sweep.recommended)
+    return make_table("Bucket tables compared", rows, _notes(sweep, chosen), marked, len(chosen))
 
 
 def comparison_table(sweep: Sweep, row: Row) -> Table:
@@ -100,20 +110,18 @@ def comparison_table(sweep: Sweep, row: Row) -> Table:
     if sweep.current is not None and sweep.current_fits is False:
         lines.append((f"{CURRENT} ({_DOES_NOT_FIT})", sweep.current))
     lines.append(("lower bound", sweep.lower_bound))
-    columns = [Column("", numeric=False), Column("batches", leaves=1), Column("padding", leaves=2)]
-    columns += [Column("estimated epoch", leaves=1)] if timed else []
-    columns.append(Column("relative", leaves=1 if timed else 3))
-    rows = tuple(
-        (
-            name,
-            format_number(other.batches),
-            UNKNOWN if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
-            *([cell(other.estimated_epoch_seconds, format_seconds)] if timed else []),
-            _against(other, row, timed),
-        )
+    rows = [
+        {
+            "": name,
+            "batches": format_number(other.batches),
+            "padding": None if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
+            "estimated epoch": known(other.estimated_epoch_seconds, format_seconds) if timed else None,
+            "relative": _against(other, row, timed),
+        }
         for name, other in lines
-    )
-    return Table(title="", columns=tuple(columns), rows=rows, marked=0)
+    ]
+    notes = [f"Your current config is {words}." for words in current_words(sweep)]
+    return make_table("", rows, notes, marked=0)
 
 
 def current_name(sweep: Sweep) -> str:
@@ -132,53 +140,35 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     Of each strategy and sizing: the fewest and the most buckets, and the best; of the recommended one
     also its neighbours; and today's practice.
     """
-    timed = sweep.has_times
+    timed, today = sweep.has_times, today_row(sweep)
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(sweep.rows):
         groups.setdefault(series_name(row), []).append(index)
-    chosen: set[int] = set()
+    chosen = {index for index, row in enumerate(sweep.rows) if today is not None and row is today[1]}
     for members in groups.values():
         members.sort(key=lambda index: sweep.rows[index].num_buckets)
-        chosen |= {members[0], members[-1]}
         # Sorted by buckets: the first of equals has the fewest.
-        chosen.add(min(members, key=lambda index: cost_of(sweep.rows[index], timed=timed) or 0.0))
+        best = min(members, key=lambda index: cost_of(sweep.rows[index], timed=timed) or 0.0)
+        chosen |= {members[0], members[-1], best}
         if sweep.recommended in members:
             place = members.index(sweep.recommended)
             chosen |= set(members[max(0, place - 1) : place + 2])
-    today = today_row(sweep)
-    chosen |= {index for index, row in enumerate(sweep.rows) if row is today}
     return sorted(chosen)
 
 
 def _buckets(row: Row) -> str:
     """Return the buckets as asked for; `12 of 20` where the table has fewer."""
-    if len(row.boundaries) < row.num_buckets:
-        return f"{format_number(len(row.boundaries))} of {format_number(row.num_buckets)}"
-    return format_number(row.num_buckets)
+    fewer = f"{format_number(len(row.boundaries))} of " if len(row.boundaries) < row.num_buckets else ""
+    return f"{fewer}{format_number(row.num_buckets)}"
 
 
-def _against(one: Row | Baseline | LowerBound, other: Row | Baseline | LowerBound, timed: bool) -> str:
+def _against(one: Row | Baseline | LowerBound, other: Row | Baseline | LowerBound, timed: bool) -> str | None:
     """Return the cost of one as a multiple of the other's."""
-    return format_times(cost_of(one, timed=timed), cost_of(other, timed=timed)) or UNKNOWN
-
-
-def _fewer_buckets(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
-    """Say why tables have fewer buckets than were asked for, with the first of them as the example."""
-    fewer = [row for row in rows if len(row.boundaries) < row.num_buckets]
-    cheapest = [row for row in fewer if row.strategy == "optimal"]
-    merged = [row for row in fewer if row.strategy != "optimal"]
-    notes = []
-    if cheapest:
-        cost = "take longer" if sweep.has_times else "need as many batches or more"
-        notes.append(f"“{_buckets(cheapest[0])}” buckets (optimal): more were allowed, but would {cost}.")
-    if merged:
-        why = "lengths are rounded to multiples" if sweep.settings.get("multiple_of") else "few lengths differ"
-        notes.append(f"“{_buckets(merged[0])}” buckets ({merged[0].strategy}): the others coincided, because {why}.")
-    return notes
+    return format_times(cost_of(one, timed=timed), cost_of(other, timed=timed))
 
 
 def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
-    rows = [sweep.rows[index] for index in chosen]
+    rows, fixed = [sweep.rows[index] for index in chosen], fixed_baseline(sweep)
     notes = [*shown_of(len(chosen), len(sweep.rows), " rows", "sweep.json")]
     if sweep.recommended is not None:
         notes.append("▶ marks the recommended row.")
@@ -189,8 +179,16 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
             "The current config does not fit: its batches are larger than what was measured to fit, or than "
             "max_batch_length where nothing was, and its time is extrapolated."
         )
-    notes += _fewer_buckets(sweep, rows)
-    fixed = fixed_baseline(sweep)
+    cost = "take longer" if sweep.has_times else "need as many batches or more"
+    why = "lengths are rounded to multiples" if sweep.settings.get("multiple_of") else "few lengths differ"
+    fewer = [row for row in rows if len(row.boundaries) < row.num_buckets]
+    for by_cost, reason in (
+        (True, f"more were allowed, but would {cost}"),
+        (False, f"the others coincided, because {why}"),
+    ):
+        examples = (row for row in fewer if (row.strategy in _BY_COST) == by_cost)
+        if (example := next(examples, None)) is not None:
+            notes.append(f"“{_buckets(example)}” buckets ({example.strategy}): {reason}.")
     if fixed is not None:
         what = "time" if sweep.has_times else "batches"
         size = format_number(fixed.batch_size)
@@ -199,71 +197,57 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
     return notes
 
 
-def bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
+def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
-    unit = sweep.lengths.unit
-    rows: list[tuple[str, ...]] = [
-        (format_length(boundary, unit), format_number(size), format_length(boundary * size, unit))
-        for boundary, size in zip(row.boundaries, row.batch_sizes, strict=True)
-    ]
-    columns = [Column("up to"), Column("batch size"), Column("largest batch", leaves=1)]
-    if len(sweep.buckets) == len(rows) and any(bucket.proven_by is not None for bucket in sweep.buckets):
-        columns.append(Column("proven by", numeric=False, leaves=2))
-        trials = {trial.index: trial for trial in probe.trials} if probe else {}
-        rows = [(*cells, _proof(use, trials, unit)) for cells, use in zip(rows, sweep.buckets, strict=True)]
+    unit, uses = sweep.lengths.unit, sweep.buckets
+    trials = {trial.index: trial for trial in probe.trials} if probe else {}
+    proven = [use.proven_by for use in uses] if len(uses) == len(row.boundaries) else [None] * len(row.boundaries)
+    rows = []
+    for index, (boundary, size, number) in enumerate(zip(row.boundaries, row.batch_sizes, proven, strict=True)):
+        proof = "not proven" if uses and uses[index].examples else UNKNOWN
+        if number is not None:
+            # That batch ran, and those of the bucket are no larger.
+            trial = trials.get(number)
+            proof = f"trial {number}{f': {format_shape(trial.batch_size, trial.length, unit)}' if trial else ''}"
+        rows.append(
+            {
+                "up to": format_length(boundary, unit),
+                "batch size": format_number(size),
+                "largest batch": format_length(boundary * size, unit),
+                "proven by": proof if any(one is not None for one in proven) else None,
+            }
+        )
     notes = ["Boundaries are rounded here; sampler.yaml and sweep.json hold them in full."]
-    if any(use.proven_by is not None and use.examples < use.batch_size for use in sweep.buckets):
+    if any(use.proven_by is not None and use.examples < use.batch_size for use in uses):
         notes.append("A bucket with fewer examples than its batch size was proven for as many as it holds.")
-    title = f"Recommended buckets ({row.strategy})"
-    return Table(title=title, columns=tuple(columns), rows=tuple(rows), notes=tuple(notes))
+    return make_table(f"Recommended buckets ({row.strategy})", rows, notes)
 
 
-def _proof(bucket: BucketUse, trials: Mapping[int, Trial], unit: str | None) -> str:
-    """Return `trial 17: 165 × 10.5 s`: that batch ran, and those of the bucket are no larger."""
-    if bucket.proven_by is None:
-        return "not proven" if bucket.examples else UNKNOWN
-    trial = trials.get(bucket.proven_by)
-    shape = f": {format_shape(trial.batch_size, trial.length, unit)}" if trial else ""
-    return f"trial {bucket.proven_by}{shape}"
-
-
-def frontier_table(probe: Probe) -> Table:
+def _frontier_table(probe: Probe) -> Table:
     """Lay out the largest batch that fits at each length."""
     shown, unit = spread(probe.frontier, _MAX_FRONTIER_POINTS), probe.lengths.unit
-    has_targets = any(point.target_length is not None for point in shown)
-    has_trials = any(point.trial is not None for point in shown)
-    columns = (
-        Column("length"),
-        *([Column("target length")] if has_targets else []),
-        Column("batch size"),
-        Column("closed by", numeric=False, leaves=1),
-        Column("peak memory", leaves=2),
-        Column("step time", leaves=3),
-        *([Column("trial", leaves=4)] if has_trials else []),
-    )
-    rows = tuple(
-        (
-            format_length(point.length, unit),
-            *([cell(point.target_length, format_number)] if has_targets else []),
-            format_number(point.batch_size),
-            _closed_by(point),
-            cell(point.peak_bytes, format_size),
-            cell(point.step_seconds, format_seconds),
-            *([cell(point.trial, str)] if has_trials else []),
+    rows = []
+    for point in shown:
+        closed_by: str = "data, not memory" if point.closed_by == "data" else point.closed_by
+        if point.oom_batch_size is not None:
+            closed_by += f" at {format_number(point.oom_batch_size)}"
+        rows.append(
+            {
+                "length": format_length(point.length, unit),
+                "target length": known(point.target_length, format_number),
+                "batch size": format_number(point.batch_size),
+                "closed by": closed_by,
+                "peak memory": known(point.peak_bytes, format_size),
+                "step time": known(point.step_seconds, format_seconds),
+                "trial": known(point.trial, str),
+            }
         )
-        for point in shown
-    )
     notes = [*shown_of(len(shown), len(probe.frontier), " lengths", "probe.json")]
     if any(point.closed_by == "data" for point in shown):
         notes.append(
             "“Data, not memory”: no more examples are this short, or --max-batch-size allows no more. More may fit."
         )
-    return Table(title="Frontier: the largest batch, by length", columns=columns, rows=rows, notes=tuple(notes))
-
-
-def _closed_by(point: FrontierPoint) -> str:
-    closed_by = "data, not memory" if point.closed_by == "data" else point.closed_by
-    return closed_by if point.oom_batch_size is None else f"{closed_by} at {format_number(point.oom_batch_size)}"
+    return make_table("Frontier: the largest batch, by length", rows, notes)
 
 
 def failed_trials(probe: Probe | None) -> list[Trial]:
@@ -271,38 +255,8 @@ def failed_trials(probe: Probe | None) -> list[Trial]:
     return [trial for trial in probe.trials if trial.outcome not in ("ok", "oom")] if probe is not None else []
 
 
-def failures_table(probe: Probe) -> Table | None:
-    """Lay out the trials that failed, but not for lack of memory; None without any."""
-    failed = failed_trials(probe)
-    rows = tuple(
-        (format_shape(trial.batch_size, trial.length, probe.lengths.unit), trial.outcome, trial.error or UNKNOWN)
-        for trial in failed[:_MAX_FAILURES]
-    )
-    if not failed:
-        return None
-    return Table(
-        title="Trials that failed, but not for lack of memory",
-        columns=(
-            Column("batch shape", numeric=False),
-            Column("outcome", numeric=False),
-            Column("message", numeric=False, wraps=True),
-        ),
-        rows=rows,
-        notes=shown_of(len(rows), len(failed), "", "probe.json"),
-    )
-
-
 def verdict_table(verdicts: Sequence[Verdict]) -> Table | None:
     """Lay out one row for each rule, the worst first; its first column holds the outcome. None without rules."""
     ordered = sorted(verdicts, key=lambda verdict: _WORST_FIRST[verdict.outcome])
-    if not verdicts:
-        return None
-    return Table(
-        title="Rules",
-        columns=(
-            Column("verdict", numeric=False),
-            Column("fails if", numeric=False, wraps=True),
-            Column("found", numeric=False, wraps=True),
-        ),
-        rows=tuple((verdict.outcome, verdict.rule, verdict.message) for verdict in ordered),
-    )
+    rows = [{"verdict": one.outcome, "fails if": one.rule, "found": one.message} for one in ordered]
+    return make_table("Rules", rows) if rows else None

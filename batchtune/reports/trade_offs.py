@@ -1,10 +1,10 @@
-"""What else a sweep tells: the user's settings now, equals, speed against randomness, ranks, saturation."""
+"""What else a sweep shows: equal tables, speed against randomness, ranks, saturation, tables over two lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.reports.table import TIMES, UNKNOWN, Column, Table, cell, format_times, shown_of, spread
+from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
@@ -16,130 +16,88 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     """Say what to know besides what to set, most important first."""
     row = sweep.recommended_row
     if row is not None:
-        yield from _dealt(sweep, row)
-        yield from _waiting(sweep, row)
-    if sweep.saturation is not None:
+        yield from _ranks(sweep, row)
+    if sweep.saturation is not None and (row is None or row.sizing == "length"):
         yield from _saturation(sweep, sweep.saturation)
-    if row is not None:
-        yield from _equals(sweep, row)
-    yield from _knee(sweep)
-    if row is not None:
-        yield from _randomness(sweep, row)
-    yield from _two_dimensions(sweep)
-
-
-def trade_off_tables(sweep: Sweep) -> list[Table]:
-    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
-    tables = []
-    if len(sweep.trade_off) > 1:
-        tables.append(_curve_table(sweep, sweep.trade_off))
-    if sweep.saturation is not None and len(sweep.saturation.points) > 1:
-        tables.append(_saturation_table(sweep, sweep.saturation))
-    if sweep.two_dimensional:
-        tables.append(_two_dimensional_table(sweep))
-    return tables
-
-
-def _equals(sweep: Sweep, row: Row) -> Iterator[str]:
-    """Say how many rows can't be told apart by time."""
-    error, seconds = row.estimated_epoch_error_seconds, row.estimated_epoch_seconds
-    if error is None or not seconds:
-        return
-    sentence = f"The measured steps give the time to within {format_percent(2 * error / seconds)} (two standard errors)"
-    equal = sum(other.equal_to_best is True for other in sweep.rows)
-    if equal > 1:
-        sentence += f"; {equal} of {len(sweep.rows)} tables are equal to the fastest within that error"
-    yield f"{sentence}."
-
-
-def _knee(sweep: Sweep) -> Iterator[str]:
-    if sweep.knee is None:
-        return
-    row = sweep.rows[sweep.knee]
-    costs = [cost_of(other, timed=sweep.has_times) or 0.0 for other in sweep.rows]
-    times = format_times(costs[sweep.knee], min(costs))
-    at = f", at {times} the cost of the fastest" if times else ""
-    yield (
-        f"The curve of speed against randomness bends at {row.strategy} with {counted(len(row.boundaries), 'bucket')}: "
-        f"{row.effective_buckets:.1f} effective buckets{at}."
-    )
-
-
-def _randomness(sweep: Sweep, row: Row) -> Iterator[str]:
-    """Say how the batch size varies, and what that means for the learning rate."""
-    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
-        return
-    sentence = (
-        f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
-        f"{format_number(row.mean_batch_size)} on average (coefficient of variation {row.batch_size_variation:.2f})"
-    )
-    hint = sweep.learning_rate
-    if hint is not None:
-        before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
-        sentence += (
-            f"; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or {hint.square_root:.2f} "
-            "(square root), as a hint"
+    if row is not None and row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
+        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
+        equal = sum(other.equal_to_best is True for other in sweep.rows)
+        of_all = f"; {equal} of {len(sweep.rows)} tables are equal to the fastest within that error"
+        yield f"The measured steps give the time to within {error} (two standard errors){of_all if equal > 1 else ''}."
+    if sweep.knee is not None:
+        knee = sweep.rows[sweep.knee]
+        costs = [cost_of(other, timed=sweep.has_times) or 0.0 for other in sweep.rows]
+        times = format_times(costs[sweep.knee], min(costs))
+        yield (
+            f"The curve of speed against randomness bends at {knee.strategy} with "
+            f"{counted(len(knee.boundaries), 'bucket')}: {knee.effective_buckets:.1f} effective buckets"
+            f"{f', at {times} the cost of the fastest' if times else ''}."
         )
-    yield f"{sentence}."
+    if row is not None:
+        yield from _batch_sizes(sweep, row)
+    if sweep.two_dimensional:
+        gains = _gains(sweep)
+        best = max(gains)
+        num_buckets = sweep.two_dimensional[gains.index(best)].num_buckets
+        yield (
+            f"Buckets over both lengths, as NeMo takes them, would be {best:.2f} times as fast as over the "
+            f"first alone, with {num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
+            if best > 1.005
+            else "Buckets over both lengths would gain nothing over the first alone."
+        )
 
 
-def _dealt(sweep: Sweep, row: Row) -> Iterator[str]:
-    """Say how many examples are dealt twice so that every rank has as many batches."""
-    if sweep.world_size == 1 or not row.repeated_examples:
-        return
-    examples = f"{counted(row.repeated_examples, 'example')} {'is' if row.repeated_examples == 1 else 'are'}"
-    yield (
-        f"{examples} dealt twice, so that each of the {format_number(sweep.world_size)} ranks has as many batches; the "
-        "second time counts as padding."
-    )
-
-
-def _waiting(sweep: Sweep, row: Row) -> Iterator[str]:
+def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
+    """Say how many examples are dealt twice, and how long ranks wait."""
+    if sweep.world_size > 1 and row.repeated_examples:
+        yield (
+            f"{counted(row.repeated_examples, 'example')} {'is' if row.repeated_examples == 1 else 'are'} dealt twice, "
+            f"so that each of the {format_number(sweep.world_size)} ranks has as many batches; the second time counts "
+            "as padding."
+        )
     ranks = row.ranks
     if ranks is None or not ranks.without_waiting_epoch_seconds:
         return
-    world_size = sweep.settings.get("world_size")
-    least = ranks.without_waiting_epoch_seconds
-    more = [
-        format_percent(max(0.0, seconds / least - 1))
+    independent, same = (
+        (format_seconds(seconds), format_percent(max(0.0, seconds / ranks.without_waiting_epoch_seconds - 1)))
         for seconds in (ranks.independent_epoch_seconds, ranks.same_bucket_epoch_seconds)
-    ]
+    )
     which = "all of the same bucket" if sweep.settings.get("same_bucket") else "each rank with any batch"
     yield (
-        f"On {world_size} ranks an epoch takes {format_seconds(ranks.independent_epoch_seconds)} if each rank takes "
-        f"any batch ({more[0]} more than if none waited), "
-        f"{format_seconds(ranks.same_bucket_epoch_seconds)} ({more[1]} more) if all take batches of the same bucket; "
-        f"{counted(row.steps or 0, 'step')}, {which}."
+        f"On {sweep.settings.get('world_size')} ranks an epoch takes {independent[0]} if each rank takes any batch "
+        f"({independent[1]} more than if none waited), {same[0]} ({same[1]} more) if all take batches of the same "
+        f"bucket; {counted(row.steps or 0, 'step')}, {which}."
     )
 
 
 def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
-    unit, full, row = sweep.lengths.unit, saturation.points[-1] if saturation.points else None, sweep.recommended_row
-    if full is None or saturation.max_batch_length >= full.max_batch_length:
-        return
-    if row is not None and row.sizing == "frontier":
-        return  # its batch sizes do not come from max_batch_length: a share of what that reaches says nothing of it
-    enough = next(point for point in saturation.points if point.max_batch_length >= saturation.max_batch_length)
-    yield (
-        f"max_batch_length = {format_length(saturation.max_batch_length, unit)} already reaches "
-        f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
-        f"{format_number(enough.mean_batch_size)} examples a batch on average: often the better choice for training."
-    )
-
-
-def _two_dimensions(sweep: Sweep) -> Iterator[str]:
-    if not sweep.two_dimensional:
-        return
-    gains = _gains(sweep)
-    best = max(gains)
-    if best > 1.005:
-        row = sweep.two_dimensional[gains.index(best)]
+    points, limit = saturation.points, saturation.max_batch_length
+    if points and limit < points[-1].max_batch_length:
+        enough = next(point for point in points if point.max_batch_length >= limit)
         yield (
-            f"Buckets over both lengths, as NeMo takes them, would be {best:.2f} times as fast as over the "
-            f"first alone, with {row.num_buckets} buckets by the frontier, on one rank (sweep.json has the table)."
+            f"max_batch_length = {format_length(limit, sweep.lengths.unit)} already reaches "
+            f"{format_percent(saturation.fraction)} of the best throughput of any max_batch_length, with "
+            f"{format_number(enough.mean_batch_size)} examples a batch on average: often the better choice for "
+            "training."
         )
-    else:
-        yield "Buckets over both lengths would gain nothing over the first alone."
+
+
+def _batch_sizes(sweep: Sweep, row: Row) -> Iterator[str]:
+    """Say how the batch size varies, and what that means for the learning rate."""
+    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
+        return
+    rate = ""
+    if (hint := sweep.learning_rate) is not None:
+        before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
+        rate = (
+            f"; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or {hint.square_root:.2f} "
+            "(square root), as a hint"
+        )
+    yield (
+        f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
+        f"{format_number(row.mean_batch_size)} on average (coefficient of variation {row.batch_size_variation:.2f})"
+        f"{rate}."
+    )
 
 
 def _gains(sweep: Sweep) -> list[float]:
@@ -150,63 +108,58 @@ def _gains(sweep: Sweep) -> list[float]:
     return known if len(known) == len(rows) else [row.one_dimensional_batches / row.batches for row in rows]
 
 
-def _curve_table(sweep: Sweep, indices: list[int]) -> Table:
+def trade_off_tables(sweep: Sweep) -> Iterator[Table]:
+    """Lay out the curve of speed against randomness, throughput by max_batch_length, tables over two lengths."""
+    if len(sweep.trade_off) > 1:
+        yield _curve_table(sweep)
+    if sweep.saturation is not None and len(sweep.saturation.points) > 1:
+        yield _saturation_table(sweep, sweep.saturation)
+    if sweep.two_dimensional:
+        yield _two_dimensional_table(sweep)
+
+
+def _curve_table(sweep: Sweep) -> Table:
+    indices, timed = sweep.trade_off, sweep.has_times
     kept = [indices.index(index) for index in (sweep.knee, sweep.recommended) if index in indices]
-    shown, timed = spread(indices, _MAX_CURVE_POINTS, kept), sweep.has_times
+    shown = spread(indices, _MAX_CURVE_POINTS, kept)
     fastest = cost_of(sweep.rows[indices[0]], timed=timed)
-    lines = []
+    rows = []
     for index in shown:
         row = sweep.rows[index]
-        name = f"{row.strategy} {len(row.boundaries)}" + ("" if row.sizing == "length" else " (frontier)")
-        lines.append(
-            (
-                f"{name} (knee)" if index == sweep.knee else name,
-                f"{row.effective_buckets:.1f}",
-                f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else UNKNOWN,
-                format_number(row.mean_batch_size),
-                cell(row.batch_size_variation, "{:.2f}".format),
-                format_times(cost_of(row, timed=timed), fastest) or UNKNOWN,
-            )
+        sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
+        rows.append(
+            {
+                "table": f"{row.strategy} {len(row.boundaries)}{sizing}{knee}",
+                "effective buckets": f"{row.effective_buckets:.1f}",
+                "randomness": f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None,
+                "mean batch": format_number(row.mean_batch_size),
+                "variation": known(row.batch_size_variation, "{:.2f}".format),
+                "cost": format_times(cost_of(row, timed=timed), fastest),
+            }
         )
-    columns = (
-        Column("table", numeric=False),
-        Column("effective buckets", leaves=2),
-        Column("randomness", leaves=1),
-        Column("mean batch", leaves=3),
-        Column("variation", leaves=4),
-        Column("cost", leaves=1),
+    notes = (
+        f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these.",
+        *shown_of(len(shown), len(indices), " tables on the curve", "sweep.json"),
     )
-    notes = [
-        f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these."
-    ]
-    notes += shown_of(len(shown), len(indices), " tables on the curve", "sweep.json")
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
-    return Table(
-        title="Speed against randomness", columns=columns, rows=tuple(lines), notes=tuple(notes), marked=marked
-    )
+    return make_table("Speed against randomness", rows, notes, marked)
 
 
 def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
-    unit, row = sweep.lengths.unit, sweep.recommended_row
-    best = max(point.throughput for point in saturation.points)
-    limits = [point.max_batch_length for point in saturation.points]
+    row, points = sweep.recommended_row, saturation.points
+    best = max(point.throughput for point in points)
+    limits = [point.max_batch_length for point in points]
     at = limits.index(saturation.max_batch_length) if saturation.max_batch_length in limits else None
     shown = spread(range(len(limits)), _MAX_SATURATION_POINTS, [at])
-    rows = tuple(
-        (
-            format_length(point.max_batch_length, unit),
-            format_number(point.mean_batch_size),
-            format_seconds(point.estimated_epoch_seconds),
-            format_percent(point.throughput / best) if best else UNKNOWN,
-        )
-        for point in (saturation.points[index] for index in shown)
-    )
-    columns = (
-        Column("max_batch_length"),
-        Column("mean batch", leaves=2),
-        Column("estimated epoch", leaves=2),
-        Column("throughput", leaves=1),
-    )
+    rows = [
+        {
+            "max_batch_length": format_length(point.max_batch_length, sweep.lengths.unit),
+            "mean batch": format_number(point.mean_batch_size),
+            "estimated epoch": format_seconds(point.estimated_epoch_seconds),
+            "throughput": format_percent(point.throughput / best) if best else None,
+        }
+        for point in (points[index] for index in shown)
+    ]
     notes = [
         "Throughput is true length per second, as a share of the best of these tables: "
         f"{saturation.num_buckets} optimal buckets each, sized by max_batch_length."
@@ -214,33 +167,21 @@ def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
     if row is not None and row.sizing == "frontier" and row.estimated_epoch_seconds and best:
         share = sweep.lengths.total / row.estimated_epoch_seconds / best
         notes.append(f"The recommended table, with measured batch sizes, reaches {format_percent(share)} of that best.")
-    return Table(
-        title="Throughput by max_batch_length",
-        columns=columns,
-        rows=rows,
-        notes=tuple(notes),
-        marked=None if at is None else shown.index(at),
-    )
+    marked = None if at is None else shown.index(at)
+    return make_table("Throughput by max_batch_length", rows, notes, marked)
 
 
 def _two_dimensional_table(sweep: Sweep) -> Table:
     timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
-    rows = tuple(
-        (
-            format_number(row.num_buckets),
-            format_number(row.batches),
-            format_number(row.one_dimensional_batches),
-            *([format_seconds(row.estimated_epoch_seconds or 0)] if timed else []),
-            f"{gain:.2f}{TIMES}",
-        )
+    rows = [
+        {
+            "buckets": format_number(row.num_buckets),
+            "batches": format_number(row.batches),
+            "over length alone": format_number(row.one_dimensional_batches),
+            "estimated epoch": known(row.estimated_epoch_seconds, format_seconds) if timed else None,
+            "gain": f"{gain:.2f}{TIMES}",
+        }
         for row, gain in zip(sweep.two_dimensional, _gains(sweep), strict=True)
-    )
-    columns = [Column("buckets"), Column("batches", leaves=2), Column("over length alone", leaves=3)]
-    columns += [Column("estimated epoch", leaves=4)] if timed else []
-    columns.append(Column("gain", leaves=1))
-    return Table(
-        title="Buckets over both lengths",
-        columns=tuple(columns),
-        rows=rows,
-        notes=("Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank.",),
-    )
+    ]
+    note = "Gain is by time where it is known, else by batches; from the same simulated shuffles, on one rank."
+    return make_table("Buckets over both lengths", rows, [note])

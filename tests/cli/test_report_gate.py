@@ -107,7 +107,7 @@ def test_a_rule_can_not_be_forgotten_by_its_spelling(batchtune: Run, swept: Path
     assert "--fail-if 'padding_ratio > 8%'" in ran.stderr
 
 
-@pytest.mark.parametrize("rule", ["", "batches > nan", "batches", "batches > 5; fill < 1"])
+@pytest.mark.parametrize("rule", ["", "batches > 5; fill < 1"])
 def test_a_rule_that_is_none_is_wrong_usage(batchtune: Run, swept: Path, rule: str) -> None:
     assert_usage(batchtune("report", swept, "--fail-if", rule), "--fail-if")
 

@@ -21,8 +21,18 @@ from report_records import (
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
-from batchtune.reports.gate import RuleInputs, exit_code, judge, not_judged, parse_rules
-from batchtune.reports.gate.rules import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, all_fields, parse_rule
+from batchtune.reports.gate import (
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
+    RATIOS,
+    SHARES,
+    RuleInputs,
+    all_fields,
+    exit_code,
+    judge,
+    not_judged,
+    parse_rules,
+)
 from batchtune.reports.summary import drift_sentences, verdict_sentence
 from batchtune.reports.tables import verdict_table
 from batchtune.results import Drift, Sweep, Verdict, write_result
@@ -64,25 +74,9 @@ def outcome(rule: str, sweep: Sweep | None = None, **evidence: Any) -> str:
     return verdict_of(rule, RuleInputs(sweep=sweep or SWEEP, **evidence)).outcome
 
 
-@pytest.mark.parametrize(
-    ("value", "rule", "expected"),
-    [
-        (100, "batches > 100", "holds"),
-        (101, "batches > 100", "fails"),
-        (100, "batches >= 100", "fails"),
-        (99, "batches >= 100", "holds"),
-        (100, "batches < 100", "holds"),
-        (100, "batches <= 100", "fails"),
-        (100, "batches == 100", "fails"),
-        (100, "batches != 100", "holds"),
-        (99, "batches != 100", "fails"),
-        (100, "batches > 1e2", "holds"),
-        (101, "batches>+100.", "fails"),
-        (100, "batches > -1", "fails"),
-    ],
-)
-def test_counts_are_compared(value: int, rule: str, expected: str) -> None:
-    assert outcome(rule, with_row(batches=value)) == expected
+def test_limits_may_have_an_exponent() -> None:
+    assert outcome("batches > 1e2", with_row(batches=100)) == "holds"
+    assert outcome("batches>+1e2", with_row(batches=101)) == "fails"
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "holds"), (1, "fails")])
@@ -95,17 +89,12 @@ def test_sizes_that_were_not_run_fail_a_rule(count: int, expected: str) -> None:
     ("value", "rule", "expected"),
     [
         (0.08, "padding_ratio > 8%", "holds"),
-        (0.08, "padding_ratio > 0.08", "holds"),
         (0.08, "padding_ratio >= 8%", "fails"),
         (0.08, "padding_ratio == 8 %", "fails"),
         (0.08000000000000002, "padding_ratio > 8%", "fails"),
         (0.07999999999999999, "padding_ratio >= 8%", "holds"),
         (0.147, "padding_ratio == 14.7%", "fails"),
-        (0.07, "padding_ratio == 7%", "fails"),
         (0.99999, "padding_ratio >= 100%", "holds"),
-        (1.0, "padding_ratio >= 100%", "fails"),
-        (0.99999, "padding_ratio < 1", "fails"),
-        (0.0, "padding_ratio > 0%", "holds"),
         (5e-324, "padding_ratio > 0%", "fails"),
     ],
 )
@@ -113,9 +102,7 @@ def test_ratios_are_compared_as_the_decimals_that_people_read(value: float, rule
     assert outcome(rule, with_row(padding_ratio=value)) == expected
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [(99.999, "holds"), (100.0, "holds"), (100.00000000000001, "fails"), (100.001, "fails")]
-)
+@pytest.mark.parametrize(("seconds", "expected"), [(100.0, "holds"), (100.00000000000001, "fails")])
 def test_what_is_shown_as_a_round_number_is_not_taken_for_one(seconds: float, expected: str) -> None:
     sweep = with_row(estimated_epoch_seconds=seconds)
     assert outcome("estimated_epoch_seconds > 100", sweep) == expected
@@ -136,19 +123,14 @@ def test_a_limit_in_per_cent_is_answered_in_per_cent() -> None:
 @pytest.mark.parametrize(
     ("field", "ours", "theirs", "rule", "expected"),
     [
-        ("batches", 102, 100, "2%", "holds"),
         ("batches", 1224, 1200, "2%", "holds"),
         ("batches", 1225, 1200, "2%", "fails"),
         ("batches", 100, 100, "0%", "holds"),
-        ("batches", 101, 100, "0%", "fails"),
-        ("batches", 50, 100, "0%", "holds"),
-        ("padding_ratio", 0.102, 0.1, "2%", "holds"),
         ("padding_ratio", 0.1021, 0.1, "2%", "fails"),
         ("padding_ratio", 0.0, 0.0, "2%", "holds"),
         ("padding_ratio", 0.0001, 0.0, "500%", "fails"),
         ("fill", 0.98, 1.0, "2%", "holds"),
         ("fill", 0.9799, 1.0, "2%", "fails"),
-        ("fill", 1.5, 1.0, "2%", "holds"),
         ("mean_batch_size", 90.0, 100.0, "9.9%", "fails"),
     ],
 )
@@ -176,30 +158,19 @@ def test_verdicts_are_read_back_as_they_were_written() -> None:
     assert msgspec.json.decode(msgspec.json.encode(verdicts), type=tuple[Verdict, ...]) == verdicts
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("drift > 3.4%", "holds"),
-        ("drift > 0.0339", "fails"),
-        ("beyond > 0", "fails"),
-        ("beyond > 12", "holds"),
-        ("changed == true", "fails"),
-        ("changed != TRUE", "holds"),
-        ("stale > 2%", "fails"),
-        ("stale > 200%", "holds"),
-    ],
-)
-def test_drift_is_held_to_rules(rule: str, expected: str) -> None:
-    assert outcome(rule, drift=made_drift()) == expected
+def test_drift_is_held_to_rules() -> None:
+    found = [
+        outcome(rule, drift=made_drift()) for rule in ("drift > 0.0339", "beyond > 0", "changed == true", "stale > 2%")
+    ]
+    assert found == ["fails"] * 4
+    assert outcome("changed != TRUE", drift=made_drift()) == outcome("drift > 3.4%", drift=made_drift()) == "holds"
 
 
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
         ("verify.holds == false", "holds"),
-        ("verify.holds != true", "holds"),
         ("verify.time_ratio > 102%", "holds"),
-        ("verify.time_ratio > 1.01", "fails"),
         ("verify.device.limit_bytes > 0", "fails"),
     ],
 )
@@ -211,21 +182,17 @@ def test_a_verification_that_does_not_hold_fails() -> None:
     assert outcome("verify.holds == false", verification=failed_verification()) == "fails"
 
 
-@pytest.mark.parametrize(
-    "rule", ["current.batches > 600", "bound.batches > 600", "ranks.independent_epoch_seconds > 1"]
-)
-def test_other_records_can_be_named(rule: str) -> None:
-    assert outcome(rule, whole_sweep()) == "fails"
+def test_other_records_can_be_named() -> None:
+    for rule in ("current.batches > 600", "bound.batches > 600", "ranks.independent_epoch_seconds > 1"):
+        assert outcome(rule, whole_sweep()) == "fails", rule
 
 
 CAN_NOT_TELL = {
     "a field that is none": ("batchs > 600", {}, "did you mean batches"),
     "a field like no other": ("xyzzy > 1", {}, "some that are: num_buckets"),
     "a field that is text": ("strategy > 1", {}, "not a number"),
-    "a list": ("boundaries > 1", {}, "not a number"),
     "a method": ("__class__ > 1", {}, "not a number"),
     "no sweep": ("batches > 600", {"sweep": None}, "sweep-buckets"),
-    "no sweep for a bound": ("bound.batches > 600", {"sweep": None}, "sweep-buckets"),
     "nothing recommended": (
         "batches > 600",
         {"sweep": without_recommendation(made_sweep())},
@@ -249,7 +216,6 @@ CAN_NOT_TELL = {
     "no manifest": ("stale > 2%", {}, "--manifest"),
     "a manifest that can't be read": ("stale > 2%", {"missing": {"drift": "x.csv is empty"}}, "x.csv is empty"),
     "no baseline": ("batches worse 2%", {}, "--baseline"),
-    "a baseline that can't be read": ("batches worse 2%", {"missing": {"baseline": "old is gone"}}, "old is gone"),
     "a baseline that recommends nothing": (
         "batches worse 2%",
         {"baseline": without_recommendation(made_sweep())},
@@ -263,10 +229,8 @@ CAN_NOT_TELL = {
     ),
     "a field without a direction": ("num_buckets worse 2%", {"baseline": made_sweep()}, "can't be worse"),
     "a flag that is held to a number": ("verify.holds == 1", {}, "true or false"),
-    "a number that is held to a flag": ("batches == true", {}, "a number"),
     "a count in per cent": ("batches > 8%", {}, "not a ratio"),
     "a share above 1": ("padding_ratio > 8", {}, "from 0 to 1"),
-    "a negative share": ("drift > -1", {"drift": made_drift()}, "from 0 to 1"),
 }
 
 
@@ -280,31 +244,22 @@ def test_what_can_not_be_told_is_never_a_pass(name: str) -> None:
 
 TYPOS = {
     "": None,
-    "  ": None,
     "padding_ratio": 13,
     "padding_ratio => 0.08": 14,
-    "padding_ratio = 8%": 14,
     "padding_ratio >": 15,
-    "padding_ratio > eight": 16,
     "padding_ratio > nan": 16,
-    "padding_ratio > -inf": 16,
     "padding_ratio > 8 percent": 18,
     "padding_ratio > 0,08": 17,
     "batches > 1_000": 11,
-    "batches > 0x10": 11,
     "batches > 1e999": 10,
-    "batches > 1e99999": 10,
     "batches > \u0661": 10,
     "batches > 600 and fill < 1": 14,
     "padding ratio > 8%": 8,
     "5 > batches": 0,
-    "> 5": 0,
     "batches worse 2": 14,
     "batches worse -2%": 14,
-    "batches worse true": 14,
     "batches worsethan 2%": 8,
     "current.batches worse 2%": 0,
-    "stale worse 2%": 0,
     "verify.holds > true": 13,
     "verify.holds == truely": 16,
     "verify. holds == true": 6,
@@ -314,7 +269,7 @@ TYPOS = {
 @pytest.mark.parametrize("text", TYPOS)
 def test_a_typo_is_shown_with_its_place_and_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_rule(text)
+        parse_rules([text])
     assert "padding_ratio > 8%" in str(caught.value.hint)
     place = TYPOS[text]
     if place is not None:
@@ -324,7 +279,7 @@ def test_a_typo_is_shown_with_its_place_and_an_example(text: str) -> None:
 
 def test_a_rule_without_end_is_not_shown_whole() -> None:
     with pytest.raises(UsageError, match="100,000 characters") as caught:
-        parse_rule("x" * 100_000)
+        parse_rules(["x" * 100_000])
     assert len(caught.value.message) < 200
 
 
@@ -364,9 +319,7 @@ def test_a_rule_given_twice_counts_once() -> None:
     ("rules", "code"),
     [
         ([], 0),
-        (["batches > 1000"], 0),
         (["batches > 1000", "batches > 1"], 3),
-        (["batches > 1", "batchs > 1"], 1),
         (["batchs > 1", "batches > 1000"], 1),
     ],
 )
@@ -390,11 +343,9 @@ def test_every_field_with_a_meaning_of_its_own_is_there() -> None:
 @pytest.mark.parametrize(
     ("rules", "sentence"),
     [
-        (["batches > 1000"], "The rule holds."),
         (["batches > 1"], "The rule fails."),
         (["batchs > 1"], "The rule can't be judged."),
         (["batches > 1000", "fill < 0"], "All 2 rules hold."),
-        (["batches > 1", "fill < 0"], "Of 2 rules, 1 fails."),
         (["batches > 1", "fill > 0", "batchs > 1"], "Of 3 rules, 2 fail and 1 can't be judged."),
     ],
 )
@@ -423,14 +374,7 @@ def test_unchanged_lengths_are_told_as_such() -> None:
 
 EDITED = {
     "batches": 0,
-    "padded_length": -1.0,
     "padding_ratio": 1.5,
-    "fill": -0.1,
-    "mean_batch_size": -3.0,
-    "effective_buckets": -1.0,
-    "largest_padded_length": -1.0,
-    "estimated_epoch_seconds": -1.0,
-    "steps": -1,
     "boundaries": [2.0] * 13,
     "batch_sizes": [0] * 13,
 }

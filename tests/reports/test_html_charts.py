@@ -15,10 +15,9 @@ from report_records import made_probe, made_sweep, whole_sweep, without_recommen
 
 from batchtune.cost.models import predict
 from batchtune.reports.html import figures
-from batchtune.reports.html.data_figures import histogram_figure, padding_figure
+from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, limit_curve, padding_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
-from batchtune.reports.html.probe_figures import frontier_figure, limit_curve
-from batchtune.reports.html.sweep_figures import buckets_figure, randomness_figure
+from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.table import spread
 from batchtune.results import Probe, Sweep
 
@@ -28,6 +27,14 @@ FULL = full_results()
 def sweep_of_everything() -> Sweep:
     assert FULL.sweep is not None
     return FULL.sweep
+
+
+def buckets_figure(sweep: Sweep) -> Figure:
+    return cost_figures(sweep)[0]
+
+
+def randomness_figure(sweep: Sweep) -> Figure:
+    return cost_figures(sweep)[1]
 
 
 def traces(figure: Figure | None, view: int = 0) -> dict[str, dict[str, Any]]:
@@ -116,7 +123,7 @@ def test_a_sweep_of_one_bucket_count_is_drawn_too() -> None:
 
 def test_a_sweep_without_rows_has_no_charts_of_rows() -> None:
     empty = msgspec.structs.replace(made_sweep(), rows=[], recommended=None)
-    assert buckets_figure(empty) is None and randomness_figure(empty) is None
+    assert cost_figures(empty) == []
 
 
 def test_the_trade_off_curve_meets_its_rows_and_rings_the_knee() -> None:

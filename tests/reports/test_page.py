@@ -15,7 +15,8 @@ from report_records import (
 )
 
 from batchtune.reports import RunResults
-from batchtune.reports.page import build_page, clean
+from batchtune.reports.page import build_page
+from batchtune.reports.table import clean
 from batchtune.results import Probe, Sweep
 
 

@@ -45,9 +45,9 @@ def spoken(count: int = 2000) -> list[float]:
 @given(ANY_LENGTHS)
 @settings(deadline=None, max_examples=40)
 def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
-    assert percentiles(survey(Lengths.of(values)).percentiles) == [
-        nearest_rank(values, thousandths) for thousandths in (0, 500, 950, 990, 999, 1000)
-    ]
+    found = survey(Lengths.of(values))
+    expected = [nearest_rank(values, thousandths) for thousandths in (0, 500, 950, 990, 999, 1000)]
+    assert (percentiles(found.percentiles), found.distinct) == (expected, len(set(values)))
 
 
 @given(st.lists(st.one_of(st.floats(0, 1e15), st.just(-0.0), st.integers(0, 9).map(float)), min_size=1, max_size=200))
@@ -56,12 +56,6 @@ def test_percentiles_of_targets_are_the_nearest_ranks(targets: list[float]) -> N
     found = survey(Lengths.of(np.arange(1, len(targets) + 1), targets)).targets
     assert found is not None
     assert percentiles(found) == [nearest_rank(targets, part) for part in (0, 500, 950, 990, 999, 1000)]
-
-
-@given(ANY_LENGTHS)
-@settings(deadline=None, max_examples=40)
-def test_equal_lengths_are_counted_once(values: list[float]) -> None:
-    assert survey(Lengths.of(values)).distinct == len(set(values))
 
 
 def test_neighbours_in_different_chunks_are_compared() -> None:
@@ -79,14 +73,7 @@ def test_the_bins_hold_each_example_once_in_descending_order(values: list[float]
     assert sum(one.count for one in bins) == len(values)
     assert [one.from_ for one in bins[:-1]] == [one.to for one in bins[1:]]
     assert all(one.from_ < one.to for one in bins)
-
-
-@given(ANY_LENGTHS)
-@settings(deadline=None, max_examples=40)
-def test_the_bins_are_no_more_than_needed(values: list[float]) -> None:
-    bins = survey(Lengths.of(values)).histogram
-    assert len(bins) <= MOST_BINS
-    assert bins[0].count and bins[-1].count
+    assert len(bins) <= MOST_BINS and bins[0].count and bins[-1].count
 
 
 def test_bins_of_speech_have_even_round_edges() -> None:
@@ -138,14 +125,11 @@ def test_ordinary_speech_gives_no_caution() -> None:
         ([0.2 + index / 100 for index in range(300)], "s"),  # commands of a second
         ([600.5 + 5.1 * index for index in range(2000)], "s"),  # podcasts of up to 3 hours
         ([200.0 + index for index in range(15_000)], "ms"),
-        ([3200.0 + 160 * index for index in range(3000)], "samples"),
-        ([20.0 + index for index in range(3000)], "frames"),
         ([float(index) for index in range(1, 4000)], "tokens"),
         ([index * 16000 / 1000000 for index in range(10**6, 10**7, 10**5)], "samples"),
-        ([float(index) for index in range(1, 4000)], None),
         ([index + 0.5 for index in range(1, 4000)], None),
     ],
-    ids=["commands", "podcasts", "ms", "samples", "frames", "tokens", "scaled-samples", "numbers", "fractions"],
+    ids=["commands", "podcasts", "ms", "tokens", "scaled-samples", "fractions"],
 )
 def test_ordinary_data_give_no_caution(values: list[float], unit: Unit | None) -> None:
     assert warnings_of(values, unit) == []
@@ -217,16 +201,12 @@ def test_lengths_of_zero_that_a_reader_left_out_are_told(tmp_path: Path) -> None
     [
         (224_000.0, "s", "look like samples or milliseconds", "--length-scale 1/16000 --unit s"),
         (11_000.0, "s", "is 3 h 03 min for one example", "milliseconds (11 s), --length-scale 1/1000 --unit s"),
-        (5_000.0, "s", "is 1 h 23 min for one example", "milliseconds (5 s), --length-scale 1/1000 --unit s"),
         (5_000_000.0, "ms", "look scaled once too often", "--length-scale 1 --unit ms"),
         (0.000875, "s", "look scaled once too often, or like hours", "--length-scale"),
         (14.08, "ms", "look like seconds", "--length-scale 1 --unit s"),
         (14.08, "samples", "is 880 µs at 16 kHz: these look like seconds", "--length-scale 1 --unit s"),
         (140.8, "frames", "Frames come in whole numbers, but 3 lengths (100.0%) are not, such as 169", "--unit s"),
         (14.08, "tokens", "such as 16.9", "--unit s"),
-        (14.08, "words", "Words come in whole numbers", "--unit s"),
-        (14.08, "characters", "Characters come in whole numbers", "--unit s"),
-        (14.08, "bytes", "Bytes come in whole numbers", "--unit s"),
     ],
 )
 def test_a_unit_that_does_not_fit_the_median_is_told(median: float, unit: Unit, said: str, remedy: str) -> None:

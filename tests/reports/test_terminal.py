@@ -75,15 +75,16 @@ def test_the_report_is_as_in_its_snapshot(name: str, full: bool) -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-@pytest.mark.parametrize("name", RUNS)
-def test_no_line_is_wider_than_80_columns(name: str, full: bool) -> None:
-    assert max(len(line) for line in render(RUNS[name], full=full).splitlines()) <= 80
+def test_no_line_is_wider_than_80_columns(full: bool) -> None:
+    for name, results in RUNS.items():
+        assert max(len(line) for line in render(results, full=full).splitlines()) <= 80, name
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_brief_report_has_20_lines_for_a_short_warning(name: str) -> None:
-    lines = render(RUNS[name], full=False).splitlines()
-    assert len(lines) <= 20 or sum(line.startswith("! ") for line in lines) == 1 or "1 more warning" in str(lines)
+def test_the_brief_report_has_20_lines_for_a_short_warning() -> None:
+    for name, results in RUNS.items():
+        lines = render(results, full=False).splitlines()
+        shown = sum(line.startswith("! ") for line in lines)
+        assert len(lines) <= 20 or shown == 1 or "1 more warning" in str(lines), name
 
 
 @pytest.mark.parametrize("words", [1, 70])
@@ -129,7 +130,7 @@ def test_a_narrow_terminal_cuts_no_number() -> None:
     assert any(line[-len(cells) :] == cells for line in lines)
 
 
-@pytest.mark.parametrize("width", [20, 30, 40, 60])
+@pytest.mark.parametrize("width", [20, 40, 60])
 def test_what_tells_rows_apart_is_there_at_any_width(width: int) -> None:
     text = printed(RUNS["everything"], Console(file=io.StringIO(), width=width, color_system=None, _environ={}))
     found = re.search(r"Bucket\s+tables\s+compared(.*)Recommended\s+buckets", text, re.DOTALL)
@@ -177,8 +178,5 @@ def test_a_failed_trials_long_message_is_shown_whole() -> None:
 def test_a_long_table_is_folded_to_be_read_down_the_first_block() -> None:
     table = Table(title="t", columns=(Column("a"),), rows=tuple((str(number),) for number in range(7)))
     assert fold(table).rows == (("0", "4"), ("1", "5"), ("2", "6"), ("3", ""))
-
-
-def test_a_short_table_is_not_folded() -> None:
-    table = Table(title="t", columns=(Column("a"),), rows=tuple((str(number),) for number in range(6)))
-    assert fold(table) is table
+    short = replace(table, rows=table.rows[:6])
+    assert fold(short) is short

@@ -10,8 +10,8 @@ from report_records import failed_verification, made_probe, made_sweep, made_ver
 
 from batchtune.errors import ResultError
 from batchtune.reports import RunResults, load_run, summary_sentences
-from batchtune.reports.cautions import warning_sentences
 from batchtune.reports.page import build_verification_page
+from batchtune.reports.summary import warning_sentences
 from batchtune.reports.verification import verification_sentences, verification_tables
 from batchtune.results import Device, Probe, Sweep, Verification, WorkloadRecord, write_result
 

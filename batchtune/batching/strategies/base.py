@@ -68,6 +68,10 @@ class Strategy(ABC):
         """Yield warnings about the rows that came of this strategy, each without a full stop."""
         return iter(())
 
+    def practice(self, num_buckets: int) -> str | None:
+        """Return what users call this number of its buckets, where many train with it today; else None."""
+        return None
+
 
 def merged_up_to(edges: FloatArray, longest: float) -> FloatArray:
     """Upper edges without duplicates, none beyond the longest length, the last exactly that.

@@ -30,6 +30,10 @@ class SpeechBrain(Strategy):
         yield from capped_by_num_buckets(lengths, max_batch_length, rows)
         yield from single_bucket(rows)
 
+    def practice(self, num_buckets: int) -> str | None:
+        """Return a name for 10 to 20 buckets, which SpeechBrain's recipes and its documentation set."""
+        return f"SpeechBrain's num_buckets={num_buckets}" if 10 <= num_buckets <= 20 else None
+
 
 def capped_by_num_buckets(
     lengths: Lengths, max_batch_length: float, rows: Sequence[Row], who: str = "speechbrain"

@@ -1,26 +1,37 @@
-"""What the data look like, and what the recommended buckets make of them."""
+"""Charts of what was read and measured: the lengths, the padding of the recommended buckets, the frontier."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from batchtune.reports.html.figure import (
     Figure,
+    Layout,
     Point,
-    Trace,
     View,
     axis,
+    bars,
     drawable,
     hover,
     label,
     length_unit,
     points,
-    short,
     thinned,
 )
-from batchtune.reports.table import UNKNOWN, Column, Table
-from batchtune.results import BucketUse, HistogramBin, Row, Sweep
-from batchtune.units import counted, format_length, format_number, format_percent
+from batchtune.reports.table import UNKNOWN, format_shape, make_table
+from batchtune.results import BucketUse, FrontierPoint, Probe, Sweep, Trial
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
+
+_CURVE_POINTS = 120
+# How an outcome is drawn: name in the legend, symbol, its size, colour, outcomes.
+_OUTCOMES = (
+    ("passed", "circle", 6, "--hue-1", ("ok",)),
+    ("out of memory", "x", 8, "--hue-0", ("oom",)),
+    ("failed otherwise", "triangle-up", 6, "--hue-5", ("timeout", "crash", "error")),
+)
 
 
 def histogram_figure(sweep: Sweep) -> Figure | None:
@@ -28,12 +39,28 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
     bins = [b for b in sweep.histogram if drawable(b.from_) and drawable(b.to) and drawable(b.count) and b.to > b.from_]
     if not bins:
         return None
-    unit = sweep.lengths.unit
-    logarithmic = _widen(bins) and bins[0].from_ > 0
-    data = [_bars(bins, unit, logarithmic)]
-    row = sweep.recommended_row
+    unit, row, shown = sweep.lengths.unit, sweep.recommended_row, thinned(bins)
+    # Bins that widen are spaced by their logarithm.
+    logarithmic = bins[0].from_ > 0 and (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
+    values, rows = [], []
+    for one in shown:
+        middle = math.sqrt(one.from_ * one.to) if logarithmic else (one.from_ + one.to) / 2
+        low, high = format_length(one.from_, unit), format_length(one.to, unit)
+        values.append((middle, one.count, hover(f"{low} to {high}", counted(one.count, "example"))))
+        rows.append({"over": low, "up to": high, "examples": f"{one.count:,}"})
+    # plotly.js takes widths in the axis' own measure, also on a logarithmic one.
+    widths = [float(f"{0.94 * (one.to - one.from_):.6g}") for one in shown]
+    data = [bars("examples", values, "--hue-1", width=widths, marker={"opacity": 0.65})]
+    title, half, most, ends = "Lengths", "", "", ""
     if row is not None:
-        data.append(_boundaries(row, unit, logarithmic))
+        title, ends = f"{title}, and where the buckets end", " The lines are the boundaries of the recommended buckets."
+        table = zip(range(1, len(row.boundaries) + 1), row.boundaries, row.batch_sizes, strict=True)
+        lines: list[Point] = []
+        for number, end, size in thinned([one for one in table if drawable(one[1], logarithmic=logarithmic)]):
+            text = hover(f"bucket {number}: up to {format_length(end, unit)}", f"batch size {format_number(size)}")
+            # Many points, so that the pointer meets the line.
+            lines += [*((end, step / 12, text) for step in range(13)), (None, None, "")]
+        data.append(points("bucket boundaries", lines, "--accent", mode="lines", yaxis="y2", line={"width": 1}))
     layout = {
         "xaxis": axis("length", unit, type="log" if logarithmic else "linear"),
         "yaxis": axis("examples", rangemode="tozero"),
@@ -41,12 +68,16 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
         "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
         "barmode": "overlay",
     }
+    if len(sweep.quantiles) == 1001:
+        half = f": half of them up to {format_length(sweep.quantiles[500], unit)}"
+        most = f", 99% up to {format_length(sweep.quantiles[990], unit)}"
+    longest = f", the longest {format_length(sweep.lengths.max, unit)}."
     return Figure(
         name="histogram",
-        title="Lengths, and where the buckets end" if row is not None else "Lengths",
-        caption=_describe_lengths(sweep),
-        views=(View(label="examples", data=data, layout=layout),),
-        table=_histogram_table(bins, unit),
+        title=title,
+        caption=f"{counted(sweep.lengths.count, 'example')}{half}{most}{longest}{ends}",
+        views=(View("examples", data, layout),),
+        table=make_table("Lengths", rows),
     )
 
 
@@ -55,141 +86,151 @@ def padding_figure(sweep: Sweep) -> Figure | None:
     buckets = [b for b in sweep.buckets if drawable(b.length) and drawable(b.padded_length)]
     if not buckets:
         return None
-    unit = sweep.lengths.unit
-    shown = thinned(buckets)
+    unit, shown = sweep.lengths.unit, thinned(buckets)
     size, size_name = length_unit(max(b.padded_length for b in shown), unit)
-    texts = [_bucket_text(bucket, unit) for bucket in shown]
-    names = [label(f"≤ {format_number(bucket.boundary)}") for bucket in shown]
-    x_axis = axis("bucket: lengths up to", unit, type="category")
-    true = _stack("true length", names, [b.length / size for b in shown], texts, "--hue-4")
-    padding = _stack("padding", names, [_padding(b) / size for b in shown], texts, "--hue-0")
-    share = _stack("padding", names, [100 * _padding_share(b) for b in shown], texts, "--hue-0")
-    layout = {"xaxis": x_axis, "bargap": 0.25}
-    lengths = layout | {
-        "yaxis": axis("length of one epoch", size_name, rangemode="tozero"),
-        "barmode": "stack",
-    }
-    shares = layout | {"yaxis": axis("padding, % of the bucket's cells", rangemode="tozero"), "showlegend": False}
+    true, padding, shares, rows = [], [], [], []
+    for b in shown:
+        share = _padding(b) / b.padded_length if b.padded_length > 0 else 0.0
+        end, length, padded = (format_length(x, unit) for x in (b.boundary, b.length, _padding(b)))
+        batches = "1 batch" if b.batches == 1 else f"{b.batches:,} batches"
+        text = hover(
+            f"up to {end}",
+            f"{counted(b.examples, 'example')} in {batches} of {format_number(b.batch_size)}",
+            f"true length {length}",
+            f"padding {padded} ({format_percent(share)})",
+        )
+        name = label(f"≤ {format_number(b.boundary)}")
+        true.append((name, b.length / size, text))
+        padding.append((name, _padding(b) / size, text))
+        shares.append((name, 100 * share, text))
+        counts = {"batch size": format_number(b.batch_size), "examples": f"{b.examples:,}", "batches": f"{b.batches:,}"}
+        rest = {"true length": length, "padding": padded, "share": format_percent(share)}
+        rows.append({"up to": end, **counts, **rest})
+    layout = {"xaxis": axis("bucket: lengths up to", unit, type="category"), "bargap": 0.25}
+    lengths = layout | {"yaxis": axis("length of one epoch", size_name, rangemode="tozero"), "barmode": "stack"}
+    parts = layout | {"yaxis": axis("padding, % of the bucket's cells", rangemode="tozero"), "showlegend": False}
+    most = format_length(max(buckets, key=_padding).boundary, unit)
+    cells = sum(bucket.padded_length for bucket in buckets)
+    of_all = format_percent(sum(map(_padding, buckets)) / cells) if cells > 0 else UNKNOWN
     return Figure(
         name="padding",
         title="Padding, bucket by bucket",
-        caption=_describe_padding(buckets, unit),
+        caption=f"{of_all} of all cells of an epoch are padding; most of it in the bucket that ends at {most}.",
         views=(
-            View(label="length", data=[true, padding], layout=lengths),
-            View(label="share", data=[share], layout=shares),
+            View("length", [bars("true length", true, "--hue-4"), bars("padding", padding, "--hue-0")], lengths),
+            View("share", [bars("padding", shares, "--hue-0")], parts),
         ),
-        table=_padding_table(shown, unit),
+        table=make_table("Padding, bucket by bucket", rows),
     )
-
-
-def _widen(bins: list[HistogramBin]) -> bool:
-    """Return whether bins are spaced by their logarithm."""
-    return (bins[-1].to - bins[-1].from_) > 1.5 * (bins[0].to - bins[0].from_)
-
-
-def _bars(bins: list[HistogramBin], unit: str | None, logarithmic: bool) -> Trace:
-    shown = thinned(bins)
-    middle = [math.sqrt(b.from_ * b.to) if logarithmic else (b.from_ + b.to) / 2 for b in shown]
-    return {
-        "type": "bar",
-        "name": "examples",
-        "x": [short(value) for value in middle],
-        "y": [b.count for b in shown],
-        # plotly.js takes widths in the axis' own measure, also on a logarithmic one.
-        "width": [short(0.94 * (b.to - b.from_)) for b in shown],
-        "hovertext": [
-            hover(f"{format_length(b.from_, unit)} to {format_length(b.to, unit)}", counted(b.count, "example"))
-            for b in shown
-        ],
-        "marker": {"color": "--hue-1", "opacity": 0.65},
-    }
-
-
-def _boundaries(row: Row, unit: str | None, logarithmic: bool) -> Trace:
-    """Draw one vertical line a boundary; its points are close together, so that the pointer meets them."""
-    values: list[Point] = []
-    table = [
-        (number, boundary, size)
-        for number, (boundary, size) in enumerate(zip(row.boundaries, row.batch_sizes, strict=True), start=1)
-        if drawable(boundary, logarithmic=logarithmic)
-    ]
-    for number, boundary, size in thinned(table):
-        text = hover(f"bucket {number}: up to {format_length(boundary, unit)}", f"batch size {format_number(size)}")
-        values += [(boundary, step / 12, text) for step in range(13)]
-        values.append((None, None, ""))
-    return points("bucket boundaries", values, color="--accent", mode="lines", yaxis="y2", line={"width": 1})
-
-
-def _describe_lengths(sweep: Sweep) -> str:
-    unit = sweep.lengths.unit
-    sentence = f"{counted(sweep.lengths.count, 'example')}"
-    quantiles = sweep.quantiles
-    if len(quantiles) == 1001:
-        half, most = format_length(quantiles[500], unit), format_length(quantiles[990], unit)
-        sentence += f": half of them up to {half}, 99% up to {most}"
-    sentence += f", the longest {format_length(sweep.lengths.max, unit)}."
-    if sweep.recommended_row is not None:
-        sentence += " The lines are the boundaries of the recommended buckets."
-    return sentence
-
-
-def _histogram_table(bins: list[HistogramBin], unit: str | None) -> Table:
-    rows = tuple((format_length(b.from_, unit), format_length(b.to, unit), f"{b.count:,}") for b in thinned(bins))
-    return Table(title="Lengths", columns=(Column("over"), Column("up to"), Column("examples")), rows=rows)
-
-
-def _stack(name: str, names: list[str], values: list[float], texts: list[str], color: str) -> Trace:
-    return {
-        "type": "bar",
-        "name": name,
-        "x": names,
-        "y": [short(value) for value in values],
-        "hovertext": texts,
-        "marker": {"color": color},
-    }
 
 
 def _padding(bucket: BucketUse) -> float:
     return max(0.0, bucket.padded_length - bucket.length)
 
 
-def _padding_share(bucket: BucketUse) -> float:
-    return _padding(bucket) / bucket.padded_length if bucket.padded_length > 0 else 0.0
-
-
-def _bucket_text(bucket: BucketUse, unit: str | None) -> str:
-    batches = "1 batch" if bucket.batches == 1 else f"{bucket.batches:,} batches"
-    return hover(
-        f"up to {format_length(bucket.boundary, unit)}",
-        f"{counted(bucket.examples, 'example')} in {batches} of {format_number(bucket.batch_size)}",
-        f"true length {format_length(bucket.length, unit)}",
-        f"padding {format_length(_padding(bucket), unit)} ({format_percent(_padding_share(bucket))})",
+def frontier_figure(probe: Probe) -> Figure | None:
+    """Draw the frontier, the trials and the limit, by batch size and by padded length; None without a frontier."""
+    frontier = [p for p in probe.frontier if drawable(p.length, logarithmic=True) and p.batch_size >= 1]
+    frontier = sorted((p for p in frontier if drawable(p.batch_size)), key=lambda point: point.length)
+    if not frontier:
+        return None
+    unit, series = probe.lengths.unit, list(_series(probe, frontier))
+    size, size_name = length_unit(max(point.batch_size * point.length for point in frontier), unit)
+    sizes = [points(name, shapes, color, **style) for name, shapes, color, style in series]
+    padded = [
+        points(name, [(length, batch * length / size, text) for length, batch, text in shapes], color, **style)
+        for name, shapes, color, style in series
+    ]
+    x_axis = axis("length", unit, type="log")
+    y_axis = axis("batch size × length", size_name, rangemode="tozero")
+    limited = [point for point in frontier if point.closed_by != "data"]
+    shapes = [format_shape(point.batch_size, point.length, unit) for point in limited]
+    ends = f"From {shapes[0]} to {shapes[-1]}" if shapes else "No batch that the data fill reaches the limit"
+    failed = sum(trial.outcome == "oom" for trial in probe.trials) or "none"
+    filled = len(frontier) - len(limited)
+    more = f" At {counted(filled, 'length')} the data fill no larger batch; more may fit." if filled and limited else ""
+    return Figure(
+        name="frontier",
+        title="Frontier: the largest batch, by length",
+        caption=f"{ends}: found in {counted(len(probe.trials), 'trial')}, {failed} of them out of memory.{more}",
+        views=(
+            View("batch size", sizes, {"xaxis": x_axis, "yaxis": axis("batch size", type="log")}),
+            View("padded length", padded, {"xaxis": x_axis, "yaxis": y_axis}),
+        ),
     )
 
 
-def _describe_padding(buckets: list[BucketUse], unit: str | None) -> str:
-    padded = sum(bucket.padded_length for bucket in buckets)
-    padding = sum(_padding(bucket) for bucket in buckets)
-    most = max(buckets, key=_padding)
-    share = format_percent(padding / padded) if padded > 0 else UNKNOWN
-    return (
-        f"{share} of all cells of an epoch are padding; most of it in the bucket that ends at "
-        f"{format_length(most.boundary, unit)}."
-    )
+def limit_curve(probe: Probe, frontier: list[FrontierPoint]) -> list[tuple[float, float]]:
+    """Return length and batch size at which the fitted peak memory reaches the limit; empty without a usable fit.
+
+    From peak = constant + batch size · per example. Where memory depends on target lengths, only the frontier's own
+    points are known with their targets.
+    """
+    model = probe.models.peak_bytes
+    if model is None or not frontier:
+        return []
+    room = probe.device.limit_bytes - model.constant
+    shapes = [(length, 0.0) for length in _along(frontier)]
+    if model.target_linear or model.target_quadratic or model.cross:
+        shapes = [(point.length, point.target_length or 0.0) for point in frontier]
+    sizes = [(length, model.per_example(length, target)) for length, target in shapes]
+    curve = [(length, room / slope) for length, slope in sizes if slope > 0 and room > 0]
+    return [(length, size) for length, size in curve if drawable(size, logarithmic=True)]
 
 
-def _padding_table(buckets: list[BucketUse], unit: str | None) -> Table:
-    columns = ("up to", "batch size", "examples", "batches", "true length", "padding", "share")
-    rows = tuple(
-        (
-            format_length(b.boundary, unit),
-            format_number(b.batch_size),
-            f"{b.examples:,}",
-            f"{b.batches:,}",
-            format_length(b.length, unit),
-            format_length(_padding(b), unit),
-            format_percent(_padding_share(b)),
-        )
-        for b in buckets
-    )
-    return Table(title="Padding, bucket by bucket", columns=tuple(Column(name) for name in columns), rows=rows)
+def _along(frontier: list[FrontierPoint]) -> list[float]:
+    """Return lengths from the shortest to the longest, evenly spaced on a logarithmic axis."""
+    return [float(one) for one in np.geomspace(frontier[0].length, frontier[-1].length, _CURVE_POINTS)]
+
+
+def _series(
+    probe: Probe, frontier: list[FrontierPoint]
+) -> Iterator[tuple[str, Sequence[tuple[float, float, str]], str, Layout]]:
+    """Yield the limits, the frontier and the trials: name, (length, batch size, hover text) of each shape, looks."""
+    unit, limit = probe.lengths.unit, probe.max_batch_length
+    curves = {"dash": (f"memory model at {format_size(probe.device.limit_bytes)}", limit_curve(probe, frontier))}
+    if drawable(limit, logarithmic=True) and frontier[0].length < frontier[-1].length:
+        sizes = [(length, limit / length) for length in _along(frontier) if limit >= length]
+        curves["dot"] = (f"max_batch_length = {format_length(limit, unit)}", sizes)
+    for dash, (name, curve) in curves.items():
+        shapes = [(length, size, hover(name, format_shape(size, length, unit))) for length, size in curve]
+        if len(shapes) > 1:
+            yield name, shapes, "--faint", {"mode": "lines", "line": {"width": 1.5, "dash": dash}}
+    for of_data, name, mode, marker in (
+        (False, "largest that fits", "lines+markers", {"size": 8}),
+        (True, "all that the data fill, more may fit", "markers", {"symbol": "diamond-open", "size": 11}),
+    ):
+        members = thinned([point for point in frontier if (point.closed_by == "data") == of_data])
+        if members:
+            shapes = [(p.length, p.batch_size, _frontier_text(p, unit)) for p in members]
+            yield name, shapes, "--hue-4", {"mode": mode, "marker": marker}
+    for name, symbol, symbol_size, color, outcomes in _OUTCOMES:
+        shapes = [
+            (trial.length, trial.batch_size, hover(f"trial {trial.index}: {shape}", trial.outcome, *_costs(trial)))
+            for trial in thinned(probe.trials)
+            if trial.outcome in outcomes and drawable(trial.length, logarithmic=True) and trial.batch_size >= 1
+            for shape in [format_shape(trial.batch_size, trial.length, unit)]
+        ]
+        if shapes:
+            marker = {"symbol": symbol, "size": symbol_size, "opacity": 0.75}
+            yield name, shapes, color, {"mode": "markers", "marker": marker}
+
+
+def _frontier_text(point: FrontierPoint, unit: str | None) -> str:
+    shape = format_shape(point.batch_size, point.length, unit)
+    title, why = f"largest: {shape}", f"closed by {point.closed_by}"
+    if point.closed_by == "data":
+        title = f"all that the data fill: {shape}"
+        why = "no more examples are this short, or --max-batch-size allows no more"
+    elif point.oom_batch_size is not None:
+        why += f" at {format_number(point.oom_batch_size)}"
+    return hover(title, why, "" if point.trial is None else f"proven by trial {point.trial}", *_costs(point))
+
+
+def _costs(measured: FrontierPoint | Trial) -> Iterator[str]:
+    if measured.target_length is not None:
+        yield f"target length {format_number(measured.target_length)}"
+    if measured.peak_bytes is not None:
+        yield f"peak memory {format_size(measured.peak_bytes)}"
+    if measured.step_seconds is not None:
+        yield f"step time {format_seconds(measured.step_seconds)}"

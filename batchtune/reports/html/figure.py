@@ -12,13 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
-from batchtune.reports.page import clean
-from batchtune.reports.table import Table, spread
+from batchtune.reports.table import Table, clean, spread
 from batchtune.units import format_number
 
 T = TypeVar("T")
+# Traces and layouts are as plotly.js takes them.
 Trace = dict[str, Any]
 Layout = dict[str, Any]
 # x, y and hover text (from `hover`); None for x and y is a gap.
@@ -36,15 +34,9 @@ _LOG_TICKS = [float(f"{digit}e{power}") for power in range(-6, 10) for digit in 
 _SMALLEST, _LARGEST = 1e-9, 1e15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class View:
-    """One way to look at a figure; the page has a button for each where there are several.
-
-    Attributes:
-        label: On its button.
-        data: Traces, as plotly.js takes them.
-        layout: Layout, as plotly.js takes it.
-    """
+    """One way to look at a figure; the page has a button for each where there are several."""
 
     label: str
     data: list[Trace]
@@ -57,7 +49,6 @@ class Figure:
 
     Attributes:
         name: Distinguishes its elements on the page.
-        title: Its heading.
         caption: What it shows, in a sentence; also for those who can't see it.
         views: At least one.
         table: The same in numbers, where no table of the page holds them.
@@ -80,11 +71,6 @@ def hover(title: str, *lines: str) -> str:
     return "<br>".join([f"<b>{label(title)}</b>", *(label(line) for line in lines if line)])
 
 
-def short(value: float | None) -> float | None:
-    """Return a value with 6 significant digits: a chart shows no more, and the page stays small. None is a gap."""
-    return None if value is None else float(f"{value:.6g}")
-
-
 def drawable(value: float | None, *, logarithmic: bool = False) -> bool:
     """Return whether a value can be drawn on a linear or a logarithmic axis."""
     return value is not None and (_SMALLEST if logarithmic else 0) <= value <= _LARGEST
@@ -105,9 +91,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 def length_unit(length: float, unit: str | None) -> tuple[float, str]:
     """Return the unit of an axis of summed lengths: seconds become minutes or hours, other units stay as they are."""
-    if unit == "s" and length >= 120:
-        return time_unit(length)
-    return 1.0, unit or ""
+    return time_unit(length) if unit == "s" and length >= 120 else (1.0, unit or "")
 
 
 def axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
@@ -118,57 +102,28 @@ def axis(title: str, unit: str | None = None, **settings: Any) -> Layout:
     return made | settings
 
 
-def points(name: str, values: Iterable[Point], *, color: str, **settings: Any) -> Trace:
-    """Return a line or scatter trace.
+def points(name: str, values: Iterable[Point], color: str, **settings: Any) -> Trace:
+    """Return a line or scatter trace; the values are in the order to connect them, the colour a CSS variable's name."""
+    trace = {"type": "scatter", "mode": "lines+markers", **_series(name, values), **settings}
+    return trace | {part: {"color": color} | trace.get(part, {}) for part in ("line", "marker")}
 
-    Args:
-        name: In the legend.
-        values: In the order to connect them.
-        color: Name of a CSS variable of the page.
-        settings: Further attributes of the trace, as plotly.js takes them.
-    """
+
+def bars(name: str, values: Iterable[tuple[Any, float, str]], color: str, **settings: Any) -> Trace:
+    """Return a trace of bars, each with its place, height and hover text."""
+    marker = {"color": color, **settings.pop("marker", {})}
+    return {"type": "bar", **_series(name, values), "marker": marker, **settings}
+
+
+def _series(name: str, values: Iterable[tuple[Any, float | None, str]]) -> Trace:
     listed = list(values)
-    trace: Trace = {
-        "type": "scatter",
+    return {
         "name": label(name if len(name) <= _NAME_CHARACTERS else f"{name[: _NAME_CHARACTERS - 1]}…"),
-        "mode": "lines+markers",
-        "x": [short(x) for x, _, _ in listed],
-        "y": [short(y) for _, y, _ in listed],
+        "x": [_short(x) for x, _, _ in listed],
+        "y": [_short(y) for _, y, _ in listed],
         "hovertext": [text for _, _, text in listed],
-    } | settings
-    return trace | {name: {"color": color} | trace.get(name, {}) for name in ("line", "marker")}
-
-
-def beyond(text: str, place: int, x: float | None = None) -> Layout:
-    """Return a note at the upper edge of a chart, for what lies above its scale.
-
-    Args:
-        text: Name and value.
-        place: How many notes are above it.
-        x: Where it would be; the left edge unless given.
-    """
-    at = {"xref": "paper", "x": 0} if x is None else {"xref": "x", "x": x}
-    return at | {
-        "text": label(f"↑ {text}, above this scale"),
-        "xanchor": "left",
-        "xshift": 8,
-        "yref": "paper",
-        "y": 1,
-        "yanchor": "top",
-        "yshift": -18 * place,
-        "showarrow": False,
-        "font": {"size": 12, "color": "--faint"},
     }
 
 
-def level(name: str, value: float, x_range: tuple[float, float], text: str, *, dash: str) -> Trace:
-    """Return a horizontal line to compare with, which shows its value wherever the pointer meets it."""
-    values = [(x, value, "") for x in np.linspace(*x_range, 49).tolist()]
-    line = {"width": 1.5, "dash": dash}
-    return points(name, values, color="--faint", mode="lines", line=line, hovertext=text)
-
-
-def recommended_mark(x: float, y: float, text: str) -> Trace:
-    """Return the mark of the recommended row, drawn over everything else."""
-    star = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
-    return points("recommended", [(x, y, text)], color="--accent", mode="markers", marker=star)
+def _short(value: Any) -> Any:
+    """Return a float with 6 significant digits: a chart shows no more, and the page stays small."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
