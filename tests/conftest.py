@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from made_once import MadeOnce
-from warm_nursery import WarmNursery
 
 # Hundreds of tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
@@ -39,17 +38,12 @@ def interrupts_reach_what_is_started() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def pytorch_is_imported_once(temporary_folder_of_this_process: None) -> Iterator[None]:
-    """Supervisors in this process start their nurseries from one process that has imported it."""
-    if sys.platform != "linux":
-        yield
-        return
-    warm = WarmNursery()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", warm.popen)
-        yield
-    warm.close()
+@pytest.fixture
+def one_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers of this process come from one nursery, which imports PyTorch once."""
+    from shared_nursery import SHARED
+
+    monkeypatch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
 
 
 @pytest.fixture(scope="session")
