@@ -38,8 +38,7 @@ class Growth:
         steps: Steps between the middles of these quarters.
         steady: Whether it grew from the second quarter to the third, and from that to the last.
         noise_bytes: By how much the figures spread around a straight line within a quarter: the interquartile range.
-        pace: Growth per step at the end / from the second quarter to the third; 1 if it did not grow there. The end
-            is as small a part of the last quarter as the noise allows.
+        pace: Growth per step at the end / from the second quarter to the third; 1 if it did not grow there.
     """
 
     total_bytes: float
@@ -89,11 +88,11 @@ def growth_of(figures: Sequence[int | None]) -> Growth | None:
     known = [figure for figure in figures if figure is not None]
     if len(known) < len(figures) or len(known) < FEWEST_STEPS:
         return None
-    quarters = np.array_split(np.array(known, dtype=np.float64), 4)[1:]
-    second, third, last = (float(np.median(quarter)) for quarter in quarters)
-    steps = len(known) / 2
-    rise = (last - second) / steps  # within a quarter it must not count as noise
-    return Growth(last - second, steps, second < third < last, _noise(quarters, rise), _pace(*quarters))
+    second, third, last = quarters = np.array_split(np.array(known, dtype=np.float64), 4)[1:]
+    medians = [float(np.median(quarter)) for quarter in quarters]
+    total, steps = medians[2] - medians[0], len(known) / 2
+    steady = medians[0] < medians[1] < medians[2]
+    return Growth(total, steps, steady, _noise(quarters, total / steps), _pace(second, third, last))
 
 
 def interquartile_range(values: FloatArray) -> float:
@@ -108,7 +107,7 @@ def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
 
 
 def _pace(second: FloatArray, third: FloatArray, end: FloatArray) -> float:
-    """Return the growth per step at the end of the last quarter / from the second quarter to the third."""
+    """Return the growth per step at the end / before; the end is as short as the noise allows."""
     before = _rise(second, third)
     if before <= 0:
         return 1.0

@@ -44,15 +44,7 @@ from batchtune.results import (
 from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
 from batchtune.tuning.refining import Refinement
-from batchtune.tuning.run_folder import (
-    alone_in,
-    append_trial,
-    check_trials,
-    clear_run,
-    open_run,
-    read_trials,
-    run_record,
-)
+from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, run_record
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
 
@@ -129,9 +121,7 @@ def run_probe(
     """
     hooks = hooks or ProbeHooks()
     with alone_in(folder):
-        previous = None if force else open_run(lengths, settings, folder)
-        trials = [] if force else read_trials(folder / TRIALS_FILE)
-        check_trials(trials, lengths, folder)
+        previous, trials = (None, []) if force else open_run(lengths, settings, folder)
         changed = list(messages.about_earlier_code(previous, settings, len(trials)))
         if trials:
             reused = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."

@@ -11,7 +11,8 @@ from tuning.made_stepper import LIMIT_BYTES, made_probe
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
 from batchtune.results import RUN_FILE, Probe, Run, WorkloadRecord, meta_of, write_result
-from batchtune.tuning.verify_plan import Subject, check_lengths, subject_of
+from batchtune.tuning.run_folder import check_lengths
+from batchtune.tuning.verify_plan import Subject, subject_of
 
 LENGTHS = Lengths.of([1.0, 2.0, 30.0])
 PROBE = msgspec.structs.replace(
@@ -82,11 +83,11 @@ def test_own_code_gets_no_options_that_only_a_file_names(tmp_path: Path) -> None
 def test_another_workload_does_not_take_the_options_and_is_noted(tmp_path: Path) -> None:
     found = subject(tmp_path, workload="made.py:Other", options=None)
     assert found.settings.options == {}
-    assert "made.py:Other, but made.py:Made (dim=64) was probed" in found.notes[0]
+    assert "made.py:Other, but made.py:Made dim=64 was probed" in found.notes[0]
 
 
 def test_other_options_are_noted(tmp_path: Path) -> None:
-    assert "made.py:Made (dim=128)" in subject(tmp_path, options={"dim": 128}).notes[0]
+    assert "made.py:Made dim=128" in subject(tmp_path, options={"dim": 128}).notes[0]
 
 
 @pytest.mark.parametrize(
