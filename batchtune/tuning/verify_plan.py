@@ -290,7 +290,7 @@ class VerifyPlan:
         return sorted(found, key=need, reverse=True)
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
-        """Yield epoch after epoch of batches, drawn as `BucketBatchSampler` draws them with seed, seed + 1 and so on."""
+        """Yield epoch after epoch of batches, as `BucketBatchSampler` draws them with seed, seed + 1 and so on."""
         lengths = self.padded
         grouped = epochs.group_descending(lengths.values, self.table.boundaries)
         layout = lay_out(grouped.counts, self.table.batch_sizes, self.dealing)
