@@ -104,7 +104,7 @@ def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> No
     """
     from batchtune.cli import console
     from batchtune.errors import UsageError
-    from batchtune.tuning.unit_hints import limit_unit_hint
+    from batchtune.tuning.cautions import limit_unit_hint
     from batchtune.units import format_length
 
     hint = limit_unit_hint(lengths, max_batch_length)

@@ -14,8 +14,8 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, Margin, Run, Trial
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
+from batchtune.tuning.cautions import workload_unit_hint
 from batchtune.tuning.run_folder import workload_sha256
-from batchtune.tuning.unit_hints import workload_unit_hint
 from batchtune.units import counted, format_length, format_size
 
 # What was measured under other conditions must not be continued, so these ends need a folder of their own.

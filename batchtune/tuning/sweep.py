@@ -30,9 +30,10 @@ from batchtune.results import (
     write_result,
 )
 from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
-from batchtune.tuning.cautions import cap_cautions, cautions, current_cautions
+from batchtune.tuning.cautions import cautions, limit_unit_hint
 from batchtune.tuning.costs import Costs, capped, costs_of
-from batchtune.tuning.current import Current, CurrentTable, current_table
+from batchtune.tuning.current import Current, CurrentTable
+from batchtune.tuning.current.base import YOURS
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.epoch_cost import Priced, Pricing, equal_to_best
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
@@ -41,7 +42,6 @@ from batchtune.tuning.saturation import saturation
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.tuning.targets import batch_seconds
 from batchtune.tuning.two_dimensions import two_dimensional_rows
-from batchtune.tuning.unit_hints import limit_unit_hint
 
 
 def run_sweep(
@@ -223,7 +223,7 @@ class _Now:
 
 def _priced_now(current: Current, lengths: Lengths, limits: Limits, pricing: Pricing, found: Sequence[Priced]) -> _Now:
     """Work out what the user's settings cost; their batches are padded as they come."""
-    as_table = current_table(current, lengths)
+    as_table = current.table(lengths)
     table, own = as_table.table, as_table.lengths
     now = replace(pricing, lengths=own, total=own.total).row("current", as_table.sizing, table.num_buckets, table)
     equal = equal_to_best([priced.cost for priced in (*found, now)], pricing.sigmas)
@@ -258,9 +258,14 @@ def _current_warnings(now: _Now, recommended: Row | None, settings: SweepSetting
         )
     if settings.multiple_of is not None:
         yield "your current config is counted as its batches come, not padded to multiples as the others are"
-    yield from current_cautions(now.current, now.table, now.row)
-    yield from now.table.notes
-    yield from cap_cautions(now.current, recommended, settings.max_batch_size)
+    yield from now.current.cautions(now.table, now.row)
+    name, most = now.current.kind.most_examples(now.current.settings) or ("", None)
+    if most is not None and recommended is not None and max(recommended.batch_sizes) > most:
+        swept = "" if settings.max_batch_size is None else f" (--max-batch-size {settings.max_batch_size})"
+        yield (
+            f"{name} of {YOURS} allows {most:,} examples in a batch, the recommended table up to "
+            f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {most}"
+        )
 
 
 def _learning_rate(recommended: Row | None, current: Row | None, baselines: Sequence[Baseline]) -> LearningRate | None:

@@ -17,7 +17,7 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.samplers import speechbrain_table
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.tuning.current import Current, CurrentTable, current_table, read_current
+from batchtune.tuning.current import Current, CurrentTable, read_current
 
 CONFIGS = Path(__file__).parent / "current_configs"
 LENGTHS = Lengths.of(np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(0.2, 60), unit="s")
@@ -25,7 +25,7 @@ LENGTHS = Lengths.of(np.random.default_rng(0).lognormal(2, 0.6, 3000).clip(0.2, 
 
 def recorded(current: Current) -> dict[str, Any]:
     """As `sweep.json` keeps it."""
-    return current.record(current_table(current, Lengths.of([1.0, 2.0, 8.5])))
+    return current.record(current.table(Lengths.of([1.0, 2.0, 8.5])))
 
 
 def of_file(tmp_path: Path, text: str, name: str = "train.yaml", key_path: str | None = None) -> Current:
@@ -35,22 +35,19 @@ def of_file(tmp_path: Path, text: str, name: str = "train.yaml", key_path: str |
 
 
 def table_of(text: str, lengths: Lengths = LENGTHS) -> CurrentTable:
-    return current_table(read_current(text), lengths)
+    return read_current(text).table(lengths)
 
 
 class TestWrittenOut:
     def test_speechbrains_settings_give_its_table(self) -> None:
         current = read_current("max_batch_length=600, num_buckets=200,max_batch_ex=64,shuffle=true")
-        assert current == Current(
-            kind="speechbrain",
-            settings={"max_batch_length": 600.0, "num_buckets": 200, "max_batch_ex": 64, "shuffle": True},
-            source="--current",
-        )
-        found = current_table(current, LENGTHS)
-        expected = speechbrain_table(LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64)
-        assert found.table.boundaries.tolist() == expected.boundaries.tolist()
-        assert found.table.batch_sizes.tolist() == expected.batch_sizes.tolist()
-        assert (found.exact, found.note, found.left_out) == (True, None, {})
+        expected = {"max_batch_length": 600.0, "num_buckets": 200, "max_batch_ex": 64, "shuffle": True}
+        assert (current.kind.name, current.settings, current.source) == ("speechbrain", expected, "--current")
+        found = current.table(LENGTHS)
+        table = speechbrain_table(LENGTHS.histogram, 600, num_buckets=200, max_batch_ex=64)
+        assert found.table.boundaries.tolist() == table.boundaries.tolist()
+        assert found.table.batch_sizes.tolist() == table.batch_sizes.tolist()
+        assert (found.notes, found.left_out) == ((), {})
         assert found.describe == "SpeechBrain, max_batch_length=600 s, num_buckets=200, max_batch_ex=64"
 
     def test_a_list_is_written_with_colons(self) -> None:
@@ -71,7 +68,7 @@ class TestWrittenOut:
     def test_a_fixed_batch_size_is_one_bucket(self) -> None:
         found = table_of("batch_size=16")
         assert expected_batches(LENGTHS.histogram, found.table).tally.batches == math.ceil(3000 / 16)
-        assert (found.describe, found.exact, found.max_batch_length) == ("fixed batches of 16", True, None)
+        assert (found.describe, found.notes) == ("fixed batches of 16", ())
 
     def test_boundaries_with_sizes_are_a_table(self) -> None:
         found = table_of("bucket_boundaries=10:60,bucket_batch_sizes=12:2")
@@ -127,7 +124,7 @@ class TestWrittenOut:
             ("max_batch_length=6,bucket_boundaries=1::2", "entry 2 must be a number, got ''"),
             ("batch_size=0", "batch_size must be from 1"),
             ("batch_size=1e30", "batch_size must be from 1"),
-            ("bucket_boundaries=1:2,bucket_batch_sizes=3", "has 1 entry for 2 bucket_boundaries"),
+            ("bucket_boundaries=1:2,bucket_batch_sizes=3", "has 1 number for 2 bucket_boundaries"),
             ("bucket_duration_bins=1:2", "needs batch_size, batch_duration, or bucket_batch_size"),
             ("bucket_batch_size=1:2", "bucket_batch_size needs bucket_duration_bins beside it"),
             ("use_lhotse=false", "needs batch_size"),
@@ -160,7 +157,7 @@ class TestSpeechBrainFiles:
             "batch_ordering": "random",
         }
         assert (current.source, current.key_path) == ("recipe.yaml", "dynamic_batch_sampler_train")
-        assert current_table(current, LENGTHS).exact
+        assert not current.table(LENGTHS).notes
 
     def test_no_folder_of_the_host_is_told(self) -> None:
         assert str(CONFIGS) not in json.dumps(recorded(read_current(str(CONFIGS / "recipe.yaml"))))
@@ -172,16 +169,15 @@ class TestSpeechBrainFiles:
     def test_dynamic_batching_turned_off_leaves_the_loaders_batch_size(self, tmp_path: Path) -> None:
         text = (CONFIGS / "recipe.yaml").read_text().replace("dynamic_batching: True", "dynamic_batching: False")
         current = of_file(tmp_path, text)
-        assert (current.kind, current.settings) == ("fixed", {"batch_size": 16})
+        assert (current.kind.name, current.settings) == ("fixed", {"batch_size": 16})
         assert current.key_path == "train_dataloader_opts"
 
     def test_frames_of_old_recipes_are_told_apart_from_seconds(self) -> None:
         current = read_current(str(CONFIGS / "old_recipe.yaml"))
-        found = current_table(current, LENGTHS)
-        assert not found.exact
-        assert "frames of 0.01 s" in str(found.note)
+        found = current.table(LENGTHS)
+        assert "frames of 0.01 s" in str(found.notes)
         frames = Lengths.of(LENGTHS.values * 100, unit="frames")
-        assert current_table(current, frames).exact
+        assert not current.table(frames).notes
 
     def test_a_sampler_that_is_gone_is_not_guessed_at(self) -> None:
         with pytest.raises(
@@ -192,13 +188,12 @@ class TestSpeechBrainFiles:
     def test_a_fixed_batch_size_with_arithmetic_and_sorted_examples(self) -> None:
         current = read_current(str(CONFIGS / "fixed.yaml"))
         assert current.settings == {"batch_size": 12, "sorting": "ascending"}
-        found = current_table(current, LENGTHS)
-        assert not found.exact
-        assert "sorting: ascending" in str(found.note)
+        found = current.table(LENGTHS)
+        assert "sorting: ascending" in str(found.notes)
 
     def test_settings_at_the_top_level_are_found(self, tmp_path: Path) -> None:
         current = of_file(tmp_path, "max_batch_length: 50\nnum_buckets: 10\n")
-        assert (current.kind, current.key_path) == ("speechbrain", None)
+        assert (current.kind.name, current.key_path) == ("speechbrain", None)
 
     def test_several_blocks_are_listed_with_how_to_choose(self, tmp_path: Path) -> None:
         text = "first: {max_batch_length: 5, num_buckets: 3}\nin: {second: {max_batch_length: 6, num_buckets: 3}}\n"
@@ -289,9 +284,9 @@ class TestNeMoFiles:
             "bucket_duration_bins": [4.0, 8.0, 16.0],
             "bucket_batch_size": [32, 16, 8],
         }
-        found = current_table(current, LENGTHS)
+        found = current.table(LENGTHS)
         values = LENGTHS.values
-        assert found.exact
+        assert not found.notes
         assert found.lengths.values.tolist() == values[(values >= 0.5) & (values <= 16)].tolist()
         assert found.left_out == {
             reason: count
@@ -313,10 +308,9 @@ class TestNeMoFiles:
 
     def test_batch_duration_is_an_approximation_and_says_so(self) -> None:
         current = read_current(str(CONFIGS / "nemo_duration.yaml"))
-        found = current_table(current, LENGTHS)
-        assert not found.exact
-        assert "bins are those of equal total length" in str(found.note)
-        assert "the mean batch of its bucket, rounded" in str(found.note)
+        found = current.table(LENGTHS)
+        assert "bins are those of equal total length" in str(found.notes)
+        assert "the mean batch of its bucket, rounded" in str(found.notes)
         assert found.table.batch_sizes.max() <= 64
         totals = np.bincount(found.table.assign(LENGTHS.values), LENGTHS.values)
         assert found.table.num_buckets == 8
@@ -325,7 +319,7 @@ class TestNeMoFiles:
     def test_without_bins_but_with_max_duration_nemo_spaces_them_evenly(self) -> None:
         found = table_of("use_bucketing=true,batch_size=4,num_buckets=4,max_duration=40")
         assert found.table.boundaries.tolist() == [10, 20, 30, found.lengths.longest]
-        assert found.exact
+        assert not found.notes
 
     def test_bins_without_sizes_drop_nothing(self) -> None:
         found = table_of("bucket_duration_bins=4:8,batch_duration=100")
@@ -334,7 +328,7 @@ class TestNeMoFiles:
 
     def test_without_lhotse_batches_are_fixed_and_durations_filtered(self) -> None:
         current = read_current(str(CONFIGS / "nemo_plain.yaml"))
-        found = current_table(current, LENGTHS)
+        found = current.table(LENGTHS)
         assert found.lengths.longest <= 10
         assert found.table.batch_sizes.tolist() == [16]
         assert found.describe == "NeMo, batch_size=16"
@@ -365,9 +359,8 @@ class TestNeMoFiles:
 
     def test_what_lengths_cant_tell_is_noted(self, tmp_path: Path) -> None:
         text = "train_ds: {use_lhotse: true, batch_size: 4, perturb_speed: true, max_tps: .inf, min_tps: 1}\n"
-        found = current_table(of_file(tmp_path, text), LENGTHS)
+        found = of_file(tmp_path, text).table(LENGTHS)
         assert found.notes == ("lengths or examples that perturb_speed and min_tps change are not reproduced",)
-        assert not found.exact
 
     def test_lengths_in_other_units_are_refused(self) -> None:
         frames = Lengths.of(LENGTHS.values * 100, unit="frames")
@@ -414,10 +407,10 @@ class TestBatchtunesOwn:
     def test_a_sampler_yaml_gives_its_table(self) -> None:
         current = read_current(str(CONFIGS / "sampler.yaml"))
         lengths = Lengths.of([1.0, 20.0, 39.0], unit="s")
-        found = current_table(current, lengths)
+        found = current.table(lengths)
         assert found.table.boundaries.tolist() == [5, 10, 40]
         assert found.table.batch_sizes.tolist() == [20, 10, 2]
-        assert (found.exact, found.describe) == (True, "batchtune's sampler, 3 buckets")
+        assert (found.notes, found.describe) == ((), "batchtune's sampler, 3 buckets")
 
     def test_longer_examples_than_it_knows_are_refused(self) -> None:
         with pytest.raises(ResultError, match=r"longest example \(41 s\) is beyond the last boundary 40 s"):
@@ -432,7 +425,7 @@ class TestBatchtunesOwn:
         [
             ("version: 1", "version: 2", "has version 2"),
             ("batchtune/sampler", "batchtune/sweep", "has the format 'batchtune/sweep'"),
-            ("[20, 10, 2]", "[20, 10]", "has 2 entries for 3 bucket_boundaries"),
+            ("[20, 10, 2]", "[20, 10]", "has 2 numbers for 3 bucket_boundaries"),
             ("[20, 10, 2]", "[20, 0, 2]", "line 8: bucket_batch_sizes entry 2 must be from 1"),
             ("[5.0, 10.0, 40.0]", "[5.0, 40.0, 10.0]", "entry 3 is 10, after 40"),
             ("[5.0, 10.0, 40.0]", "[]", "bucket_boundaries is an empty list"),
@@ -559,7 +552,7 @@ def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path, mu
                 del content[max(at, 10) :]
         damaged.write_bytes(content)
         try:
-            current_table(read_current(str(damaged)), LENGTHS)
+            read_current(str(damaged)).table(LENGTHS)
         except BatchtuneError as error:
             assert isinstance(error, (ResultError, UsageError))
             assert error.message
@@ -580,6 +573,6 @@ def test_any_damage_to_written_settings_gives_settings_or_one_message() -> None:
             at = draw.randrange(len(characters))
             characters[at] = draw.choice([*"0123456789.:=,-+eE _infa\0", "", characters[at] * 2])
         try:
-            current_table(read_current("".join(characters)), LENGTHS)
+            read_current("".join(characters)).table(LENGTHS)
         except BatchtuneError as error:
             assert isinstance(error, (ResultError, UsageError))

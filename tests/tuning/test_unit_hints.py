@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from batchtune.lengths import Lengths, Unit
+from batchtune.tuning.cautions import limit_unit_hint, workload_unit_hint
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.unit_hints import limit_unit_hint, workload_unit_hint
 
 SECONDS = [3.0, 9.0, 12.0, 15.0, 24.0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,16 @@ from batchtune.configs.recipes import Block, block_at
 from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.tuning.current.base import MOST_BUCKETS, Current, CurrentTable, Settings, SettingsKind
+from batchtune.results import Row
+from batchtune.tuning.current.base import (
+    MOST_BUCKETS,
+    YOURS,
+    Current,
+    CurrentTable,
+    Settings,
+    SettingsKind,
+    longer_than,
+)
 from batchtune.units import counted, format_length
 
 # What changes lengths or drops examples in ways that lengths alone don't tell.
@@ -29,6 +38,8 @@ _UNSEEN = (
 )
 # Settings of loaders whose batches lengths alone don't decide.
 _REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
+# Values of these that bound nothing.
+_UNBOUNDED = {"min_tps": -1, "max_tps": math.inf}
 _BUCKETING = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
 _TRAIN_SETS = (("model", "train_ds"), ("train_ds",), ("data", "train_ds"))
 # LhotseDataLoadingConfig's.
@@ -87,18 +98,17 @@ class NemoSettings(SettingsKind):
             **(_bucketing(settings) if lhotse else {}),
         }
 
-    def notes(self, settings: Settings) -> Sequence[str]:
+    def notes(self, settings: Settings) -> Iterator[str]:
         """Name what lengths alone don't tell, and what is assumed."""
-        notes = []
-        unseen = [name for name in _UNSEEN if _is_set(settings, name)]
+        given = ((name, settings.values.get(name)) for name in _UNSEEN)
+        unseen = [name for name, value in given if value not in (None, False, _UNBOUNDED.get(name))]
         if unseen:
             verb = "changes" if len(unseen) == 1 else "change"
-            notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
+            yield f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced"
         if settings.from_file and not settings.has("use_lhotse") and settings.has("use_bucketing"):
-            notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
+            yield "use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it"
         if settings.flag("drop_last", False):
-            notes.append("drop_last leaves out batches that are not full; they are counted here")
-        return notes
+            yield "drop_last leaves out batches that are not full; they are counted here"
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the buckets that NeMo makes of these lengths, as far as a table can express them.
@@ -113,23 +123,56 @@ class NemoSettings(SettingsKind):
                 f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
                 "Convert the lengths with --length-scale and --unit s.",
             )
-        settings = current.settings
+        settings, notes = current.settings, list(current.notes)
         kept, left_out = _kept(current, lengths)
-        boundaries, notes = _boundaries(settings, kept)
-        sizes, approximate = _batch_sizes(settings, kept, boundaries)
-        notes = [*current.notes, *notes, *approximate]
+        boundaries = _boundaries(settings, kept)
+        if settings.get("use_bucketing") and settings.keys().isdisjoint(("bucket_duration_bins", "max_duration")):
+            notes.append(
+                "the bins are those of equal total length over all examples; Lhotse estimates them from the first "
+                f"{_DEFAULT_CUTS:,} or so that it reads"
+            )
+        if "bucket_batch_size" in settings:
+            sizes = np.asarray(settings["bucket_batch_size"], dtype=np.int64)
+            limits = f"{counted(sizes.size, 'bin')} with bucket_batch_size"
+        else:
+            given = [f"{name}={settings[name]:g}" for name in ("batch_duration", "batch_size") if name in settings]
+            limits = f"{counted(boundaries.size, 'bucket')}, {', '.join(given)}"
+            if "batch_duration" in settings:
+                sizes = _mean_sizes(settings, kept, boundaries)
+                notes.append(
+                    "under batch_duration Lhotse decides batch by batch; each is taken to hold as many examples as the "
+                    "mean batch of its bucket, rounded"
+                )
+            else:
+                sizes = np.full(boundaries.size, settings["batch_size"], dtype=np.int64)
         if lengths.unit is None:
             notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
+        if not settings.get("use_bucketing"):
+            limits = f"batch_size={settings['batch_size']}"
+        if "quadratic_duration" in settings:
+            notes.append(
+                f"quadratic_duration of {YOURS} makes batches of long examples smaller, and the tables do not know it: "
+                "batch sizes from a probe are measured at each length and need none, those from --max-batch-length "
+                "alone may not fit where yours do"
+            )
         return CurrentTable(
             table=BucketTable(boundaries, sizes),
             lengths=kept,
-            sizing="frontier",
-            max_batch_length=settings.get("batch_duration"),
-            describe=_described(settings, boundaries.size),
-            exact=not notes,
+            describe=f"NeMo, {limits}",
             notes=tuple(notes),
             left_out=left_out,
         )
+
+    def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
+        """Warn of examples beyond batch_duration."""
+        if "batch_duration" in settings:
+            consequence = "batches that hold such an example exceed it"
+            yield from longer_than(lengths, settings["batch_duration"], f"batch_duration of {YOURS},", consequence)
+
+    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
+        """Return `batch_size` where `batch_duration` is the limit on lengths."""
+        beside = {"batch_duration", "batch_size"} <= settings.keys() and "bucket_batch_size" not in settings
+        return ("batch_size", settings["batch_size"]) if beside else None
 
 
 def _durations(settings: Settings) -> dict[str, float]:
@@ -180,14 +223,6 @@ def _bucketing(settings: Settings) -> dict[str, object]:
     return found
 
 
-def _is_set(settings: Settings, name: str) -> bool:
-    value = settings.values.get(name)
-    if value is None or value is False:
-        return False
-    bound = {"min_tps": -1, "max_tps": math.inf}.get(name)
-    return bound is None or value != bound
-
-
 def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
     """Return the examples that NeMo keeps, and how many it leaves out for which reason."""
     settings = current.settings
@@ -217,51 +252,30 @@ def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
     return Lengths(lengths.values[cut], targets, lengths.unit, lengths.left_out, lengths.notes), left_out
 
 
-def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray, list[str]]:
-    """Return the buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
-    buckets = settings.get("num_buckets", _DEFAULT_BUCKETS)
-    edges, notes = np.empty(0), []
+def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> FloatArray:
+    """Return the buckets' upper edges, the last at least the longest length kept."""
+    buckets, edges = settings.get("num_buckets", _DEFAULT_BUCKETS), np.empty(0)
     if not settings.get("use_bucketing"):
-        pass
-    elif "bucket_duration_bins" in settings:
+        return np.array([kept.longest])
+    if "bucket_duration_bins" in settings:
         edges = np.array(settings["bucket_duration_bins"])
     elif "max_duration" in settings:
         # NeMo's own guess, `determine_bucket_duration_bins`.
         edges = np.linspace(settings.get("min_duration", 0.0), settings["max_duration"], buckets + 1)[1:-1]
-    else:
-        if (buckets := min(buckets, kept.count)) > 1:
-            edges = lhotse_boundaries(kept.values, buckets)
-        notes.append(
-            f"the bins are those of equal total length over all examples; Lhotse estimates them from the first "
-            f"{_DEFAULT_CUTS:,} or so that it reads"
-        )
+    elif min(buckets, kept.count) > 1:
+        edges = lhotse_boundaries(kept.values, min(buckets, kept.count))
     edges = np.unique(edges[edges > 0])
-    return (edges if edges.size and edges[-1] >= kept.longest else np.append(edges, kept.longest)), notes
+    return edges if edges.size and edges[-1] >= kept.longest else np.append(edges, kept.longest)
 
 
-def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> tuple[IntArray, list[str]]:
-    if "bucket_batch_size" in settings:
-        return np.asarray(settings["bucket_batch_size"], dtype=np.int64), []
-    most = settings.get("batch_size")
-    limit = settings.get("batch_duration")
-    if limit is None:
-        return np.full(boundaries.size, most, dtype=np.int64), []
-    note = (
-        "under batch_duration Lhotse decides batch by batch; each is taken to hold as many examples as the mean batch "
-        "of its bucket, rounded"
-    )
-    return _mean_sizes(kept, boundaries, limit, most, settings.get("quadratic_duration")), [note]
-
-
-def _mean_sizes(
-    kept: Lengths, boundaries: FloatArray, limit: float, most: int | None, quadratic: float | None
-) -> IntArray:
+def _mean_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> IntArray:
     """Return the mean size, rounded, of the batches that Lhotse draws from each bucket.
 
     A batch closes with its n-th example once (n + 1) × the longest so far is above the limit. The longest only grows,
     and the bound on it only falls, so a batch holds more than n examples just where n of them are at most
     limit / (n + 1): with F the distribution of lengths in the bucket, its mean size is 1 + Σ F(limit / (n + 1))ⁿ.
     """
+    limit, most, quadratic = settings["batch_duration"], settings.get("batch_size"), settings.get("quadratic_duration")
     distinct = kept.histogram.lengths
     costs = distinct if quadratic is None else distinct + distinct**2 / quadratic
     cumulative = np.concatenate(([0], kept.histogram.cumulative))
@@ -277,12 +291,3 @@ def _mean_sizes(
         below = cumulative[upto] - cumulative[start]
         sizes[bucket] = round(1 + float(np.sum((below / count) ** n)))
     return sizes
-
-
-def _described(settings: Mapping[str, Any], buckets: int) -> str:
-    if not settings.get("use_bucketing"):
-        return f"NeMo, batch_size={settings['batch_size']}"
-    if "bucket_batch_size" in settings:
-        return f"NeMo, {counted(buckets, 'bin')} with bucket_batch_size"
-    limits = [f"{name}={settings[name]:g}" for name in ("batch_duration", "batch_size") if name in settings]
-    return f"NeMo, {counted(buckets, 'bucket')}, {', '.join(limits)}"
