@@ -9,7 +9,6 @@ from batchtune.cli.options import ManifestOptions, MaxBatchLength, MaxBatchSize,
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.results import Sweep
-    from batchtune.tuning.current import Current
     from batchtune.tuning.sweep_settings import SweepSettings
 
 EXAMPLES = """
@@ -45,12 +44,11 @@ def sweep_buckets(
     settings = sweep.settings(max_batch_size=max_batch_size, seed=run.seed)
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
         raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
-    current = sweep.read_current()
     lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
     console.notes(console.describe(lengths), quiet=run.quiet)
     if max_batch_length is not None:
         _check_unit(lengths, max_batch_length, quiet=run.quiet)
-    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length, current=current)
+    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)
     if run.json:
         console.write_result(encode(found).decode(), None)
     else:
@@ -63,7 +61,6 @@ def sweep_and_write(
     run: RunOptions,
     *,
     max_batch_length: float | None = None,
-    current: Current | None = None,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`.
 
@@ -84,7 +81,6 @@ def sweep_and_write(
             max_batch_length=max_batch_length,
             force=run.force,
             on_row=on_row,
-            current=current,
         )
     config = run.run / SAMPLER_FILE
     if found.recommended is not None:

@@ -161,7 +161,7 @@ def _as_tuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings,
     """Return the row of the tuned table on these lengths; examples beyond its boundaries make batches of one."""
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, costs)
     table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
-    return pricing.row(row.strategy, row.sizing, row.num_buckets, table).row
+    return pricing.row(row.strategy, row.sizing, row.num_buckets, table)
 
 
 def _retuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> Row:

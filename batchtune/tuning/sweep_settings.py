@@ -10,6 +10,7 @@ from batchtune.batching.layout import Dealing
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.errors import UsageError, shortened
 from batchtune.results import RankTimes
+from batchtune.tuning.current.base import Current
 
 ALL_STRATEGIES = tuple(STRATEGIES)
 MOST_BUCKETS = 1000
@@ -62,6 +63,7 @@ class SweepSettings:
         ranks: On how many ranks training runs, and how they take batches.
         throughput_fraction: What part of the best throughput is enough, above 0 and at most 1.
         min_randomness: The least 1 / effective buckets of the recommended table, above 0 and at most 1; None: any.
+        current: The user's settings now, to show beside the others.
 
     Raises:
         UsageError: A strategy is unknown, or a number is out of range.
@@ -75,6 +77,7 @@ class SweepSettings:
     ranks: Ranks = ONE_RANK
     throughput_fraction: float = 0.95
     min_randomness: float | None = None
+    current: Current | None = None
 
     def __post_init__(self) -> None:
         if not self.strategies:

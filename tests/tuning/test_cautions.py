@@ -96,10 +96,10 @@ def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None
 )
 def test_a_limit_on_the_examples_of_a_batch_that_tables_exceed_is_told(settings: str, name: str) -> None:
     current, lengths = read_current(settings), Lengths.of(np.linspace(1.0, 30.0, 2000), unit="s")
-    larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,)), Costs(), current=current)
+    larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), current=current), Costs())
     (told,) = (text for text in larger.warnings if "to keep your limit" in text)
     assert told.startswith(f"{name} of your current config allows 8 examples") and "--max-batch-size 8" in told
-    kept = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), max_batch_size=8), Costs(), current=current)
+    kept = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), max_batch_size=8, current=current), Costs())
     assert not any("to keep your limit" in text for text in kept.warnings)
 
 

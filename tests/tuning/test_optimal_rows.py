@@ -79,7 +79,7 @@ def least_by_brute_force(lengths: Lengths, sizes: IntArray, seconds: Seconds | N
     for buckets in range(1, ends.size + 1):
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]
-            row = pricing.row("any", "frontier", buckets, BucketTable(ends[chosen], sizes[chosen])).row
+            row = pricing.row("any", "frontier", buckets, BucketTable(ends[chosen], sizes[chosen]))
             found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
     return found
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -405,7 +406,7 @@ def test_throughput_is_that_of_all_ranks() -> None:
 def test_a_current_config_beyond_what_fits_is_told(config: str, fits: bool) -> None:
     costs = Costs(frontier=lambda lengths: np.maximum(1, 100 / lengths).astype(np.int64))
     result = sweep(
-        Lengths.of([5.0, 10, 30] * 50), 100, SweepSettings(num_buckets=(3,)), costs, current=read_current(config)
+        Lengths.of([5.0, 10, 30] * 50), 100, SweepSettings(num_buckets=(3,), current=read_current(config)), costs
     )
     assert result.current_fits is fits
     assert any("larger than what was found to fit" in text for text in result.warnings) is not fits
@@ -413,8 +414,8 @@ def test_a_current_config_beyond_what_fits_is_told(config: str, fits: bool) -> N
 
 def test_without_a_probe_a_current_config_is_held_against_max_batch_length() -> None:
     for size, fits in ((3, True), (4, False)):
-        current = read_current(f"batch_size={size}")
-        assert sweep(Lengths.of([5.0, 30] * 9), 100, SweepSettings(), NONE_KNOWN, current=current).current_fits is fits
+        chosen = SweepSettings(current=read_current(f"batch_size={size}"))
+        assert sweep(Lengths.of([5.0, 30] * 9), 100, chosen, NONE_KNOWN).current_fits is fits
 
 
 def test_several_ranks_wait_for_each_other() -> None:
@@ -465,7 +466,7 @@ def test_where_no_table_is_random_enough_that_is_the_reason() -> None:
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:
     current = read_current("max_batch_length=300,num_buckets=8")
-    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED, current=current)
+    result = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), current=current), PROBED)
     same = next(row for row in result.rows if row.strategy == "speechbrain")
     assert result.current is not None
     assert msgspec.structs.replace(result.current, strategy="speechbrain", equal_to_best=None) == same
@@ -573,7 +574,7 @@ def test_neither_the_order_of_the_data_nor_the_unit_changes_a_table(
 @pytest.mark.parametrize("multiple_of", [None, 5.0])
 def test_the_smallest_data_sets_are_swept(values: list[float], costs: Costs, multiple_of: float | None) -> None:
     chosen = SweepSettings(num_buckets=(1, 2, 30), multiple_of=multiple_of, ranks=Ranks(world_size=4, accumulate=2))
-    result = sweep(Lengths.of(values), 20, chosen, costs, current=read_current("batch_size=2"))
+    result = sweep(Lengths.of(values), 20, replace(chosen, current=read_current("batch_size=2")), costs)
     assert all(row.batches >= 1 and 0 <= row.padding_ratio < 1 for row in result.rows)
     assert result.current is not None
 
