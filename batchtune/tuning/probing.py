@@ -221,8 +221,21 @@ class _Probing:
                 self.hooks.on_note(messages.longest_does_not_fit(self.lengths, spec, self.device, failed, most))
             self._measure(wanted.shape, fresh=wanted.fresh)
 
+    def _next_trial(self) -> NextTrial | None:
+        """Return what to try next, with the search's findings that end it turned into errors for the user."""
+        workload = self.settings.workload
+        try:
+            return self.search.propose(self.trials)
+        except TooLong as long:
+            raise messages.too_long(self.lengths, workload, self.device, long) from None
+        except (SingleFails, NothingFits) as none:
+            disguised = message_verdict(none.trial.error or "") == "disguised"
+            if isinstance(none, SingleFails) or disguised:
+                raise messages.no_lack_of_memory(workload, none.trial) from None
+            raise messages.nothing_fits(self.lengths, workload, self.device, none.trial) from None
+
     def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
-        self._tell(shape, None)
+        self._show_progress(shape, None)
         self._keep(self.measurer.measure(shape, len(self.trials), fresh=fresh, timing=timing))
 
     def _keep(self, ran: Ran) -> None:
@@ -231,21 +244,22 @@ class _Probing:
         self.trials.append(ran.trial)
         if ran.trial.outcome == "error":
             raise messages.workload_error(self.settings.workload, ran)
-        self._tell(ran.trial.shape, ran.trial)
+        self._show_progress(ran.trial.shape, ran.trial)
 
-    def _next_trial(self) -> NextTrial | None:
-        """Return what to try next, with the search's findings that end it turned into errors for the user."""
-        workload = self.settings.workload
-        try:
-            return self.search.propose(self.trials)
-        except SingleFails as single:
-            raise messages.no_lack_of_memory(workload, single.trial) from None
-        except NothingFits as nothing:
-            if message_verdict(nothing.trial.error or "") == "disguised":
-                raise messages.no_lack_of_memory(workload, nothing.trial) from None
-            raise messages.nothing_fits(self.lengths, workload, self.device, nothing.trial) from None
-        except TooLong as long:
-            raise messages.too_long(self.lengths, workload, self.device, long) from None
+    def _show_progress(self, shape: BatchShape, trial: Trial | None) -> None:
+        closed, total = self.search.progress(self.trials)
+        spent = sum(trial.elapsed_seconds for trial in self.trials)
+        self.hooks.on_progress(
+            ProbeProgress(
+                shape=shape,
+                trial=trial,
+                done=closed,
+                total=total,
+                seconds_left=spent / closed * (total - closed) if closed else None,
+                device=self.device,
+                shortening=self.told_too_long,
+            )
+        )
 
     def _time_typical_targets(self) -> None:
         """Time the frontier once more with targets as batches really have them.
@@ -273,8 +287,7 @@ class _Probing:
         points = self.search.frontier(self.trials) + self.search.joint_frontier(self.trials)
         own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
-        needs = sorted((shape for shape in shapes if shape in own), key=lambda shape: (-own[shape], str(shape)))
-        return alternating(needs)
+        return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
 
     def _confirm(self, shapes: Sequence[BatchShape]) -> Turns:
         total, done = sum(ROUNDS) * len(shapes), 0
@@ -303,8 +316,18 @@ class _Probing:
         failures = list(turns.failures)
         if (first := turns.first_failed) is not None and findings.highest_peak(first.trial.shape) is None:
             failures.append(first)
-        for failure in failures:
-            self._give_up(failure)
+        for failure in failures:  # journalled as trials that rule the shapes out
+            trial = replace(
+                failure.trial,
+                index=len(self.trials),
+                steps=0,
+                peak_bytes=None,
+                rest_bytes=None,
+                error=error_in_turns(failure.trial),
+                worker=self.measurer.worker,
+                confirmation=True,
+            )
+            self._keep(replace(failure, trial=trial))
         task = self.search.task
         ranges = [findings.peak_range(shape, peaks) for shape, peaks in turns.peaks.items()]
         task.spread_bytes = max(task.spread_bytes, *ranges, 0)
@@ -316,47 +339,15 @@ class _Probing:
         """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            later = [findings.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]
-            excess: int = peak - max(later)
-            return max(0, excess)
-        if turns.first_failed is None:
+            later = max(findings.highest_peak(shape) or peak, *turns.peaks.get(shape, ()), 0)
+            return max(0, peak - later)
+        if turns.first_failed is None or (highest := findings.highest_peak(turns.first_failed.trial.shape)) is None:
             return 0
         shape = turns.first_failed.trial.shape
-        if (highest := findings.highest_peak(shape)) is None:
-            return 0
         smaller = BatchShape(max(1, int(shape.batch_size * _SMALLER)), shape.length, shape.target_length)
         return max(self.device.limit_bytes - highest, first_step_excess(self.measurer, smaller) or 0)
 
-    def _give_up(self, failure: Ran) -> None:
-        """Journal a shape that failed among the others as a trial that rules it out."""
-        trial = replace(
-            failure.trial,
-            index=len(self.trials),
-            steps=0,
-            peak_bytes=None,
-            rest_bytes=None,
-            error=error_in_turns(failure.trial),
-            worker=self.measurer.worker,
-            confirmation=True,
-        )
-        self._keep(replace(failure, trial=trial))
-
-    # Progress and result
-
-    def _tell(self, shape: BatchShape, trial: Trial | None) -> None:
-        closed, total = self.search.progress(self.trials)
-        spent = sum(trial.elapsed_seconds for trial in self.trials)
-        self.hooks.on_progress(
-            ProbeProgress(
-                shape=shape,
-                trial=trial,
-                done=closed,
-                total=total,
-                seconds_left=spent / closed * (total - closed) if closed else None,
-                device=self.device,
-                shortening=self.told_too_long,
-            )
-        )
+    # The result
 
     def _result(self, turns: Turns, shapes: Sequence[BatchShape]) -> Probe:
         failed = {failure.trial.shape for failure in turns.failures}
