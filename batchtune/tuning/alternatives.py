@@ -40,14 +40,8 @@ def saturation(pricing: Pricing, limits: Limits, num_buckets: int, fraction: flo
     Of more than 4096 distinct lengths, neighbours are taken to be as long as the longest of them: a few ten-thousandths
     of the range are added to them, and nothing changes in which bucket they are.
 
-    Args:
-        pricing: Of the data set.
-        limits: Their max_batch_length is the largest of the values.
-        num_buckets: The most buckets that the optimal table may have, at least 1.
-        fraction: Of the best throughput among the points that the smallest max_batch_length must reach.
-
-    Returns:
-        None without step times.
+    The table has at most `num_buckets`; the smallest max_batch_length is named that reaches the `fraction` of the best
+    throughput among the points. None without step times.
     """
     if pricing.step_seconds is None:
         return None
@@ -114,17 +108,9 @@ def two_dimensional_rows(
 ) -> list[TwoDimensionalRow]:
     """Return the best tables over both lengths, next to the best over length alone with as many buckets.
 
-    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both.
-
-    Args:
-        pricing: Of the data set.
-        limits: Of the sweep.
-        costs: With a joint frontier, if there is something to compare.
-        rows: Of the sweep; those whose boundaries were chosen for the frontier, with the fewest and the most buckets,
-            are compared with.
-
-    Returns:
-        In ascending order of the number of buckets; empty without targets, without a joint frontier or such a row.
+    Times and numbers of batches are those of simulated epochs on one rank, the same shuffles for both. Of the rows
+    whose boundaries were chosen for the frontier, those with the fewest and the most buckets are compared with. Without
+    targets, without a joint frontier or such a row the list is empty.
     """
     joint, step_seconds, lengths = costs.joint_frontier, pricing.step_seconds, pricing.lengths
     by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier"}

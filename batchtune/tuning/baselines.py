@@ -23,10 +23,7 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     On several ranks every rank has as many batches as any other, as for the rows: where their number is no multiple
     of the ranks, the first are split in two until it is. All examples are of one bucket, so these are the batches
     of ranks that take them of the same bucket, too, but for how what fills no batch on each is cut.
-
-    Args:
-        pricing: Of the data set.
-        limits: The frontier decides where there is one, else max_batch_length.
+    The frontier decides what fits, without one max_batch_length.
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
@@ -58,12 +55,8 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
     An example takes at least the share of a batch that it would take among examples of its own length. Where
     a longer example takes a smaller share (a frontier need not be monotone), it takes that of the longer one.
     Every rank has as many batches as any other, and none ever waits.
-
-    Args:
-        pricing: Of the data set. The time per example is taken to be least in a batch of the largest size, its
-            half, its quarter and so on.
-        limits: All sizings count, whichever allows more.
-        found: The time is no higher than any of these: measured step times need not be that regular.
+    The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
+    epoch's is no higher than any that was found, as measured step times need not be that regular.
     """
     histogram, ranks, step_seconds = pricing.lengths.histogram, pricing.ranks.world_size, pricing.step_seconds
     sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]

@@ -35,14 +35,7 @@ _NEAR = {"ms": 1.5, "samples": 1.5}
 
 
 def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the warnings of a sweep, each at most once however many rows it concerns.
-
-    Args:
-        lengths: The data set.
-        limits: What limits the batch size.
-        num_buckets: The bucket counts that were asked for.
-        rows: The tables that came of them.
-    """
+    """Yield the warnings of a sweep, each at most once however many rows it concerns."""
     limit, distinct = limits.max_batch_length, lengths.histogram.lengths.size
     if (unit := limit_unit_hint(lengths, limit)) is not None:
         yield unit
@@ -58,14 +51,9 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
 
 
 def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
-    """Return a hint where one example does not fit, and the workload may expect seconds.
+    """Return a hint, in full sentences, where one example does not fit and the workload may expect seconds.
 
-    Args:
-        lengths: The data set.
-        workload: Its spec; a built-in knows the unit.
-
-    Returns:
-        Full sentences; None where the lengths can be seconds, or count something else.
+    None where the lengths can be seconds, or count something else; a built-in workload knows the unit.
     """
     longest, unit = lengths.longest, lengths.unit
     if unit in _IN_A_SECOND and not workload.startswith("builtin:"):
@@ -90,15 +78,7 @@ def _conversion(unit: str, longest: float) -> str:
 
 
 def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
-    """Return what max_batch_length may have been meant to be; None where it can be what it says.
-
-    Args:
-        lengths: The data set.
-        max_batch_length: In its unit.
-
-    Returns:
-        A sentence without a full stop.
-    """
+    """Return what max_batch_length may have been meant to be, without a full stop; None where it can be as it says."""
     unit, longest, median = lengths.unit, lengths.longest, float(lengths.values[lengths.count // 2])
     meant = []
     if max_batch_length < longest * _NEAR.get(unit or "", 1.0) and max_batch_length <= _MOST_SECONDS:

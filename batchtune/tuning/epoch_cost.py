@@ -98,8 +98,7 @@ class Pricing:
     def times(self, expected: ExpectedBatches) -> RankTimes:
         """Return the time of an epoch by how batches are dealt, if step times are known.
 
-        Args:
-            expected: A table's batches on one rank; those of several ranks are worked out from these.
+        `expected` are a table's batches on one rank; those of several ranks are worked out from these.
         """
         assert self.step_seconds is not None
         cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
@@ -129,10 +128,7 @@ class Pricing:
     def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
         """Return the mean cost of epochs whose batches are known one by one.
 
-        Ranks take the batches in turn, in their order.
-
-        Args:
-            epochs: Each epoch's shapes, at least one; all have as many batches of each size.
+        Ranks take the batches in turn, in their order. All epochs have as many batches of each size.
         """
         numbers, step = np.unique(epochs[0].batch_sizes, return_counts=True), self.step_seconds
         padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
@@ -194,12 +190,6 @@ def estimated_epoch_seconds(
 ) -> float:
     """Return the time of all of an epoch's training steps on one rank, on average over shuffles.
 
-    Args:
-        lengths: The data set.
-        table: Its last boundary is at least the longest length.
-        step_seconds: The time of one step.
-        drop_last: Whether batches that are not full are left out.
-
     Raises:
         ValueError: The longest length is beyond the last boundary.
     """
@@ -213,16 +203,8 @@ def time_errors(
     """Return the errors of an epoch's time, to first order in those of the measured step times.
 
     Shapes are many (two for each distinct length), and neighbours have nearly the same derivatives: a few hundred
-    stand for all. Their sum is scaled to the exact time, so that an error common to all shapes stays exact.
-
-    Args:
-        expected: The epoch's batches.
-        step_seconds: The time of one step; only `StepTimes` knows its errors.
-        targets: The targets that are typical of the data set; None where it has none.
-        seconds: The epoch's exact time. On several ranks too: their waiting is taken to grow as the time does.
-
-    Returns:
-        As `EpochCost.errors`.
+    stand for all. Their sum is scaled to the epoch's exact `seconds`, so that an error common to all shapes stays
+    exact. On several ranks their waiting is taken to grow as the time does. None if `step_seconds` knows no errors.
     """
     if not isinstance(step_seconds, StepTimes):
         return None
@@ -235,13 +217,8 @@ def time_errors(
 def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
     """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
 
-    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)².
-
-    Args:
-        costs: Of several tables on the same data.
-
-    Returns:
-        One for each; the least itself is always equal. None where a time or the errors are not known.
+    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)². One for each cost; the
+    least itself is always equal. None where a time or the errors are not known.
     """
     known = [(cost.seconds, cost.errors) for cost in costs if cost.seconds is not None and cost.errors is not None]
     if not known or len(known) < len(costs):
@@ -270,13 +247,7 @@ def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int
     With accumulated gradients ranks wait for each other only every `accumulate` batches. Independent: for the longest
     of `world_size` sums of so many batches, drawn with replacement (for a normal distribution that makes no
     difference but the factor √(M / (M - 1)) in what waiting adds). Same bucket: counted as if ranks waited after
-    each batch, which is an upper bound.
-
-    Args:
-        expected: The batches of a table on one rank.
-        batch_cost: Seconds of batches by their sizes and longest lengths.
-        world_size: Number of ranks; 1: all three are the plain sum over the batches.
-        accumulate: Batches whose gradients are added up before ranks wait for each other.
+    each batch, which is an upper bound. On one rank all three are the plain sum over the batches.
     """
     plain = expected.sum_of(batch_cost)
     if world_size == 1:

@@ -106,13 +106,8 @@ def run_probe(
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.
 
-    Args:
-        lengths: The data set.
-        settings: What to measure.
-        folder: The run folder; made where missing, and held by one probe at a time.
-        force: Start over, and throw away what the folder holds.
-        sweep_settings: Lengths are measured where this sweep's tables need them; None: 10 to 20 buckets.
-        hooks: Called as the probe goes on.
+    The run folder is held by one probe at a time. `force` starts over, and throws away what it holds. Lengths are
+    measured where the tables of `sweep_settings` need them, by default those of 10 to 20 buckets.
 
     Raises:
         ResultError: The folder holds another run, or can't be written.

@@ -27,14 +27,9 @@ def recommend(
     """Recommend the row with the fewest buckets among the best.
 
     It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
-    be as random as asked for, and lie within 1% of the lowest estimated time (number of batches where any time is
-    unknown) of all rows that do and are. Among rows with as many buckets the lower time or number decides, then the
-    sizing `length`, which every framework can express, then the order.
-
-    Args:
-        rows: The rows of a sweep, at least one.
-        baselines: Its baselines, at least one.
-        min_randomness: The least 1 / effective buckets, or None.
+    be as random as asked for (1 / effective buckets), and lie within 1% of the lowest estimated time (number of batches
+    where any time is unknown) of all rows that do and are. Among rows with as many buckets the lower time or number
+    decides, then the sizing `length`, which every framework can express, then the order.
 
     Returns:
         The position of the row, or None where no row beats the baseline; and why, in a sentence without a full stop.
@@ -147,14 +142,8 @@ def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: 
 def trade_off(costs: Sequence[float], effective_buckets: Sequence[float]) -> list[int]:
     """Return the rows that no other row beats: none costs as little with fewer effective buckets, or less with as few.
 
-    Of rows that are equal in both, only the first is on the curve.
-
-    Args:
-        costs: Of each row, such as the seconds of an epoch.
-        effective_buckets: Of each row; fewer are more random.
-
-    Returns:
-        Indices of rows, the cheapest first: costs rise strictly and effective buckets fall strictly.
+    Of rows that are equal in both, only the first is on the curve. Returns indices of rows, the cheapest first: costs
+    rise strictly and effective buckets fall strictly.
     """
     curve: list[int] = []
     for index in sorted(range(len(costs)), key=lambda row: (costs[row], effective_buckets[row], row)):

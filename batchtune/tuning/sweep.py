@@ -40,13 +40,8 @@ def run_sweep(
 ) -> Sweep:
     """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
-    Args:
-        lengths: The data set.
-        settings: What to compare.
-        folder: The run folder; made where missing.
-        max_batch_length: The largest padded length of a batch, whatever the probe found; None: what it found.
-        force: Throw away what the folder holds of other data.
-        on_row: Called with each row as soon as it is known.
+    `max_batch_length` goes before the probe's; `force` throws away what the folder holds of other data; `on_row` is
+    called with each row as soon as it is known.
 
     Raises:
         ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
@@ -80,14 +75,8 @@ def sweep(
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
-    Nothing is drawn at random: padded lengths and times are exact expectations over shuffles.
-
-    Args:
-        lengths: The data set.
-        max_batch_length: The largest padded length that a batch may have, in the unit of the lengths.
-        settings: What to compare.
-        costs: The measurements of a probe.
-        on_row: Called with each row as soon as it is known.
+    Nothing is drawn at random: padded lengths and times are exact expectations over shuffles. `on_row` is called with
+    each row as soon as it is known.
 
     Raises:
         UsageError: `max_batch_length` is not positive and finite.

@@ -21,12 +21,10 @@ _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks that training runs on, and how they take batches.
+    """The ranks that training runs on; at each step they may take batches of the same bucket.
 
     Attributes:
-        world_size: Number of ranks.
         accumulate: Batches whose gradients are accumulated before the ranks wait for each other.
-        same_bucket: Whether at each step all ranks take batches of the same bucket.
     """
 
     world_size: int = 1
@@ -122,10 +120,7 @@ class SweepSettings:
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:
-    """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture.
-
-    Returns:
-        The counts in ascending order, each once.
+    """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture; ascending, each once.
 
     Raises:
         UsageError: Not of this form, a range that runs backwards, or a count out of range.

@@ -23,7 +23,7 @@ _SAMPLE = 1 << 17
 _LEVELS = 4096
 # Where nothing says which bucket a batch is of: one of about so many with as many examples each.
 _BUCKETS = 16
-# Of more batches, only so many are looked up: their times hardly change from one to the next.
+# Of more batches, only so many are looked up.
 _EACH = 8192
 # The mean of the longest of several is taken over these parts of its distribution, each by its middle: smaller ones
 # towards the end, where targets that differ much (log-normally, say) have much of their mean.
@@ -58,16 +58,13 @@ class TypicalTargets:
         """Return the mean of the longest target over batches drawn from the examples up to a length.
 
         With F the distribution of the targets there, that of the longest of B is F^B (but for examples that can't be
-        drawn twice).
+        drawn twice). Arguments are broadcast against each other.
 
         Args:
-            batch_sizes: Any shape; all arguments are broadcast against each other.
+            batch_sizes: Any shape.
             lengths: Of the longest example.
             above: All examples are longer than this: the boundary of the bucket before; None: not known, and the
                 sixteenth of the data that is nearest in length is taken.
-
-        Returns:
-            Target lengths, of the broadcast shape.
         """
         size, length = np.broadcast_arrays(
             np.asarray(batch_sizes, dtype=np.float64), np.asarray(lengths, dtype=np.float64)
@@ -157,24 +154,18 @@ def batch_seconds(
     if targets is None:
         return lambda batch_sizes, lengths: step_seconds(batch_sizes, lengths)
 
-    def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
-        typical = targets(batch_sizes, lengths, None if above is None else above(lengths))
-        return step_seconds(batch_sizes, lengths, typical)
-
-    return seconds
+    return lambda batch_sizes, lengths: step_seconds(
+        batch_sizes, lengths, targets(batch_sizes, lengths, None if above is None else above(lengths))
+    )
 
 
 def epoch_batch_seconds(table: BucketTable, step_seconds: StepSeconds, targets: TypicalTargets | None) -> BatchCost:
-    """Return the time of one step of the table's batches, by batch size and longest length."""
-    return _interpolated(batch_seconds(step_seconds, targets, table.lower_edges))
+    """Return the time of one step of the table's batches, by batch size and longest length in ascending order.
 
-
-def _interpolated(cost: BatchCost) -> BatchCost:
-    """Return the same cost for many batches at once, in ascending order of length: linear between 8192 of them.
-
-    They are evenly spaced, and stand on both sides wherever the batch size changes: between them only the length
-    does, by so little that the cost is as good as linear in it.
+    Of more than 8192 batches so many are looked up, evenly spaced, and on both sides wherever the batch size changes:
+    between them only the length does, by so little that the time is as good as linear in it.
     """
+    cost = batch_seconds(step_seconds, targets, table.lower_edges)
 
     def seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
         if lengths.size <= _EACH:

@@ -102,7 +102,6 @@ class Settings:
 
     Attributes:
         values: Numbers, words, lists of numbers; None for a key without a value.
-        source, key_path: As those of `Current`.
         lines: The line of each key in a file; None for `--current`.
     """
 
@@ -140,11 +139,11 @@ class Settings:
         return float(value)
 
     def length(self, name: str) -> float:
-        """Return a length: a positive number, within what any unit needs."""
+        """Return a positive number, within what any unit needs."""
         return self._length(name, self.values[name])
 
     def lengths(self, name: str) -> list[float]:
-        """Return a list of lengths in strictly ascending order; a message names the entry, counted from 1."""
+        """Return a list of lengths in strictly ascending order."""
         found = [self._length(name, value, f"entry {number} ") for number, value in self._entries(name)]
         for number, (before, after) in enumerate(pairwise(found), 2):
             if after == before:
@@ -159,10 +158,9 @@ class Settings:
         return self._count(name, self.values[name], most)
 
     def counts(self, name: str) -> list[int]:
-        """Return a list of whole numbers from 1; a message names the entry, counted from 1."""
-        return [
-            self._count(name, value, _LARGEST_BATCH_SIZE, f"entry {number} ") for number, value in self._entries(name)
-        ]
+        """Return a list of whole numbers from 1."""
+        most = _LARGEST_BATCH_SIZE
+        return [self._count(name, value, most, f"entry {number} ") for number, value in self._entries(name)]
 
     def choice(self, name: str, known: Sequence[str]) -> str:
         """Return one of the known words."""

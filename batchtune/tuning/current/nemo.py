@@ -28,13 +28,8 @@ from batchtune.units import counted, format_length
 
 # What changes lengths or drops examples in ways that lengths alone don't tell.
 _UNSEEN = (
-    "perturb_speed",
-    "truncate_duration",
-    "cut_into_windows_duration",
-    "pad_min_duration",
-    "concatenate_samples",
-    "min_tps",
-    "max_tps",
+    *("perturb_speed", "truncate_duration", "cut_into_windows_duration", "pad_min_duration", "concatenate_samples"),
+    *("min_tps", "max_tps"),
 )
 # Settings of loaders whose batches lengths alone don't decide.
 _REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
@@ -57,16 +52,8 @@ class NemoSettings(SettingsKind):
 
     name = "nemo"
     keys = (
-        "use_lhotse",
-        "batch_size",
-        *_BUCKETING,
-        "quadratic_duration",
-        "num_buckets",
-        "min_duration",
-        "max_duration",
-        "drop_last",
-        *_UNSEEN,
-        *_REFUSED,
+        *("use_lhotse", "batch_size", *_BUCKETING, "quadratic_duration", "num_buckets"),
+        *("min_duration", "max_duration", "drop_last", *_UNSEEN, *_REFUSED),
     )
     signs = ("use_lhotse", *_BUCKETING)
 
@@ -90,11 +77,20 @@ class NemoSettings(SettingsKind):
         lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
         if not lhotse and not settings.has("batch_size"):
             raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
+        # Bounds on durations that bound nothing are left out.
+        unbounded = {"min_duration": (-math.inf, 0.0), "max_duration": (math.inf, math.inf)}
+        bounds = {
+            name: settings.length(name)
+            for name, (low, high) in unbounded.items()
+            if settings.has(name) and not low <= settings.number(name) <= high
+        }
+        if bounds.get("min_duration", 0.0) > bounds.get("max_duration", math.inf):
+            raise settings.wrong("min_duration", "is above max_duration")
         return {
             "use_lhotse": lhotse,
             **settings.given(settings.count, "batch_size"),
             **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
-            **_durations(settings),
+            **bounds,
             **(_bucketing(settings) if lhotse else {}),
         }
 
@@ -175,18 +171,6 @@ class NemoSettings(SettingsKind):
         return ("batch_size", settings["batch_size"]) if beside else None
 
 
-def _durations(settings: Settings) -> dict[str, float]:
-    """Check the filter on durations; bounds that bound nothing are left out."""
-    found: dict[str, float] = {}
-    if settings.has("min_duration") and settings.number("min_duration") > 0:
-        found["min_duration"] = settings.length("min_duration")
-    if settings.has("max_duration") and settings.number("max_duration") < math.inf:
-        found["max_duration"] = settings.length("max_duration")
-    if {"min_duration", "max_duration"} <= found.keys() and found["min_duration"] > found["max_duration"]:
-        raise settings.wrong("min_duration", "is above max_duration")
-    return found
-
-
 def _bucketing(settings: Settings) -> dict[str, object]:
     values, used = settings.values, settings.flag("use_bucketing", not settings.from_file)
     bins, sizes = values.get("bucket_duration_bins"), "bucket_batch_size"
@@ -215,11 +199,8 @@ def _bucketing(settings: Settings) -> dict[str, object]:
         )
     for name in (sizes, "batch_duration"):
         if name in found and not used:
-            raise settings.wrong(
-                name,
-                "is used without use_bucketing: its batches are no bucket table",
-                "Set use_bucketing: true if that is what you train with.",
-            )
+            problem = "is used without use_bucketing: its batches are no bucket table"
+            raise settings.wrong(name, problem, "Set use_bucketing: true if that is what you train with.")
     return found
 
 
