@@ -44,9 +44,10 @@ from batchtune.results import (
 from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
 from batchtune.tuning.refining import Refinement
-from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, run_record
+from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, run_record, workload_sha256
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.tuning.targets import TypicalTargets
+from batchtune.units import counted
 
 # What still fails in turns after so many times is left out: smaller batches that passed take its place.
 _MOST_CONFIRMATIONS = 6
@@ -117,10 +118,16 @@ def run_probe(
     hooks = hooks or ProbeHooks()
     with alone_in(folder):
         previous, trials = (None, []) if force else open_run(lengths, settings, folder)
-        changed = list(messages.about_earlier_code(previous, settings, len(trials)))
-        if trials:
-            reused = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
-            hooks.on_note(f"Warning: {changed[0]}" if changed else reused)
+        changed = []
+        if previous is not None and trials and previous.workload_sha256 != workload_sha256(settings):
+            file = settings.workload.rpartition(":")[0]
+            changed = [
+                f"{file} has changed since this run began, and {counted(len(trials), 'trial')} measured the old code. "
+                "If the change affects memory or time, measure anew with --force."
+            ]
+            hooks.on_note(f"Warning: {changed[0]}")
+        elif trials:
+            hooks.on_note(f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew.")
         if lengths.targets is not None:
             hooks.on_note("Targets: each length is probed with the longest target that occurs at or below it.")
         with hooks.measurer or Supervisor(
@@ -352,6 +359,13 @@ class _Probing:
             raise messages.nothing_confirmed(turns)
         findings = self.search.findings(self.trials)
         margin = findings.margin if findings.knows_peaks else None
+        few_lengths = []
+        if (lost := self.refinement.left_at_stake(findings)) is not None:
+            few_lengths = [
+                f"Measured as many lengths as --max-lengths allows, {self.settings.most_lengths}: a table may cost up "
+                f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same "
+                "command again."
+            ]
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -380,7 +394,7 @@ class _Probing:
                 *messages.about_devices(self.first_device, self.device, self.trials),
                 *messages.about_falls(self.search.not_monotone(self.trials), self.lengths.unit),
                 *messages.about_margin(margin, self.device),
-                *messages.about_lengths(self.refinement.left_at_stake(findings), self.settings),
+                *few_lengths,
                 *messages.about_turns(turns, _MOST_CONFIRMATIONS),
             ],
         )
