@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -11,13 +12,120 @@ from batchtune.lengths import FloatArray
 from batchtune.results import Device, Trial, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
-from batchtune.tuning.memory_growth import FEWEST_STEPS, Growth, growth_of, interquartile_range
 from batchtune.tuning.verify_plan import VerifyPlan
-from batchtune.units import counted, format_length, format_seconds
+from batchtune.units import counted, format_length, format_seconds, format_size
 
+FEWEST_STEPS = 12
+"""With fewer steps growth can't be told from noise."""
+
+# As for the trials of the probe: what would take less than 5% of the limit in 10,000 more steps does no harm.
+_FORESEEN_STEPS = 10_000
+_HARMLESS_SHARE = 0.05
+# Growth counts if it is this many times as large as the spread of the figures.
+_ABOVE_NOISE = 4.0
+# Growth at the end below this fraction of the growth before slows down, as that of a cache that fills up.
+_SAME_PACE = 2 / 3
+# The end has at least this many steps, and so many that growth at the same pace is so many times the noise of its mean.
+_FEWEST_AT_THE_END = 4
+_END_ABOVE_NOISE = 8.0
+# The allocator's cache settles after some steps more than once: it creeps if it has grown by this fraction of the
+# limit from the second to the last quarter, and in each half of that.
+_CACHE_SHARE = 0.02
 _FEWEST_FOR_SPREAD = 4
 _RECORDED = ("steps", "minutes", "epoch", "seed", "time_tolerance")
 _WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a figure in bytes grew over steps.
+
+    Attributes:
+        total_bytes: Median of the last quarter of the steps - median of the second.
+        steps: From the middle of the one to that of the other.
+        steady: Whether it grew from the second quarter to the third, and from that to the last.
+        noise_bytes: By how much the figures spread around a straight line within a quarter: the interquartile range.
+        pace: Growth per step at the end / from the second quarter to the third; 1 if it did not grow there.
+    """
+
+    total_bytes: float
+    steps: float
+    steady: bool
+    noise_bytes: float
+    pace: float
+
+    @property
+    def per_step_bytes(self) -> float:
+        """Growth per step."""
+        return self.total_bytes / self.steps
+
+    def creeps(self, limit_bytes: int) -> bool:
+        """Whether memory in use between steps grew by more than what does no harm.
+
+        At the same `pace` to the end it leaks, or fills a cache that is not full yet; else it settles.
+        """
+        if not self.steady or self.total_bytes < _ABOVE_NOISE * self.noise_bytes:
+            return False
+        return self.per_step_bytes * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
+
+    def leaks(self, limit_bytes: int) -> bool:
+        """Whether memory in use between steps creeps, and did so at the same pace to the end."""
+        return self.creeps(limit_bytes) and self.pace >= _SAME_PACE
+
+    def fragments(self, limit_bytes: int) -> bool:
+        """Whether the allocator's cache still grows; for the bytes that it holds beyond those in use between steps."""
+        return self.steady and self.total_bytes > _CACHE_SHARE * limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"grew by {format_size(self.total_bytes)} in {self.steps:.0f} steps "
+            f"({format_size(self.per_step_bytes)} a step)"
+        )
+
+
+def growth_of(figures: Sequence[int | None]) -> Growth | None:
+    """Return how these figures, one per step, grew after the first quarter, in which they may still settle.
+
+    Medians of quarters are compared, so single steps decide nothing. None if a figure is unknown, or if there are
+    fewer than 12.
+    """
+    known = [figure for figure in figures if figure is not None]
+    if len(known) < len(figures) or len(known) < FEWEST_STEPS:
+        return None
+    second, third, last = quarters = np.array_split(np.array(known, dtype=np.float64), 4)[1:]
+    medians = [float(np.median(quarter)) for quarter in quarters]
+    total, steps = medians[2] - medians[0], len(known) / 2
+    steady = medians[0] < medians[1] < medians[2]
+    return Growth(total, steps, steady, _noise(quarters, total / steps), _pace(second, third, last))
+
+
+def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
+    """Return the largest spread of the figures around a line that rises by so much per step."""
+    return max(_interquartile_range(quarter - rise * np.arange(quarter.size)) for quarter in quarters)
+
+
+def _pace(second: FloatArray, third: FloatArray, end: FloatArray) -> float:
+    """Return the growth per step at the end / before; the end is as short as the noise allows."""
+    before = _rise(second, third)
+    if before <= 0:
+        return 1.0
+    noise = _noise((second, third), before)  # without the last: a bend is no noise
+    while True:
+        later = end[end.size // 2 :]
+        half = later.size / 2
+        if later.size < _FEWEST_AT_THE_END or before * half < _END_ABOVE_NOISE * noise / math.sqrt(half):
+            return _rise(*np.array_split(end, 2)) / before
+        end = later
+
+
+def _rise(first: FloatArray, second: FloatArray) -> float:
+    """Return the growth per step from the middle of some steps to the middle of those that follow."""
+    return float(np.median(second) - np.median(first)) / ((first.size + second.size) / 2)
+
+
+def _interquartile_range(values: FloatArray) -> float:
+    low, high = np.percentile(values, (25, 75))
+    return float(high - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +292,7 @@ def _times(
     ]
     estimated = np.maximum(costs.step_seconds(*np.array(shapes)), 1e-12)
     ratio = float(measured.sum() / estimated.sum())
-    spread = interquartile_range(measured / estimated) if measured.size >= _FEWEST_FOR_SPREAD else None
+    spread = _interquartile_range(measured / estimated) if measured.size >= _FEWEST_FOR_SPREAD else None
     return epoch, ratio * epoch, ratio, spread
 
 
@@ -196,7 +304,7 @@ def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]
             "the last step before running out of memory. Keep more free with --memory-fraction or --reserve, or set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True, and probe again"
         )
-    if rest is not None and rest.settles(limit_bytes):
+    if rest is not None and rest.creeps(limit_bytes) and rest.pace < _SAME_PACE:
         how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
         yield (
             f"Memory in use between steps {rest}, but {how} at the end, as with a cache that {cache}. Run more with "

@@ -20,10 +20,9 @@ from batchtune.probe.supervisor import Supervisor
 from batchtune.results import VERIFY_FILE, Device, Proposal, Trial, Verification, WorkloadRecord, write_result
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import Costs, costs_of
-from batchtune.tuning.memory_growth import FEWEST_STEPS
 from batchtune.tuning.run_folder import alone_in
 from batchtune.tuning.verify_plan import PlannedBatch, Subject, VerifyPlan
-from batchtune.tuning.verify_rules import DoneStep, DoneSteps, judge
+from batchtune.tuning.verify_rules import FEWEST_STEPS, DoneStep, DoneSteps, judge
 
 # Shuffled steps with smaller sizes if the larger ones never got to any: enough to see a leak.
 _PROPOSAL_STEPS = 2 * FEWEST_STEPS
