@@ -16,10 +16,9 @@ from batchtune.batching.table import BucketTable, Limits
 from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.results import Row, Saturation, SaturationPoint, TwoDimensionalRow
-from batchtune.tuning.costs import Costs
+from batchtune.tuning.costs import Costs, batch_seconds
 from batchtune.tuning.epoch_cost import EpochCost, Pricing
 from batchtune.tuning.sweep_settings import ONE_RANK
-from batchtune.tuning.targets import batch_seconds
 
 # Values of max_batch_length that are compared; fewer where rounding makes some equal.
 _POINTS = 24

@@ -14,9 +14,8 @@ from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing
-from batchtune.tuning.costs import Costs
+from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
-from batchtune.tuning.targets import StepSeconds, TypicalTargets, epoch_batch_seconds
 
 WITHIN_ERRORS = 2.0
 """Times that differ by no more than so many standard errors of their difference are taken for equal."""

@@ -43,10 +43,10 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
+from batchtune.tuning.costs import TypicalTargets
 from batchtune.tuning.refining import Refinement
 from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, run_record, workload_sha256
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.targets import TypicalTargets
 from batchtune.units import counted
 
 # What still fails in turns after so many times is left out: smaller batches that passed take its place.

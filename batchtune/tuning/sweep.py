@@ -19,14 +19,13 @@ from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Row, Sweep, epoch_c
 from batchtune.tuning.alternatives import saturation, two_dimensional_rows
 from batchtune.tuning.baselines import fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions, limit_unit_hint
-from batchtune.tuning.costs import Costs, capped, costs_of
+from batchtune.tuning.costs import Costs, batch_seconds, capped, costs_of
 from batchtune.tuning.current.base import YOURS, Current, CurrentTable
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.targets import batch_seconds
 
 
 def run_sweep(

@@ -14,8 +14,8 @@ from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.cost import StepTimes, predict
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import CostModel, Trial
+from batchtune.tuning.costs import StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.tuning.epoch_cost import EpochCost, equal_to_best, time_errors
-from batchtune.tuning.targets import StepSeconds, TypicalTargets, epoch_batch_seconds
 
 MODEL = CostModel(floor=0.0, constant=0.02, linear=1e-3, quadratic=1e-5, target_linear=5e-4, relative_error=0.03)
 RANDOM = np.random.default_rng(3)

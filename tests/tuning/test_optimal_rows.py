@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Row
-from batchtune.tuning.costs import Costs
+from batchtune.tuning.costs import Costs, TypicalTargets
 from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
-from batchtune.tuning.targets import TypicalTargets
 
 Seconds = Callable[..., FloatArray]
 

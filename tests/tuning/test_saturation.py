@@ -12,8 +12,8 @@ from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Saturation
 from batchtune.tuning import alternatives
 from batchtune.tuning.alternatives import saturation
+from batchtune.tuning.costs import TypicalTargets
 from batchtune.tuning.epoch_cost import Pricing, estimated_epoch_seconds
-from batchtune.tuning.targets import TypicalTargets
 
 SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(2) + 0.5)
 NO_LIMIT = Limits(max_batch_length=2000)

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.tuning.costs import Costs
+from batchtune.tuning.costs import Costs, RangeQuantiles, TypicalTargets
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.targets import RangeQuantiles, TypicalTargets
 
 RANDOM = np.random.default_rng(4)
 PROMPTS = np.clip(np.exp(RANDOM.normal(5.5, 1.0, 6000)), 1, 4000).round()
