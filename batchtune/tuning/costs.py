@@ -130,8 +130,7 @@ class TypicalTargets:
     """The longest target that a batch has on average, by its size and its longest length.
 
     Attributes:
-        lengths: Shape (n,), ascending: of examples that stand for all.
-        targets: What is known of the targets of any run of them.
+        lengths: Shape (n,), ascending: of examples that stand for all; `targets` are those of any run of them.
     """
 
     lengths: FloatArray
@@ -177,12 +176,8 @@ class RangeQuantiles:
     """The k-th smallest value of any run of an array, for many runs at once.
 
     A wavelet matrix (Claude, Navarro and Ordóñez 2015): for each bit of the values' ranks, from the highest, how many
-    before each place have a 0 there, the values then being sorted stably by that bit. A query follows its run
-    through the bits.
-
-    Attributes:
-        values: The values that are distinguished, ascending.
-        zeros: Shape (bits, n + 1): number of zeros before each place.
+    before each place have a 0 there (`zeros`, shape (bits, n + 1)), the values then being sorted stably by that bit. A
+    query follows its run through the bits. `values` are those that are distinguished, ascending.
     """
 
     values: FloatArray

@@ -34,12 +34,11 @@ class EpochCost:
     """The cost of one epoch over all ranks, whichever way it was worked out.
 
     Attributes:
-        tally: How many batches of which size it has, by bucket where there are buckets.
+        tally: How many batches of which size it has, by bucket if there are buckets.
         padded_length: All cells of its batches, no less than the true length.
         seconds: Its time as the ranks take batches; None without step times.
-        errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that they come from;
-            None where the errors of the step times are not known.
-        ranks: The time by how batches are dealt; None without step times, or of simulated batches.
+        errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that they come from.
+        ranks: The time by how batches are dealt; None of simulated batches.
     """
 
     tally: Tally
@@ -61,10 +60,8 @@ class Pricing:
     Attributes:
         lengths: The data set, each length as batches are padded to it.
         total: The true length of all examples.
-        max_batch_length: The largest padded length that a batch may have.
         step_seconds: The time of one step; None: not known.
         targets: The targets that are typical of the data set; None: it has none, or no time is known.
-        ranks: On which training runs.
         proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; None: nothing was probed.
     """
 
@@ -95,10 +92,7 @@ class Pricing:
         return (padded_length - self.total) / padded_length
 
     def times(self, expected: ExpectedBatches) -> RankTimes:
-        """Return the time of an epoch by how batches are dealt, if step times are known.
-
-        `expected` are a table's batches on one rank; those of several ranks are worked out from these.
-        """
+        """Return the time of an epoch by how batches are dealt, from those of one rank, if step times are known."""
         assert self.step_seconds is not None
         cost = epoch_batch_seconds(expected.table, self.step_seconds, self.targets)
         return rank_times(expected, cost, self.ranks.world_size, self.ranks.accumulate)
@@ -108,11 +102,7 @@ class Pricing:
         return self.ranks.epoch_seconds(self.times(expected))
 
     def of_table(self, table: BucketTable) -> EpochCost:
-        """Return the cost of an epoch with a bucket table, exactly, on average over shuffles.
-
-        Raises:
-            ValueError: The longest length is beyond the table's last boundary.
-        """
+        """Return the cost of an epoch with a table that holds all lengths, exactly, on average over shuffles."""
         alone = dealt = expected_batches(self.lengths.histogram, table)
         if self.ranks.world_size > 1:
             dealt = expected_batches(self.lengths.histogram, table, self.ranks.dealing)
@@ -149,11 +139,7 @@ class Pricing:
     def row(
         self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable, cost: EpochCost | None = None
     ) -> Row:
-        """Return the row of a sweep for this table, with its exact cost or the one that is given.
-
-        Raises:
-            ValueError: The longest length is beyond the table's last boundary.
-        """
+        """Return the row of a sweep for this table, with its exact cost or the one that is given."""
         cost = cost or self.of_table(table)
         histogram, tally = self.lengths.histogram, cost.tally
         counts = table.counts(histogram)
@@ -187,11 +173,7 @@ class Pricing:
 def estimated_epoch_seconds(
     lengths: Lengths, table: BucketTable, step_seconds: StepSeconds, *, drop_last: bool = False
 ) -> float:
-    """Return the time of all of an epoch's training steps on one rank, on average over shuffles.
-
-    Raises:
-        ValueError: The longest length is beyond the last boundary.
-    """
+    """Return the time of all of an epoch's training steps on one rank, on average over shuffles."""
     expected = expected_batches(lengths.histogram, table, Dealing(drop_last=drop_last))
     return expected.sum_of(epoch_batch_seconds(table, step_seconds, TypicalTargets.of(lengths)))
 

@@ -62,11 +62,9 @@ class ProbeProgress:
     """What the probe is doing: before and after each trial, and before each step of the confirmation.
 
     Attributes:
-        shape: The batch shape in question.
-        trial: Its outcome; None before it is known.
+        trial: The outcome of the shape; None before it is known.
         done, total: Lengths whose largest batch is known, and all of them; steps while confirming.
         seconds_left: A guess, from the time that trials took so far; None at the beginning.
-        device: What is measured.
         confirming: Whether the shapes at the limit are run in turns.
         shortening: Whether the longest example does not fit, and the longest that does is searched for.
     """
@@ -86,9 +84,8 @@ class ProbeHooks:
     """What a caller may add to a probe.
 
     Attributes:
-        on_progress: Called before and after each trial.
         on_note: Called with a sentence for the user.
-        measurer: Measures; None: worker processes on the device that the settings name.
+        measurer: None: worker processes on the device that the settings name.
     """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None

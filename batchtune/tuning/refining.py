@@ -52,9 +52,7 @@ _Sizes = Callable[[FloatArray, FloatArray], FloatArray]
 class Refinement:
     """Says where to measure next.
 
-    Attributes:
-        lengths: The data set, as batches are padded.
-        num_buckets: The bucket counts that tables will be swept with.
+    Lengths are as batches are padded; tables will be swept with these bucket counts.
     """
 
     lengths: Lengths
@@ -142,13 +140,11 @@ class _Ends:
     """Where buckets may end: lengths that stand for all; arrays of shape (ends,).
 
     Attributes:
-        histogram: The ends, and how many examples are nearest below each.
-        shortest: The shortest length that each end stands for.
-        proven, possible: Batch sizes, at least 1.
-        now, best: What an example costs in a bucket that ends there, with these sizes.
+        histogram: The ends, and how many examples are nearest below each; `shortest` is the shortest of them.
+        proven, possible: Batch sizes, at least 1; `now`, `best`: what an example costs with them in a bucket to there.
         fillable: How many examples are at most that long.
         measured: Shape (measured,): the lengths that were tried, ascending.
-        tolerance: Sizes that differ by no more than this are as good as the same.
+        tolerance: Sizes that differ by no more than this share are as good as the same.
     """
 
     histogram: Histogram

@@ -47,11 +47,7 @@ def workload_sha256(settings: ProbeSettings) -> str | None:
 
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
-    """Return the data that the folder's results are of; None without results.
-
-    Raises:
-        ResultError: It is not a folder, or its results can't be read.
-    """
+    """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
     if folder.exists() and not folder.is_dir():
         raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
     if (folder / RUN_FILE).exists():
@@ -117,11 +113,7 @@ def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: Leng
 
 
 def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
-    """Return whether the folder's results are of other lengths, which only `force` allows to throw away.
-
-    Raises:
-        ResultError: They are, and `force` is not given.
-    """
+    """Return whether the folder's results are of other lengths, which only `force` allows (else ResultError)."""
     theirs = lengths_of(folder)
     if theirs is None or theirs.fingerprint == lengths.fingerprint:
         return False
@@ -197,11 +189,7 @@ def read_trials(path: Path) -> list[Trial]:
 
 
 def append_trial(path: Path, trial: Trial) -> None:
-    """Add a trial, on disk before this returns.
-
-    Raises:
-        ResultError: The file can't be written, on a full disk for example; its earlier lines stay.
-    """
+    """Add a trial, on disk before this returns. If that fails (ResultError), the file's earlier lines stay."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -215,11 +203,7 @@ def append_trial(path: Path, trial: Trial) -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the run folder for this process; the system lets go of it when the process ends, however it does.
-
-    Raises:
-        ResultError: Another process holds it, or it can't be made.
-    """
+    """Hold the run folder for this process, however it ends; raises ResultError if another holds it."""
     import fcntl
 
     try:
@@ -241,11 +225,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove batchtune's own files from a run folder, and nothing else.
-
-    Raises:
-        ResultError: They can't be removed.
-    """
+    """Remove batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
     for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE):
         path = folder / name
         try:

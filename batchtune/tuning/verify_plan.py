@@ -43,12 +43,10 @@ _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The training step that is verified, and where.
+    """The training step that is verified, its device and memory, and how they differ from what was probed.
 
     Attributes:
-        settings: The training step, its device and memory.
         limit_bytes: The limit that was probed; None: computed from the settings.
-        notes: How this differs from what was probed, as sentences.
     """
 
     settings: ProbeSettings
@@ -156,9 +154,7 @@ class VerifySettings:
         steps: Shuffled steps to run; may be more than an epoch has.
         minutes: Run shuffled steps for so long.
         epoch: Run one epoch.
-        seed: Seed of the shuffles.
         time_tolerance: How far the measured time may be from the estimate, as a fraction of it.
-        step_timeout_seconds: Time limit of one step.
 
     Raises:
         UsageError: A value is out of range, or not exactly one duration is set.
@@ -198,12 +194,6 @@ class PlannedBatch:
 class VerifyPlan:
     """The sampler that is verified, how much to run, and the probe to compare it with.
 
-    Attributes:
-        lengths: The data set.
-        config: The sampler.
-        settings: How much to run.
-        probe: The source of the estimates; None: there are no estimates.
-
     Raises:
         ResultError: The last boundary is below the longest length, or `drop_last` leaves out every batch.
     """
@@ -229,7 +219,7 @@ class VerifyPlan:
 
     @cached_property
     def table(self) -> BucketTable:
-        """The sampler's boundaries and batch sizes."""
+        """The sampler's table."""
         return BucketTable.of(self.config.bucket_boundaries, self.config.bucket_batch_sizes)
 
     @cached_property
@@ -261,10 +251,8 @@ class VerifyPlan:
     def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
         """Return the largest batch that each bucket can form on these data, the one that needs most memory first.
 
-        It has as many examples as the bucket's batch size and its data allow, and the longest length and the longest
-        target in the bucket, which may belong to two examples. If batches hold a single example, the one with the
-        longest length and the one with the longest target are tried. Without a model of `memory`, the padded length
-        decides.
+        It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
+        hold a single one, both are tried. Without a model of `memory`, the padded length decides.
         """
         lengths, targets = self.padded.values, self.padded.targets
         ends = lengths.size - np.cumsum(self.counts) + self.counts  # the values descend

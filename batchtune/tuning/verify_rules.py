@@ -141,7 +141,6 @@ class DoneSteps:
     """All steps of a verification, in their order.
 
     Attributes:
-        worst, shuffled: Those of each phase.
         first_round: How many of `worst` ran each worst shape for the first time.
         planned: How many were to be shuffled; None if time decides.
     """

@@ -39,12 +39,10 @@ class VerifyProgress:
     """The progress of a verification, before each step.
 
     Attributes:
-        doing: `worst`, `shuffled`, or `proposal` while smaller sizes are tried.
+        doing: `proposal` while smaller sizes are tried.
         shape: The batch that is run next.
-        done: Number of steps of this kind that are done.
-        total: Number of steps of this kind; None if time decides.
+        done, total: Steps of this kind; the total is None if time decides.
         seconds_left: An estimate; None at the beginning.
-        device: The device that runs them.
     """
 
     doing: Literal["worst", "shuffled", "proposal"]

@@ -209,5 +209,5 @@ def test_edited_settings_are_told(edited: dict[str, object]) -> None:
 
 def test_a_strategy_that_is_none_is_told() -> None:
     rows = [msgspec.structs.replace(row, strategy="magic") for row in TUNED.rows]
-    with pytest.raises(ResultError, match="'magic' is no strategy"):
+    with pytest.raises(ResultError, match="unknown strategy 'magic'"):
         of(SPEECH * 1.1, msgspec.structs.replace(TUNED, rows=rows))

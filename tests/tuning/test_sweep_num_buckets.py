@@ -48,7 +48,7 @@ def test_what_is_no_bucket_count_is_refused_with_the_rule_and_the_value(text: st
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [
-        ({"strategies": ("best",)}, "'best' is no strategy"),
+        ({"strategies": ("best",)}, "unknown strategy 'best'"),
         ({"strategies": ()}, "at least one strategy"),
         ({"num_buckets": ()}, "at least one number of buckets"),
         ({"num_buckets": (10, 0)}, "from 1 to 1000, got 0"),

@@ -34,7 +34,6 @@ class Current:
     """Batching settings as a user has them, checked but not yet applied to lengths.
 
     Attributes:
-        kind: Their kind.
         settings: By name, plain values that JSON can hold.
         source: `--current`, or the file's name without its folders.
         key_path: Where in the file; None for the top level and for `--current`.
@@ -50,8 +49,7 @@ class Current:
     def table(self, lengths: Lengths) -> CurrentTable:
         """Return the batches that the settings make of these lengths, as a bucket table.
 
-        Raises:
-            ResultError: The settings are for other lengths (other units, or none is left), or make no table.
+        Raises ResultError if they are for other lengths (other units, or none is left), or make no table.
         """
         try:
             return self.kind.table(self, lengths)
@@ -80,8 +78,7 @@ class CurrentTable:
     """The batches that current settings make, as a table that can be evaluated.
 
     Attributes:
-        table: Covers all of `lengths`.
-        lengths: The examples that the settings keep; the given object itself where they keep all.
+        lengths: The examples that the settings keep, which the table covers; the given object itself if all.
         describe: The settings in a few words.
         sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
         notes: Why the framework's own batches may differ; sentences without a full stop.
@@ -228,16 +225,14 @@ class SettingsKind(ABC):
     def find(self, references: References) -> Block | None:
         """Find the settings of the training in a file; None if it holds none of this kind.
 
-        Raises:
-            ResultError: It holds several, or settings can't be taken from such a file.
+        Raises ResultError if it holds several, or settings can't be taken from such a file.
         """
 
     @abstractmethod
     def read(self, settings: Settings) -> dict[str, object]:
         """Return the settings, checked.
 
-        Raises:
-            BatchtuneError: One is missing or wrong, or they ask for batches that no table can express.
+        Raises BatchtuneError if one is missing or wrong, or they ask for batches that no table can express.
         """
 
     def notes(self, settings: Settings) -> Iterable[str]:
@@ -246,11 +241,7 @@ class SettingsKind(ABC):
 
     @abstractmethod
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
-        """Return the batches that the settings make of these lengths.
-
-        Raises:
-            ResultError, ValueError: As for `Current.table`.
-        """
+        """Return the batches that the settings make; raises ResultError or ValueError if they make none."""
 
     def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterable[str]:
         """Return warnings about the row that they make of the lengths that they keep."""
