@@ -215,12 +215,11 @@ def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int
 
     - Without waiting: all batches' time / the number of ranks; what no dealing beats.
     - Independent: batches in random order, one to each rank at a time. A step lasts as long as the longest of
-      `world_size` batches drawn without replacement from the epoch's M; there are ceil(M / world_size) steps, as
-      samplers fill up the last one. (BucketBatchSampler splits the largest batches for that, which shortens a few
-      steps: with few steps an epoch, this is a per cent or two more than it takes.) The M batches are taken to be
-      those of an average epoch. Against the exact probabilities that adds less than 0.1% to the time from 200
-      batches on, and at most 0.35% with 24. A simulated epoch is off by 1% with 255 batches and 0.3% with 13,000, too
-      much to compare tables by, and takes longer to make at that.
+      `world_size` batches drawn without replacement from the M of an average epoch; there are ceil(M / world_size)
+      steps, as samplers fill up the last one. (BucketBatchSampler splits the largest batches for that: with few steps
+      an epoch, this is a per cent or two more than it takes.) Against the exact probabilities that adds less than 0.1%
+      from 200 batches on, and at most 0.35% with 24. A simulated epoch is off by 1% with 255 batches and 0.3% with
+      13,000, too much to compare tables by, and takes longer to make at that.
     - Same bucket: at each step all ranks have batches of one bucket: world_size · B of its examples as long as they
       last, so that the step lasts as long as the longest of them all takes. What is left of a bucket is dealt evenly:
       one step more, with ceil(rest / world_size) examples on the fullest rank, which is taken to have the longest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,17 +246,18 @@ class _Probing:
             raise messages.workload_error(self.settings.workload, ran)
         self._show_progress(ran.trial.shape, ran.trial)
 
-    def _show_progress(self, shape: BatchShape, trial: Trial | None) -> None:
-        closed, total = self.search.progress(self.trials)
+    def _show_progress(self, shape: BatchShape, trial: Trial | None, turns: tuple[int, int] | None = None) -> None:
+        done, total = turns or self.search.progress(self.trials)
         spent = sum(trial.elapsed_seconds for trial in self.trials)
         self.hooks.on_progress(
             ProbeProgress(
                 shape=shape,
                 trial=trial,
-                done=closed,
+                done=done,
                 total=total,
-                seconds_left=spent / closed * (total - closed) if closed else None,
+                seconds_left=spent / done * (total - done) if done and turns is None else None,
                 device=self.device,
+                confirming=turns is not None,
                 shortening=self.told_too_long,
             )
         )
@@ -289,23 +291,10 @@ class _Probing:
         return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
 
     def _confirm(self, shapes: Sequence[BatchShape]) -> Turns:
-        total, done = sum(ROUNDS) * len(shapes), 0
+        total, steps = sum(ROUNDS) * len(shapes), itertools.count()
 
         def on_step(shape: BatchShape) -> None:
-            nonlocal done
-            self.hooks.on_progress(
-                ProbeProgress(
-                    shape=shape,
-                    trial=None,
-                    done=min(done, total),
-                    total=total,
-                    seconds_left=None,
-                    device=self.device,
-                    confirming=True,
-                    shortening=self.told_too_long,
-                )
-            )
-            done += 1
+            self._show_progress(shape, None, (min(next(steps), total), total))
 
         return confirm(self.measurer, shapes, on_step) if shapes else Turns()
 

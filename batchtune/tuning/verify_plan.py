@@ -63,17 +63,14 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     Raises:
         UsageError: The user has to name the workload or its options, or a value is out of range.
     """
-    if probe is None:
-        workload = _workload(None, asked, folder)
-        options = with_unit(workload.spec, workload.options, lengths.unit)
-        settings = ProbeSettings(**{**asked, "workload": workload.spec, "options": options})
-        return Subject(settings=settings, limit_bytes=None, notes=())
-    recorded = msgspec.structs.asdict(msgspec.convert(probe.settings, ProbedWith))
-    before = ProbeSettings(workload=probe.workload.spec, options=probe.workload.options, **recorded)
-    workload = _workload(probe.workload, asked, folder)
+    workload = _workload(None if probe is None else probe.workload, asked, folder)
     options = with_unit(workload.spec, workload.options, lengths.unit)
-    settings = msgspec.structs.replace(before, **{**asked, "workload": workload.spec, "options": options})
-    same_limit = all(getattr(settings, name) == getattr(before, name) for name in _OF_THE_LIMIT)
+    recorded = ProbedWith() if probe is None else msgspec.convert(probe.settings, ProbedWith)
+    named = {**msgspec.structs.asdict(recorded), **asked, "workload": workload.spec, "options": options}
+    settings = ProbeSettings(**named)
+    if probe is None:
+        return Subject(settings=settings, limit_bytes=None, notes=())
+    same_limit = all(getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT)
     limit = probe.device.limit_bytes if same_limit else None
     return Subject(settings=settings, limit_bytes=limit, notes=tuple(_notes(probe, settings, limit, folder)))
 
@@ -121,8 +118,7 @@ def _as_flags(options: Mapping[str, Any]) -> str:
 
 
 def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:
-    now = WorkloadRecord(spec=settings.workload, options=settings.options)
-    file = settings.workload.rpartition(":")[0]
+    now, file = WorkloadRecord(spec=settings.workload, options=settings.options), settings.workload.rpartition(":")[0]
     if now != probe.workload:
         yield (
             f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes and "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from batchtune.lengths import FloatArray
-from batchtune.results import Device, Trial, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
+from batchtune.results import Device, Trial, Verification, VerifyFailure, WorkloadRecord, meta_of
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.verify_plan import VerifyPlan
@@ -128,60 +129,28 @@ def _interquartile_range(values: FloatArray) -> float:
     return float(high - low)
 
 
-@dataclass(frozen=True, slots=True)
-class DoneStep:
-    """A step that was run, and the bucket of its batch."""
-
-    bucket: int
-    trial: Trial
-
-
 @dataclass(slots=True)
 class DoneSteps:
     """All steps of a verification, in their order.
 
     Attributes:
+        failures: Those of them that failed.
         first_round: How many of `worst` ran each worst shape for the first time.
         planned: How many were to be shuffled; None if time decides.
     """
 
-    worst: list[DoneStep] = field(default_factory=list)
-    shuffled: list[DoneStep] = field(default_factory=list)
+    worst: list[Trial] = field(default_factory=list)
+    shuffled: list[Trial] = field(default_factory=list)
+    failures: list[VerifyFailure] = field(default_factory=list)
     first_round: int = 0
     planned: int | None = None
-
-    @property
-    def failures(self) -> list[VerifyFailure]:
-        """The steps that failed."""
-        phases: list[tuple[VerifyPhase, list[DoneStep]]] = [("worst", self.worst), ("shuffled", self.shuffled)]
-        return [
-            VerifyFailure(
-                phase=phase,
-                step=step,
-                bucket=done.bucket,
-                batch_size=done.trial.batch_size,
-                length=done.trial.length,
-                target_length=done.trial.target_length,
-                outcome=done.trial.outcome,
-                error=done.trial.error,
-            )
-            for phase, steps in phases
-            for step, done in enumerate(steps)
-            if done.trial.outcome != "ok"
-        ]
 
     @property
     def alloc_retries(self) -> int | None:
         """How often the allocator emptied its cache in steps that passed, after each worst shape had been run once."""
         later = (*self.worst[self.first_round :], *self.shuffled)
-        retries = [done.trial.alloc_retries for done in later if done.trial.outcome == "ok"]
-        known = [count for count in retries if count is not None]
+        known = [trial.alloc_retries for trial in later if trial.outcome == "ok" and trial.alloc_retries is not None]
         return sum(known) if known else None
-
-    def most(self, figure: Callable[[Trial], int | None]) -> int | None:
-        """Return the largest of a figure over all steps; None if it is unknown."""
-        figures = [figure(done.trial) for done in (*self.worst, *self.shuffled)]
-        return max((one for one in figures if one is not None), default=None)
 
     def rest_growth(self) -> Growth | None:
         """Return how memory in use between steps grew over the shuffled ones, or the worst if none were shuffled."""
@@ -200,16 +169,16 @@ class DoneSteps:
         )
 
 
-def _until_failure(steps: Sequence[DoneStep]) -> list[Trial]:
+def _until_failure(steps: Sequence[Trial]) -> list[Trial]:
     """Return the steps before the first that failed: a failure changes what is in use."""
-    failed = next((index for index, done in enumerate(steps) if done.trial.outcome != "ok"), len(steps))
-    return [done.trial for done in steps[:failed]]
+    return list(itertools.takewhile(lambda trial: trial.outcome == "ok", steps))
 
 
 def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device, costs: Costs) -> Verification:
     """Judge all steps that were run."""
     limit_bytes, tolerance = device.limit_bytes, plan.settings.time_tolerance
     passed, rest, failures = _until_failure(steps.shuffled), steps.rest_growth(), steps.failures
+    ran = (*steps.worst, *steps.shuffled)
     reserved = growth_of([one.reserved_bytes for one in passed])
     unused = growth_of(
         [None if one.reserved_bytes is None else one.reserved_bytes - (one.rest_bytes or 0) for one in passed]
@@ -249,13 +218,13 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         bucket_batch_sizes=plan.config.bucket_batch_sizes,
         max_batch_length=plan.config.max_batch_length,
         worst_steps=len(steps.worst),
-        steps=sum(done.trial.outcome == "ok" for done in steps.shuffled),
+        steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
         planned_steps=steps.planned,
         epoch_batches=plan.epoch_batches,
         failures=failures,
         alloc_retries=steps.alloc_retries,
-        peak_bytes=steps.most(lambda trial: trial.peak_bytes),
-        reserved_bytes=steps.most(lambda trial: trial.reserved_bytes),
+        peak_bytes=max((peak for trial in ran if (peak := trial.peak_bytes) is not None), default=None),
+        reserved_bytes=max((held for trial in ran if (held := trial.reserved_bytes) is not None), default=None),
         rest_growth_bytes=None if rest is None else round(rest.total_bytes),
         reserved_growth_bytes=None if reserved is None else round(reserved.total_bytes),
         estimated_epoch_seconds=estimated,
@@ -270,14 +239,14 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
 
 
 def _times(
-    shuffled: Sequence[DoneStep], plan: VerifyPlan, costs: Costs
+    shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs
 ) -> tuple[float | None, float | None, float | None, float | None]:
     """Return an epoch's estimated and measured seconds, and the ratio of the steps' times with its spread.
 
     The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
     time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
     """
-    timed = [done.trial for done in shuffled if done.trial.step_seconds]
+    timed = [trial for trial in shuffled if trial.step_seconds]
     measured: FloatArray = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     if costs.step_seconds is None:
         return None, float(measured.mean()) * plan.epoch_batches if timed else None, None, None
@@ -312,7 +281,7 @@ def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]
     if steps.failures:
         return
     if rest is None:
-        known = any(done.trial.rest_bytes is not None for done in steps.shuffled)
+        known = any(trial.rest_bytes is not None for trial in steps.shuffled)
         yield (
             f"Whether memory creeps is unknown: that takes {FEWEST_STEPS} steps. Run more with --steps"
             if known

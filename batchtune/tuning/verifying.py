@@ -17,12 +17,22 @@ from batchtune.lengths import IntArray
 from batchtune.probe.confirmation import Stepper, alternating
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import VERIFY_FILE, Device, Proposal, Trial, Verification, WorkloadRecord, write_result
+from batchtune.results import (
+    VERIFY_FILE,
+    Device,
+    Proposal,
+    Trial,
+    Verification,
+    VerifyFailure,
+    VerifyPhase,
+    WorkloadRecord,
+    write_result,
+)
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import Costs, costs_of
 from batchtune.tuning.run_folder import alone_in
 from batchtune.tuning.verify_plan import PlannedBatch, Subject, VerifyPlan
-from batchtune.tuning.verify_rules import FEWEST_STEPS, DoneStep, DoneSteps, judge
+from batchtune.tuning.verify_rules import FEWEST_STEPS, DoneSteps, judge
 
 # Shuffled steps with smaller sizes if the larger ones never got to any: enough to see a leak.
 _PROPOSAL_STEPS = 2 * FEWEST_STEPS
@@ -152,7 +162,6 @@ class _Runner:
     clock: Clock
     for_proposal: bool
     done: DoneSteps = field(default_factory=DoneSteps)
-    failed: bool = False
     release: bool = False
 
     def run(self) -> None:
@@ -161,10 +170,10 @@ class _Runner:
         worst = self.plan.worst_batches(probe.models.peak_bytes if probe else None)
         done.first_round, started = len(worst), self.clock()
         for planned in worst:
-            self._run(planned, done.worst, 2 * len(worst), started)
-        again = [batch for batch, step in zip(worst, done.worst, strict=True) if step.trial.outcome == "ok"]
+            self._run(planned, "worst", 2 * len(worst), started)
+        again = [batch for batch, trial in zip(worst, done.worst, strict=True) if trial.outcome == "ok"]
         for planned in alternating(again):
-            self._run(planned, done.worst, len(worst) + len(again), started)
+            self._run(planned, "worst", len(worst) + len(again), started)
         done.planned = self.plan.epoch_batches if settings.epoch else settings.steps
         started = self.clock()
         for planned in self.plan.shuffled_batches():
@@ -173,31 +182,43 @@ class _Runner:
                 if done.planned is None
                 else len(done.shuffled) >= done.planned
             )
-            if self.failed or enough:
+            if done.failures or enough:
                 break
-            self._run(planned, done.shuffled, done.planned, started)
+            self._run(planned, "shuffled", done.planned, started)
 
-    def _run(self, planned: PlannedBatch, done: list[DoneStep], total: int | None, started: float) -> None:
+    def _run(self, planned: PlannedBatch, phase: VerifyPhase, total: int | None, started: float) -> None:
+        done, shape = self.done.worst if phase == "worst" else self.done.shuffled, planned.shape
         spent, left = self.clock() - started, None
         if total is None:
             left = max(0.0, 60 * (self.plan.settings.minutes or 0.0) - spent)
         elif done:
             left = spent / len(done) * (total - len(done))
-        phase: Literal["worst", "shuffled"] = "worst" if done is self.done.worst else "shuffled"
         self.on_progress(
             VerifyProgress(
                 doing="proposal" if self.for_proposal else phase,
-                shape=planned.shape,
+                shape=shape,
                 done=len(done),
                 total=total,
                 seconds_left=left,
                 device=self.device,
             )
         )
-        trial = self._take_step(planned.shape)
+        trial = self._take_step(shape)
         self.release = trial.outcome != "ok"  # a failure may leave the cache full
-        self.failed |= self.release
-        done.append(DoneStep(planned.bucket, trial))
+        if trial.outcome != "ok":
+            self.done.failures.append(
+                VerifyFailure(
+                    phase=phase,
+                    step=len(done),
+                    bucket=planned.bucket,
+                    batch_size=shape.batch_size,
+                    length=shape.length,
+                    target_length=shape.target_length,
+                    outcome=trial.outcome,
+                    error=trial.error,
+                )
+            )
+        done.append(trial)
 
     def _take_step(self, shape: BatchShape) -> Trial:
         """Run one step; what may be an OOM in disguise counts as one only if a smaller batch then passes."""

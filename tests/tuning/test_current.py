@@ -89,45 +89,24 @@ class TestWrittenOut:
         [
             ("", "neither a file nor key=value"),
             ("gone.yaml", "'gone.yaml' is neither a file"),
-            ("gone.yaml:model.train_ds", "neither a file"),
-            ("600", "neither a file"),
             ("max_batch_length=600", "needs num_buckets or bucket_boundaries"),
             ("num_buckets=200", "num_buckets alone says nothing"),
-            ("max_batch_ex=200", "'max_batch_ex' is not a setting that goes here"),
-            ("bucket_boundaries=1:2", "needs max_batch_length"),
             ("max_batch_length=600,num_buckets=200,colour=3", "'colour' is not a setting that goes here"),
-            ("colour=3", "'colour' is not a setting that goes here"),
-            ("batch_size=16,num_buckets=3", "'num_buckets' is not a setting that goes here"),
-            ("max_batch_length=600,num_buckets", "'num_buckets' is not key=value"),
-            ("max_batch_length=600,,num_buckets=3", "'' is not key=value"),
             ("max_batch_length=,num_buckets=3", "max_batch_length has no value"),
             ("max_batch_length=600,num_buckets=3,num_buckets=4", "num_buckets is given twice"),
             ("max_batch_length=long,num_buckets=3", "max_batch_length must be a number, got 'long'"),
-            ("max_batch_length=true,num_buckets=3", "max_batch_length must be a number, got True"),
             ("max_batch_length=0,num_buckets=3", "max_batch_length must be positive and finite, got 0"),
-            ("max_batch_length=-5,num_buckets=3", "must be positive and finite, got -5"),
             ("max_batch_length=nan,num_buckets=3", "must be positive and finite, got nan"),
-            ("max_batch_length=inf,num_buckets=3", "must be positive and finite, got inf"),
-            ("max_batch_length=1e999,num_buckets=3", "must be positive and finite, got inf"),
             ("max_batch_length=1e300,num_buckets=3", "must be from 1e-09 to 1e"),
-            ("max_batch_length=1:2,num_buckets=3", "must be a number, got [1, 2]"),
             ("max_batch_length=600,num_buckets=0", "num_buckets must be from 1 to 100,000, got 0"),
-            ("max_batch_length=600,num_buckets=2.5", "num_buckets must be a whole number, got 2.5"),
-            ("max_batch_length=600,num_buckets=1e12", "num_buckets must be from 1 to 100,000"),
-            ("max_batch_length=600,num_buckets=inf", "num_buckets must be a whole number, got inf"),
             ("max_batch_length=600,num_buckets=3,shuffle=maybe", "shuffle must be true or false, got 'maybe'"),
             ("max_batch_length=600,num_buckets=3,batch_ordering=up", "must be one of random, ascending, descending"),
             ("max_batch_length=6,bucket_boundaries=2:1", "does not ascend: entry 2 is 1, after 2"),
             ("max_batch_length=6,bucket_boundaries=1:2:2", "bucket_boundaries repeats 2 as entry 3"),
-            ("max_batch_length=6,bucket_boundaries=0:2", "entry 1 must be positive and finite, got 0"),
             ("max_batch_length=6,bucket_boundaries=1:-2", "entry 2 must be positive and finite, got -2"),
-            ("max_batch_length=6,bucket_boundaries=1::2", "entry 2 must be a number, got ''"),
-            ("batch_size=0", "batch_size must be from 1"),
             ("batch_size=1e30", "batch_size must be from 1"),
             ("bucket_boundaries=1:2,bucket_batch_sizes=3", "has 1 number for 2 bucket_boundaries"),
-            ("bucket_duration_bins=1:2", "needs batch_size, batch_duration, or bucket_batch_size"),
             ("bucket_batch_size=1:2", "bucket_batch_size needs bucket_duration_bins beside it"),
-            ("use_lhotse=false", "needs batch_size"),
             ("left_bucket_length=1,max_batch_length=3", "old sampler of SpeechBrain"),
         ],
     )
@@ -215,10 +194,7 @@ class TestSpeechBrainFiles:
         [
             ("!ref <a>", 6),
             ("!ref <a> * <b>", 24),
-            ("!ref <in[x]> + 1", 3.5),
             ("!ref (<a> - <b>) ** 2 // 3 % 5", 1),
-            ("!ref <a> / <b> + <a> % <b>", 3.5),
-            ("!ref <chain>", 24),
             ("!copy <a>", 6),
             ("1.e+1", 10),
         ],
@@ -235,28 +211,16 @@ class TestSpeechBrainFiles:
         [
             ("!PLACEHOLDER", "it is a !PLACEHOLDER"),
             ("!apply:os.system [touch owned]", r"made by code \(!apply:os.system\)"),
-            ("!new:os.system {command: ls}", "made by code"),
             ("!!python/object/apply:os.system [ls]", "must be a number"),
-            ("!include:other.yaml", r"made by code \(!include:other.yaml\)"),
             ("!ref <gone>", "points to 'gone', which does not exist"),
-            ("!ref <text[x]>", "points to 'x', which does not exist"),
             ("!ref <round>", "around in a circle"),
-            ("!ref <round> + 1", "around in a circle"),
             ("!ref <object.attribute>", "reads an attribute of an object"),
-            ("!ref <text> * 2", "is no arithmetic with numbers"),
             ("!ref <one> * __import__('os')", "is no arithmetic with numbers"),
-            ("!ref <minus> * <minus>", "'-3 [*] -3' is no arithmetic with numbers"),
             ("!ref <later> * 2", "<later> is a formula that stands further down"),
-            ("!ref <one> / 0", "is no arithmetic with numbers"),
             ("!ref 9**9**9**9**9 + <one>", "is no arithmetic with numbers"),
-            ("!ref <one> if <one> else 2", "is no arithmetic with numbers"),
-            ("!ref <text>", "must be a number, got 'words'"),
             ("{a: 1}", "it is a mapping"),
             ("[1, 2]", r"must be a number, got \[1, 2\]"),
             ("'600'", "must be a number, got '600'"),
-            ("1:30", "must be a number, got '1:30'"),
-            ("010", "must be a number, got '010'"),
-            ("-.inf", "must be positive and finite"),
             (".nan", "must be positive and finite"),
         ],
     )
@@ -341,14 +305,9 @@ class TestNeMoFiles:
             ("bucket_duration_bins: [5, 10]\nbucket_batch_size: [4]", "has 1 entries for 2 bins"),
             ("batch_duration: ${oc.env:SIZE}", "needs oc.env"),
             ("batch_duration: ${gone.x}", "points to 'gone'"),
-            ("batch_duration: ${....x}", "above the top of the file"),
             ("batch_duration: ${model.train_ds.batch_duration}", "around in a circle"),
-            ("batch_duration: 1${.use_lhotse}", "put together of parts"),
-            ("batch_duration: ???", r"it is \?\?\?"),
             ("batch_size: 4\nmulti_config: true", "multi_config makes batches that no bucket table can express"),
-            ("batch_size: 4\nbucketing_batch_size: [4, 2]", "bucketing_batch_size makes batches"),
             ("batch_size: 4\nmin_duration: 5\nmax_duration: 4", "min_duration is above max_duration"),
-            ("batch_size: 4\nmax_duration: .nan", "max_duration must be a number, got nan"),
             ("shuffle: true", "needs batch_size"),
         ],
     )
@@ -426,10 +385,7 @@ class TestBatchtunesOwn:
             ("version: 1", "version: 2", "has version 2"),
             ("batchtune/sampler", "batchtune/sweep", "has the format 'batchtune/sweep'"),
             ("[20, 10, 2]", "[20, 10]", "has 2 numbers for 3 bucket_boundaries"),
-            ("[20, 10, 2]", "[20, 0, 2]", "line 8: bucket_batch_sizes entry 2 must be from 1"),
             ("[5.0, 10.0, 40.0]", "[5.0, 40.0, 10.0]", "entry 3 is 10, after 40"),
-            ("[5.0, 10.0, 40.0]", "[]", "bucket_boundaries is an empty list"),
-            ("unit: s", "unit: [s]", "unit must be one of s, ms"),
             ("bucket_batch_sizes", "sizes", "bucket_batch_sizes is missing"),
         ],
     )
@@ -443,19 +399,13 @@ class TestFiles:
         ("content", "message"),
         [
             (b"", "is empty"),
-            (b"# nothing\n", "is empty"),
             (b"null\n", "holds no settings by name"),
-            (b"- 1\n- 2\n", "holds no settings by name"),
             (b"seed: 1\n", "holds no batching settings that are known"),
-            (b"a: [1, 2\n", "is not a readable YAML file"),
             (b"a: 1\na: 2\n", "line 2: the file has the key 'a' a second time"),
             (b"a: *gone\n", r"refers to \*gone, which is not defined before"),
-            (b"a: 1\n---\nb: 2\n", "holds more than one document"),
             (b"a: {<<: 3}\n", "merges .* something that is no mapping"),
             (b"\xff\xfe\x00", "is not UTF-8 text"),
-            (b"a: \x00\n", "is not a readable YAML file"),
             (b"a: " + b"[" * 500, "nests more than 64 levels deep"),
-            (b"- " * 500, "nests more than 64 levels deep"),
             (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
             (b"a: 1\n!" + b"!" * 200_000, "line 2 has 200,001 characters"),
         ],
@@ -493,7 +443,7 @@ class TestFiles:
             with pytest.raises(UsageError):
                 read_current(text)
 
-    @pytest.mark.parametrize("opening", ["lists", "mappings", "merges", "settings", "references"])
+    @pytest.mark.parametrize("opening", ["lists", "merges", "references"])
     def test_a_bomb_of_aliases_goes_off_in_no_time(self, tmp_path: Path, opening: str) -> None:
         bombs = {
             "lists": ("a0: &a0 [1, 1]\n", "a{n}: &a{n} [{all}]\n"),
@@ -533,7 +483,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("mutations", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mutations", [15, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path, mutations: int) -> None:
     draw = random.Random(path.name)
     whole, damaged = path.read_bytes(), tmp_path / "damaged.yaml"
@@ -567,7 +517,7 @@ def test_any_damage_to_written_settings_gives_settings_or_one_message() -> None:
         "bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8,max_duration=15",
         "bucket_boundaries=10:60,bucket_batch_sizes=12:2",
     ]
-    for _ in range(1000):
+    for _ in range(300):
         characters = list(draw.choice(texts))
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(len(characters))

@@ -69,7 +69,7 @@ def test_a_permutation_is_no_drift(values: list[float], random: object) -> None:
     assert found.batches == found.retuned_batches == tuned.rows[-1].batches
 
 
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", [0, 3, 5])
 def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
     tuned = with_recommended(made(SPEECH, costs=MEASURED), index)
     row = tuned.rows[index]

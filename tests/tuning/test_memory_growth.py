@@ -43,11 +43,6 @@ def test_a_leak_is_what_does_harm_in_ten_thousand_steps(step_bytes: int, found: 
     assert grown(rising(step_bytes, 400)).leaks(LIMIT) == found
 
 
-def test_what_grows_at_first_and_then_no_more_is_no_leak() -> None:
-    figures: list[int | None] = [500 * MIB + min(step, 12) * MIB for step in range(40)]
-    assert not grown(figures).leaks(LIMIT)
-
-
 def filling(steps: int, full_at: float) -> list[int | None]:
     """A MiB more with each step until so large a part of the steps is done."""
     return [int(500 * MIB + min(step, full_at * steps) * MIB) for step in range(steps)]
@@ -65,23 +60,16 @@ def test_what_grows_at_the_same_pace_to_the_end_may_be_a_leak(steps: int) -> Non
     assert growth.leaks(LIMIT)
 
 
-@pytest.mark.parametrize("steps", [60, 1001])
-@pytest.mark.parametrize("full_at", [0.75, 0.95])
+@pytest.mark.parametrize(("steps", "full_at"), [(60, 0.75), (1001, 0.95)])
 def test_a_cache_that_was_full_at_the_end_is_no_leak(steps: int, full_at: float) -> None:
     growth = grown(filling(steps, full_at))
     assert not growth.leaks(LIMIT) and growth.creeps(LIMIT)
 
 
-@pytest.mark.parametrize("steps", [60, 1001])
-@pytest.mark.parametrize("settled_after", [0.5, 1.0])
+@pytest.mark.parametrize(("steps", "settled_after"), [(60, 0.5), (1001, 1.0)])
 def test_a_cache_that_fills_ever_more_slowly_is_no_leak(steps: int, settled_after: float) -> None:
     growth = grown(flattening(steps, settled_after))
     assert not growth.leaks(LIMIT) and growth.creeps(LIMIT)
-
-
-def test_growth_that_ended_long_before_gives_no_warning() -> None:
-    for figures in (filling(200, 0.5), flattening(200, 0.1)):
-        assert not grown(figures).creeps(LIMIT)
 
 
 def test_a_cache_that_is_still_filling_may_be_a_leak() -> None:
@@ -95,7 +83,7 @@ def test_one_step_up_is_no_leak() -> None:
 
 def test_what_merely_varies_is_no_leak() -> None:
     random = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(60):
         figures = [int(figure) for figure in 500 * MIB + random.normal(0, MIB, 200)]
         assert not grown(figures).leaks(LIMIT)
 

@@ -200,15 +200,10 @@ def test_the_knee_is_an_index_of_the_rows_not_of_the_curve() -> None:
     assert knee(costs, buckets, [3, 2, 1]) == 2
 
 
-def test_the_units_of_the_axes_do_not_move_the_knee() -> None:
-    costs, buckets = [1.0, 1.3, 2.0, 4.0], [8.0, 4.0, 3.5, 1.0]
-    assert knee(costs, buckets, [0, 1, 2, 3]) == knee([cost * 3600 for cost in costs], buckets, [0, 1, 2, 3]) == 1
-
-
 @pytest.mark.parametrize(
     ("costs", "buckets"),
-    [([], []), ([1.0], [1.0]), ([1.0, 2.0], [2.0, 1.0]), ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])],
-    ids=["no rows", "one", "two", "a straight line"],
+    [([], []), ([1.0, 2.0], [2.0, 1.0]), ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0])],
+    ids=["no rows", "two", "a straight line"],
 )
 def test_without_a_bend_there_is_no_knee(costs: list[float], buckets: list[float]) -> None:
     assert knee(costs, buckets, trade_off(costs, buckets)) is None

@@ -136,12 +136,6 @@ def test_an_oom_is_reported_with_what_the_probe_knew(probe: Probe | None, said: 
     assert verified(MadeStepper(), TOO_LARGE, probe=probe).reasons[0].endswith(said)
 
 
-def test_a_failed_shape_is_not_repeated_and_nothing_is_shuffled() -> None:
-    stepper = MadeStepper()
-    found = verified(stepper, TOO_LARGE)
-    assert (found.worst_steps, found.steps, len(found.failures)) == (5, 0, 1)
-
-
 def test_after_a_failure_the_cache_is_emptied() -> None:
     stepper = MadeStepper()
     verified(stepper, TOO_LARGE)
@@ -307,16 +301,6 @@ def test_another_time_than_estimated_does_not_hold(slower: float) -> None:
     assert "measured against" in found.reasons[0]
 
 
-def test_a_wider_tolerance_allows_it() -> None:
-    assert verified(MadeStepper(slower=1.2), probe=made_probe(LENGTHS), steps=60, time_tolerance=0.3).holds
-
-
-def test_the_measured_epoch_is_the_estimate_times_the_ratio() -> None:
-    found = verified(MadeStepper(slower=1.05), probe=made_probe(LENGTHS))
-    assert found.estimated_epoch_seconds is not None and found.time_ratio is not None
-    assert found.measured_epoch_seconds == pytest.approx(found.estimated_epoch_seconds * found.time_ratio)
-
-
 def test_part_of_an_epoch_says_the_same_of_its_time_as_all_of_it() -> None:
     whole = verified(MadeStepper(slower=1.05), probe=made_probe(LENGTHS), epoch=True)
     part = verified(MadeStepper(slower=1.05), probe=made_probe(LENGTHS), steps=20)
@@ -387,21 +371,9 @@ def test_progress_is_told_before_each_step_with_the_time_left() -> None:
     assert told[-1].shape == stepper.shapes[-1]
 
 
-def test_trying_smaller_sizes_is_told_as_such() -> None:
-    told: list[VerifyProgress] = []
-    verified(MadeStepper(), TOO_LARGE, on_progress=told.append)
-    assert told[-1].doing == "proposal"
-
-
 def test_the_record_survives_its_file() -> None:
     found = verified(MadeStepper(), TOO_LARGE, probe=made_probe(LENGTHS))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Verification) == found
-
-
-def test_the_peak_is_the_highest_of_all_steps() -> None:
-    found = verified(MadeStepper())
-    assert found.peak_bytes == LIMIT_BYTES
-    assert found.reserved_bytes == LIMIT_BYTES // 2
 
 
 @pytest.mark.parametrize(
@@ -409,13 +381,9 @@ def test_the_peak_is_the_highest_of_all_steps() -> None:
     [
         ({}, "how long"),
         ({"steps": 5, "epoch": True}, "how long"),
-        ({"steps": 0}, "at least 1"),
-        ({"minutes": 0.0}, "positive"),
         ({"minutes": math.inf}, "positive"),
         ({"steps": 1, "seed": -1}, "seed"),
-        ({"steps": 1, "time_tolerance": 0.0}, "tolerance"),
         ({"steps": 1, "time_tolerance": math.nan}, "tolerance"),
-        ({"steps": 1, "step_timeout_seconds": 0.0}, "time limit"),
     ],
     ids=str,
 )

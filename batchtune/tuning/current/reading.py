@@ -35,14 +35,10 @@ _GREEDY = {"max_tokens": "fairseq", "batch_bins": "ESPnet"}
 
 
 def read_current(text: str) -> Current:
-    """Read a user's current batching settings.
+    """Read and check a user's current batching settings.
 
-    Args:
-        text: `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
-            SpeechBrain training YAML, a NeMo config or a sampler.yaml, or `PATH:KEY.PATH` for a block within one.
-
-    Returns:
-        The settings, checked.
+    The text is `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
+    SpeechBrain training YAML, a NeMo config or a sampler.yaml, or `PATH:KEY.PATH` for a block within one.
 
     Raises:
         UsageError: The text is neither, names an unknown key, or has a wrong value.
