@@ -12,7 +12,7 @@ import numpy as np
 from batchtune.batching.epochs import EpochShapes
 from batchtune.batching.layout import Dealing, lay_out
 from batchtune.batching.table import BucketTable, Limits
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import FloatArray
 from batchtune.results import Baseline, LowerBound, Row
 from batchtune.tuning.epoch_cost import EpochCost, Pricing
 
@@ -68,7 +68,10 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
     shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
     seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
     if step_seconds is not None:
-        size, targets = _greatest_from_here_on(whole), _mean_targets(pricing.lengths)
+        size, targets = _greatest_from_here_on(whole), pricing.lengths.targets
+        if targets is not None:  # a batch's longest is at least the mean of its examples' targets
+            starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
+            targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts
         least: FloatArray = np.full(size.shape, np.inf)
         while True:
             given = (size, histogram.lengths) if targets is None else (size, histogram.lengths, targets)
@@ -83,15 +86,6 @@ def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline
         padded_length=pricing.total,
         estimated_epoch_seconds=min(seconds, default=None),
     )
-
-
-def _mean_targets(lengths: Lengths) -> FloatArray | None:
-    """Return a target for each distinct length: a batch's longest is at least the mean of its examples' targets."""
-    if lengths.targets is None:
-        return None
-    starts = np.concatenate(([0], np.cumsum(lengths.histogram.counts[::-1])[:-1]))
-    means: FloatArray = np.add.reduceat(lengths.targets, starts)[::-1] / lengths.histogram.counts
-    return means
 
 
 def _greatest_from_here_on(values: FloatArray) -> FloatArray:

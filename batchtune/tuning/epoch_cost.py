@@ -248,6 +248,8 @@ def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int
 
 def _waiting(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int, accumulate: int) -> float:
     """Return the time of an epoch that is dealt independently, as a multiple of all its batches' time."""
+    from scipy.special import gammaln
+
     batch_sizes, lengths, counts = expected.representatives(_LENGTHS_OF_RANKS)
     seconds = np.asarray(batch_cost(batch_sizes, lengths), dtype=np.float64)
     order = np.argsort(seconds, kind="stable")
@@ -255,23 +257,16 @@ def _waiting(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int, 
     batches = expected.tally.batches
     drawn, steps = min(world_size, batches), -(-batches // world_size)
     if accumulate == 1:
-        waited = steps * _mean(seconds, _all_within(np.cumsum(counts), drawn))
+        up_to = np.cumsum(counts)  # C(c, drawn) / C(n, drawn), for counts that need not be whole
+        logs = gammaln(up_to + 1) - gammaln(np.maximum(up_to - drawn, 0.0) + 1)
+        within = np.where(up_to >= drawn, np.exp(np.minimum(logs - logs[-1], 0.0)), 0.0)
+        within[-1] = 1.0
+        waited = steps * _mean(seconds, within)
     else:
         windows, rest = divmod(steps, accumulate)
         waited = windows * _mean_longest_sum(seconds, counts, drawn, accumulate) if windows else 0.0
         waited += _mean_longest_sum(seconds, counts, drawn, rest) if rest else 0.0
     return waited / float(np.sum(seconds * counts))
-
-
-def _all_within(counts: FloatArray, drawn: int) -> FloatArray:
-    """Return C(c, drawn) / C(n, drawn) for cumulative counts c up to n, none of which need be whole."""
-    from scipy.special import gammaln
-
-    left = np.maximum(counts - drawn, 0.0)
-    logs = gammaln(counts + 1) - gammaln(left + 1)
-    within = np.where(counts >= drawn, np.exp(np.minimum(logs - logs[-1], 0.0)), 0.0)
-    within[-1] = 1.0
-    return within
 
 
 def _mean(values: FloatArray, within: FloatArray) -> float:

@@ -125,21 +125,16 @@ def _pairs(text: str) -> Current:
             raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value", HOW)
         if name in values:
             raise UsageError(f"{OPTION}: {name} is given twice", "Give each setting once.")
-        values[name] = _value(name, value)
+        if not value:
+            raise UsageError(f"{OPTION}: {name} has no value", HOW)
+        # A number, a list of numbers, true, false, or the word itself.
+        numbers = [_number(part) for part in value.split(":")]
+        values[name] = {"true": True, "false": False}.get(value.lower(), numbers if ":" in value else numbers[0])
     kind = next((kind for kind in KINDS if kind.claims(values)), None)
     known = ("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets") if kind is None else kind.keys
     if kind is None or not values.keys() <= set(known):
         raise _unknown(values, known)
     return _checked(kind, Settings(values=values))
-
-
-def _value(name: str, text: str) -> Any:
-    """Read a number, a list of numbers (written with colons), true, false, or the word itself."""
-    if not text:
-        raise UsageError(f"{OPTION}: {name} has no value", HOW)
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return [_number(part) for part in text.split(":")] if ":" in text else _number(text)
 
 
 def _number(text: str) -> float | int | str:
