@@ -144,22 +144,13 @@ def run_probe(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
-            probing = _Probing(
-                lengths=lengths,
-                settings=settings,
-                folder=folder,
-                first_device=previous.device if previous else device,
-                device=device,
-                measurer=measurer,
-                hooks=hooks,
-                trials=trials,
-                changed=changed,
-                sweep_settings=sweep_settings or SweepSettings(),
-            )
-            return probing.run()
+            began_with, sweeps = previous.device if previous else device, sweep_settings or SweepSettings()
+            return _Probing(
+                lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweeps
+            ).run()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Probing:
     """One probe at work; `first_device` is the device as it was when the run began, `device` as it is now.
 

@@ -62,7 +62,7 @@ class Refinement:
         """Return the length that is worth most, or the pair of length and target; None where none is worth it."""
         settings, single = findings.settings, _single(findings)
         if len(single) < settings.most_lengths:
-            ends = self._ends(findings, single)
+            ends = _Ends(self.lengths, self._spread_ends, findings, single)
             length = ends.worst(self.num_buckets)
             if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths:
                 length = ends.for_max_batch_length()
@@ -80,7 +80,7 @@ class Refinement:
         single = _single(findings)
         if len(single) < findings.settings.most_lengths:
             return None
-        lost, _ = self._ends(findings, single).most_lost(self.num_buckets)
+        lost, _ = _Ends(self.lengths, self._spread_ends, findings, single).most_lost(self.num_buckets)
         return lost if lost > _AT_STAKE else None
 
     @cached_property
@@ -97,30 +97,6 @@ class Refinement:
         ends: FloatArray = distinct[chosen]
         return ends
 
-    def _ends(self, findings: Findings, single: Sequence[Anchor]) -> _Ends:
-        lengths, distinct = self.lengths, self.lengths.histogram.lengths
-        measured = np.array([anchor.length for anchor in single])
-        ends = np.union1d(self._spread_ends, measured[np.isin(measured, distinct)])
-        at = np.searchsorted(distinct, ends)
-        up_to = lengths.histogram.cumulative[at]
-        targets = None
-        if lengths.targets is not None:
-            targets = np.array([lengths.worst_target(float(end)) for end in ends])
-        proven = np.maximum(1, findings.proven_sizes(ends, targets))
-        possible = np.maximum(proven, findings.possible_sizes(ends, targets))
-        seconds = _step_cost(findings)
-        return _Ends(
-            histogram=Histogram(ends, np.diff(up_to, prepend=0)),
-            shortest=distinct[np.concatenate(([0], at[:-1] + 1))],
-            proven=proven,
-            possible=possible,
-            fillable=up_to.astype(np.float64),
-            measured=np.unique(measured),
-            tolerance=findings.settings.tolerance,
-            now=seconds(proven.astype(np.float64), ends, targets) / proven,
-            best=seconds(possible, ends, targets) / possible,
-        )
-
 
 def _single(findings: Findings) -> list[Anchor]:
     """Return what was measured with the longest target at or below its length."""
@@ -135,9 +111,8 @@ def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArr
     return lambda sizes, lengths, targets: np.maximum(predict(model, sizes, lengths, targets), 1e-12)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _Ends:
-    """Where buckets may end: lengths that stand for all; arrays of shape (ends,).
+    """Where buckets may end: lengths that stand for all, and those that were measured; arrays of shape (ends,).
 
     Attributes:
         histogram: The ends, and how many examples are nearest below each; `shortest` is the shortest of them.
@@ -147,15 +122,22 @@ class _Ends:
         tolerance: Sizes that differ by no more than this share are as good as the same.
     """
 
-    histogram: Histogram
-    shortest: FloatArray
-    proven: IntArray
-    possible: FloatArray
-    now: FloatArray
-    best: FloatArray
-    fillable: FloatArray
-    measured: FloatArray
-    tolerance: float
+    def __init__(self, lengths: Lengths, spread: FloatArray, findings: Findings, single: Sequence[Anchor]) -> None:
+        distinct = lengths.histogram.lengths
+        self.measured = np.unique([anchor.length for anchor in single])
+        ends = np.union1d(spread, self.measured[np.isin(self.measured, distinct)])
+        at, targets = np.searchsorted(distinct, ends), None
+        if lengths.targets is not None:
+            targets = np.array([lengths.worst_target(float(end)) for end in ends])
+        up_to, seconds = lengths.histogram.cumulative[at], _step_cost(findings)
+        self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
+        self.shortest: FloatArray = distinct[np.concatenate(([0], at[:-1] + 1))]
+        self.fillable = up_to.astype(np.float64)
+        self.tolerance = findings.settings.tolerance
+        self.proven = np.maximum(1, findings.proven_sizes(ends, targets))
+        self.possible = np.maximum(self.proven, findings.possible_sizes(ends, targets))
+        self.now = seconds(self.proven.astype(np.float64), ends, targets) / self.proven
+        self.best = seconds(self.possible, ends, targets) / self.possible
 
     def worst(self, num_buckets: Sequence[int]) -> float | None:
         """Return the end whose size decides most, in the table that loses most; None where none loses much."""
