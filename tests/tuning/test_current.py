@@ -55,10 +55,6 @@ class TestWrittenOut:
         assert found.table.boundaries.tolist() == [2, 4, 8.5, LENGTHS.longest]
         assert found.table.batch_sizes.tolist() == [50, 25, 11, 1]
 
-    def test_a_list_of_one_needs_no_colon(self) -> None:
-        found = table_of("max_batch_length=100,bucket_boundaries=10")
-        assert found.table.batch_sizes.tolist() == [10, 1]
-
     def test_the_name_of_old_recipes_is_understood(self) -> None:
         assert read_current("max_batch_len=600,num_buckets=20").settings["max_batch_length"] == 600
 
@@ -69,10 +65,6 @@ class TestWrittenOut:
         found = table_of("batch_size=16")
         assert expected_batches(LENGTHS.histogram, found.table).tally.batches == math.ceil(3000 / 16)
         assert (found.describe, found.notes) == ("fixed batches of 16", ())
-
-    def test_boundaries_with_sizes_are_a_table(self) -> None:
-        found = table_of("bucket_boundaries=10:60,bucket_batch_sizes=12:2")
-        assert found.table.batch_sizes.tolist() == [12, 2]
 
     def test_nemos_bins_can_be_written_out(self) -> None:
         found = table_of("bucket_duration_bins=4:8:16,bucket_batch_size=32:16:8")
@@ -88,7 +80,6 @@ class TestWrittenOut:
         ("text", "message"),
         [
             ("", "neither a file nor key=value"),
-            ("gone.yaml", "'gone.yaml' is neither a file"),
             ("max_batch_length=600", "needs num_buckets or bucket_boundaries"),
             ("num_buckets=200", "num_buckets alone says nothing"),
             ("max_batch_length=600,num_buckets=200,colour=3", "'colour' is not a setting that goes here"),
@@ -96,15 +87,11 @@ class TestWrittenOut:
             ("max_batch_length=600,num_buckets=3,num_buckets=4", "num_buckets is given twice"),
             ("max_batch_length=long,num_buckets=3", "max_batch_length must be a number, got 'long'"),
             ("max_batch_length=0,num_buckets=3", "max_batch_length must be positive and finite, got 0"),
-            ("max_batch_length=nan,num_buckets=3", "must be positive and finite, got nan"),
             ("max_batch_length=1e300,num_buckets=3", "must be from 1e-09 to 1e"),
             ("max_batch_length=600,num_buckets=0", "num_buckets must be from 1 to 100,000, got 0"),
-            ("max_batch_length=600,num_buckets=3,shuffle=maybe", "shuffle must be true or false, got 'maybe'"),
             ("max_batch_length=600,num_buckets=3,batch_ordering=up", "must be one of random, ascending, descending"),
             ("max_batch_length=6,bucket_boundaries=2:1", "does not ascend: entry 2 is 1, after 2"),
             ("max_batch_length=6,bucket_boundaries=1:2:2", "bucket_boundaries repeats 2 as entry 3"),
-            ("max_batch_length=6,bucket_boundaries=1:-2", "entry 2 must be positive and finite, got -2"),
-            ("batch_size=1e30", "batch_size must be from 1"),
             ("bucket_boundaries=1:2,bucket_batch_sizes=3", "has 1 number for 2 bucket_boundaries"),
             ("bucket_batch_size=1:2", "bucket_batch_size needs bucket_duration_bins beside it"),
             ("left_bucket_length=1,max_batch_length=3", "old sampler of SpeechBrain"),
@@ -170,10 +157,6 @@ class TestSpeechBrainFiles:
         found = current.table(LENGTHS)
         assert "sorting: ascending" in str(found.notes)
 
-    def test_settings_at_the_top_level_are_found(self, tmp_path: Path) -> None:
-        current = of_file(tmp_path, "max_batch_length: 50\nnum_buckets: 10\n")
-        assert (current.kind.name, current.key_path) == ("speechbrain", None)
-
     def test_several_blocks_are_listed_with_how_to_choose(self, tmp_path: Path) -> None:
         text = "first: {max_batch_length: 5, num_buckets: 3}\nin: {second: {max_batch_length: 6, num_buckets: 3}}\n"
         with pytest.raises(ResultError, match=r"2 blocks of batching settings: first, in\.second") as caught:
@@ -216,12 +199,8 @@ class TestSpeechBrainFiles:
             ("!ref <round>", "around in a circle"),
             ("!ref <object.attribute>", "reads an attribute of an object"),
             ("!ref <one> * __import__('os')", "is no arithmetic with numbers"),
-            ("!ref <later> * 2", "<later> is a formula that stands further down"),
             ("!ref 9**9**9**9**9 + <one>", "is no arithmetic with numbers"),
-            ("{a: 1}", "it is a mapping"),
             ("[1, 2]", r"must be a number, got \[1, 2\]"),
-            ("'600'", "must be a number, got '600'"),
-            (".nan", "must be positive and finite"),
         ],
     )
     def test_a_value_that_cant_be_read_is_told_with_its_line(self, tmp_path: Path, value: str, message: str) -> None:
@@ -304,8 +283,6 @@ class TestNeMoFiles:
             ("batch_duration: 60\nuse_bucketing: false", "used without use_bucketing"),
             ("bucket_duration_bins: [5, 10]\nbucket_batch_size: [4]", "has 1 entries for 2 bins"),
             ("batch_duration: ${oc.env:SIZE}", "needs oc.env"),
-            ("batch_duration: ${gone.x}", "points to 'gone'"),
-            ("batch_duration: ${model.train_ds.batch_duration}", "around in a circle"),
             ("batch_size: 4\nmulti_config: true", "multi_config makes batches that no bucket table can express"),
             ("batch_size: 4\nmin_duration: 5\nmax_duration: 4", "min_duration is above max_duration"),
             ("shuffle: true", "needs batch_size"),
@@ -399,11 +376,8 @@ class TestFiles:
         ("content", "message"),
         [
             (b"", "is empty"),
-            (b"null\n", "holds no settings by name"),
             (b"seed: 1\n", "holds no batching settings that are known"),
             (b"a: 1\na: 2\n", "line 2: the file has the key 'a' a second time"),
-            (b"a: *gone\n", r"refers to \*gone, which is not defined before"),
-            (b"a: {<<: 3}\n", "merges .* something that is no mapping"),
             (b"\xff\xfe\x00", "is not UTF-8 text"),
             (b"a: " + b"[" * 500, "nests more than 64 levels deep"),
             (b"a: 1\n" * 500_000, "is larger than 2 MiB"),
@@ -427,10 +401,6 @@ class TestFiles:
             with pytest.raises(ResultError) as caught:
                 of_file(tmp_path, text)
             assert f"{caught.value.message}{caught.value.hint}".isprintable()
-
-    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ResultError, match="is a folder"):
-            read_current(str(tmp_path))
 
     def test_a_path_with_a_key_path_that_is_not_there(self) -> None:
         with pytest.raises(ResultError, match=r"has no settings at 'a\.b'"):

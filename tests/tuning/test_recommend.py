@@ -74,10 +74,6 @@ def test_among_equals_batch_sizes_from_the_length_win() -> None:
     assert recommend([row(9, sizing="frontier"), row(9)], fixed(20))[0] == 1
 
 
-def test_among_rows_alike_the_first_wins() -> None:
-    assert recommend([row(12, strategy="linear"), row(9), row(9)], fixed(20))[0] == 1
-
-
 def test_a_row_that_needs_as_many_batches_as_the_baseline_is_not_recommended() -> None:
     assert recommend([row(20)], fixed(20))[0] is None
 
@@ -192,12 +188,6 @@ def test_the_curve_holds_each_unbeaten_point_once_by_brute_force(rows: list[tupl
 def test_the_knee_is_the_corner_of_an_l() -> None:
     costs, buckets = [1.0, 1.1, 1.2, 2.0, 3.0], [10.0, 6.0, 2.0, 1.5, 1.0]
     assert knee(costs, buckets, trade_off(costs, buckets)) == 2
-
-
-def test_the_knee_is_an_index_of_the_rows_not_of_the_curve() -> None:
-    costs, buckets = [9.0, 3.0, 1.2, 1.0], [9.0, 1.0, 2.0, 10.0]
-    assert trade_off(costs, buckets) == [3, 2, 1]
-    assert knee(costs, buckets, [3, 2, 1]) == 2
 
 
 @pytest.mark.parametrize(

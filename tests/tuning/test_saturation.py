@@ -79,18 +79,6 @@ def test_the_smallest_that_reaches_the_fraction_is_told() -> None:
     assert result.fraction == 0.9
 
 
-def test_the_more_throughput_is_asked_for_the_larger_the_limit() -> None:
-    limits = [found(fraction=fraction).max_batch_length for fraction in (0.3, 0.6, 0.9, 0.99)]
-    assert limits == sorted(limits)
-    assert limits[0] < limits[-1]
-
-
-def test_all_of_the_throughput_is_reached_by_the_best_point() -> None:
-    result = found(fraction=1.0)
-    best = max(result.points, key=lambda point: point.throughput)
-    assert result.max_batch_length == best.max_batch_length
-
-
 def test_what_the_frontier_does_not_allow_brings_nothing() -> None:
     points = found(limits=Limits(max_batch_length=2000, frontier=frontier)).points
     beyond = {point.throughput for point in points if point.max_batch_length > 300}

@@ -92,11 +92,6 @@ def test_a_row_says_what_its_table_costs() -> None:
     assert row.estimated_epoch_seconds is None
 
 
-def test_the_largest_padded_length_counts_what_the_data_can_fill_not_what_the_table_allows() -> None:
-    row = only_row(swept([2, 11], 200, strategies=("speechbrain",), num_buckets=(10,)))
-    assert (row.batch_sizes[0], row.largest_padded_length) == (14, 22)
-
-
 def test_max_batch_size_holds_in_every_row_and_baseline() -> None:
     result = swept(SPEECH, costs=PROBED, max_batch_size=9)
     sizes = [size for row in result.rows for size in row.batch_sizes]
@@ -107,12 +102,6 @@ def test_the_estimated_time_is_that_of_every_batch() -> None:
     constant = Costs(step_seconds=lambda sizes, lengths: np.full(np.broadcast(sizes, lengths).shape, 0.5))
     for row in swept(SPEECH, costs=constant).rows:
         assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
-
-
-def test_optimal_minimises_time_where_it_is_known() -> None:
-    result = swept(SPEECH, costs=Costs(step_seconds=step_seconds), num_buckets=(6,))
-    best = min(result.rows, key=lambda row: row.estimated_epoch_seconds or 0)
-    assert best.strategy == "optimal"
 
 
 def test_the_fixed_batch_size_is_the_largest_that_fits_the_longest() -> None:
@@ -136,16 +125,8 @@ def test_the_random_baseline_is_the_mean_over_all_orders() -> None:
     assert (baseline.name, baseline.padded_length) == ("fixed-random", pytest.approx(mean))
 
 
-def test_the_bound_is_the_total_length_in_full_batches() -> None:
-    assert swept([3] * 10, 10).lower_bound.batches == 3
-
-
 def test_the_bound_is_not_one_too_many_where_the_total_fills_batches_exactly() -> None:
     assert swept([0.1] * 30, 0.3).lower_bound.batches == 10
-
-
-def test_the_bound_knows_max_batch_size() -> None:
-    assert swept([1] * 12, 1000, max_batch_size=3).lower_bound.batches == 4
 
 
 @given(
@@ -178,10 +159,9 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("max_batch_length", [1e-3, 20, 1e6], ids=["below the shortest", "some", "huge"])
 @pytest.mark.parametrize("values", EDGES.values(), ids=EDGES)
-def test_small_data_sets_give_finite_results(values: list[float], max_batch_length: float) -> None:
-    for costs in (NONE_KNOWN, PROBED):
+def test_small_data_sets_give_finite_results(values: list[float]) -> None:
+    for costs, max_batch_length in itertools.product((NONE_KNOWN, PROBED), (1e-3, 20, 1e6)):
         result = swept(values, max_batch_length, costs, num_buckets=(1, 7))
         again = msgspec.json.decode(encode(result), type=Sweep)  # NaN and infinity would be null there
         assert again == result
@@ -331,19 +311,6 @@ def test_baselines_and_the_bound_are_of_as_many_ranks_as_the_rows(ranks: Ranks) 
     assert several.lower_bound.batches <= min(row.batches for row in several.rows)
 
 
-def test_a_fixed_batch_size_is_what_a_sampler_of_one_bucket_runs() -> None:
-    ranks = Ranks(world_size=8)
-    baseline = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), ranks=ranks), NONE_KNOWN).baselines[0]
-    one_bucket = msgspec.structs.replace(
-        only_row(swept(SPEECH, strategies=("linear",), num_buckets=(1,))), batch_sizes=[baseline.batch_size]
-    )
-    cells = []
-    for batches in epochs_of(one_bucket, SPEECH, ranks, 20):
-        assert len(batches) == baseline.batches
-        cells.append(sum(len(batch) * SPEECH[batch].max() for batch in batches))
-    assert abs(np.mean(cells) - baseline.padded_length) < 4 * np.std(cells) / np.sqrt(len(cells))
-
-
 def test_throughput_is_that_of_all_ranks() -> None:
     one = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED).saturation
     ranks = Ranks(world_size=8)
@@ -458,13 +425,6 @@ def test_tables_over_both_lengths_are_compared_where_memory_depends_on_the_targe
         assert len(row.buckets) == len(row.batch_sizes) <= row.num_buckets
 
 
-def test_on_small_data_an_optimal_table_with_more_buckets_never_needs_more_batches() -> None:
-    values = np.random.default_rng(3).gamma(3, 3, 400).round(1) + 0.1
-    counts = tuple(range(1, 41))
-    batches = [row.batches for row in swept(values, 150, strategies=("optimal",), num_buckets=counts).rows]
-    assert batches == sorted(batches, reverse=True)
-
-
 @given(
     values=st.lists(st.integers(1, 200).map(lambda n: n / 8), min_size=1, max_size=60),
     scale=st.sampled_from([0.25, 4.0, 1024.0]),
@@ -486,8 +446,8 @@ def test_neither_the_order_of_the_data_nor_the_unit_changes_a_table(
 
 @pytest.mark.parametrize(
     "values",
-    [[3.0], [3.0] * 50, [3.0] * 20 + [7.0]],
-    ids=["one example", "all lengths equal", "two distinct lengths"],
+    [[3.0], [3.0] * 20 + [7.0]],
+    ids=["one example", "two distinct lengths"],
 )
 @pytest.mark.parametrize(("costs", "multiple_of"), [(NONE_KNOWN, None), (PROBED, 5.0)])
 def test_the_smallest_data_sets_are_swept(values: list[float], costs: Costs, multiple_of: float | None) -> None:
