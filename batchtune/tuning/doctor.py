@@ -43,10 +43,7 @@ _BUSY_SHARE = 0.5
 
 
 def examine(timeout_seconds: float) -> Doctor:
-    """Examine this machine. Torch and the driver are queried in a separate process.
-
-    `timeout_seconds` limits how long they may take to answer.
-    """
+    """Examine this machine. Torch and the driver are queried in a separate process, for at most so long."""
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
     cpu = describe_cpu(lock_holder(CPU_ID))

@@ -34,6 +34,11 @@ _END_ABOVE_NOISE = 8.0
 _CACHE_SHARE = 0.02
 _FEWEST_FOR_SPREAD = 4
 _RECORDED = ("steps", "minutes", "epoch", "seed", "time_tolerance")
+_WHY = (
+    "the probe timed the steps under worse conditions, or with another workload",
+    "something slows the steps down that did not when the probe timed them (other programs, a hot device, a changed "
+    "workload)",
+)
 _WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}
 
 
@@ -180,9 +185,7 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
     passed, rest, failures = _until_failure(steps.shuffled), steps.rest_growth(), steps.failures
     ran = (*steps.worst, *steps.shuffled)
     reserved = growth_of([one.reserved_bytes for one in passed])
-    unused = growth_of(
-        [None if one.reserved_bytes is None else one.reserved_bytes - (one.rest_bytes or 0) for one in passed]
-    )
+    unused = growth_of([one.reserved_bytes and one.reserved_bytes - (one.rest_bytes or 0) for one in passed])
     estimated, measured, ratio, spread = _times(steps.shuffled, plan, costs)
     leak = steps.leak(limit_bytes)
     reasons = [*([] if leak is None else [leak]), *_failure_reasons(failures, plan, costs)]
@@ -196,14 +199,8 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         assert measured is not None and estimated is not None
         reasons.append(
             f"An epoch takes {format_seconds(measured)} measured against {format_seconds(estimated)} estimated "
-            f"({ratio:.2f} times, where {1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): "
-            + (
-                "something slows the steps down that did not when the probe timed them (other programs, a hot device, "
-                "a changed workload)"
-                if ratio > 1
-                else "the probe timed the steps under worse conditions, or with another workload"
-            )
-            + ". Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
+            f"({ratio:.2f} times, where {1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {_WHY[ratio > 1]}. "
+            "Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
         )
     return Verification(
         meta=meta_of(Verification),

@@ -77,24 +77,17 @@ def run_verify(
 ) -> Verification:
     """Run the sampler's batches in a worker process and write `verify.json`, whole or not at all.
 
-    The run folder is held for this process alone while it runs. `on_note` is called with a sentence for the user,
-    `on_progress` before each step.
+    `on_note` is called with a sentence for the user, `on_progress` before each step.
 
     Raises:
         ResultError: The probe was of another device, or the file can't be written.
         WorkloadError: The workload failed, not for lack of memory.
         ProbeError: The device can't be used.
     """
-    workload = subject.settings
-    timeout = plan.settings.step_timeout_seconds
-    with (
-        alone_in(folder),
-        Supervisor(
-            structs.replace(workload, trial_timeout_seconds=timeout), subject.limit_bytes, on_note=on_note
-        ) as supervisor,
-    ):
-        record = WorkloadRecord(spec=workload.workload, options=workload.options)
-        found = verify(supervisor, plan, record, on_progress=on_progress)
+    settings = structs.replace(subject.settings, trial_timeout_seconds=plan.settings.step_timeout_seconds)
+    workload = WorkloadRecord(spec=settings.workload, options=settings.options)
+    with alone_in(folder), Supervisor(settings, subject.limit_bytes, on_note=on_note) as supervisor:
+        found = verify(supervisor, plan, workload, on_progress=on_progress)
         write_result(folder / VERIFY_FILE, found)
     return found
 
@@ -139,8 +132,7 @@ def verify(
     steps = max(len(done.shuffled), min(_PROPOSAL_STEPS, done.planned or _PROPOSAL_STEPS))
 
     def run_smaller(batch_sizes: IntArray) -> DoneSteps:
-        """Run smaller sizes as the ones that failed were: in a fresh worker, and for at least as many steps."""
-        stepper.start()
+        stepper.start()  # a fresh worker, as for the sizes that failed; and no fewer steps
         return run(plan.with_sizes(batch_sizes, steps))
 
     try:
