@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning.made_stepper import made_config
 
@@ -26,8 +26,8 @@ BOUNDARIES = [5.0, 12.0, 30.0]
 def planned(
     lengths: Lengths, sizes: list[int], boundaries: list[float] = BOUNDARIES, seed: int = 0, **changes: object
 ) -> VerifyPlan:
-    settings = VerifySettings(epoch=True, seed=seed)
-    return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=settings)  # type: ignore[arg-type]
+    chosen = VerifySettings(epoch=True, seed=seed)
+    return VerifyPlan(lengths=lengths, config=made_config(boundaries, sizes, **changes), settings=chosen)  # type: ignore[arg-type]
 
 
 def epoch(plan: VerifyPlan, number: int = 0) -> list[PlannedBatch]:
@@ -40,6 +40,7 @@ def shapes(batches: list[PlannedBatch]) -> list[BatchShape]:
 
 
 @given(FEW, SIZES, st.integers(0, 5))
+@settings(deadline=None)
 def test_an_epoch_is_that_of_the_sampler(values: list[int], sizes: list[int], seed: int) -> None:
     lengths = Lengths.of(values)
     plan = planned(lengths, sizes, seed=seed)
@@ -53,6 +54,7 @@ def test_an_epoch_is_that_of_the_sampler(values: list[int], sizes: list[int], se
 
 
 @given(FEW, SIZES)
+@settings(deadline=None)
 def test_no_batch_is_larger_than_the_worst_of_its_bucket(values: list[int], sizes: list[int]) -> None:
     plan = planned(Lengths.of(values, [value % 7 for value in values]), sizes, seed=3)
     worst = plan.worst_batches()
