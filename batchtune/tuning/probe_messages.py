@@ -1,4 +1,4 @@
-"""What a probe reports besides figures: why it failed, and what to know of its figures."""
+"""Messages of a probe: why it failed, and why its figures may be wrong or cost more than they must."""
 
 from __future__ import annotations
 

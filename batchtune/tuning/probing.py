@@ -60,7 +60,7 @@ _MOST_TIMED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeProgress:
-    """What the probe is doing: before and after each trial, and before each step of the confirmation.
+    """The progress of a probe: before and after each trial, and before each step of the confirmation.
 
     Attributes:
         trial: The outcome of the shape; None before it is known.
@@ -82,7 +82,7 @@ class ProbeProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHooks:
-    """What a caller may add to a probe.
+    """Hooks of a caller.
 
     Attributes:
         on_note: Called with a sentence for the user.
