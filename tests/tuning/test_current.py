@@ -86,8 +86,11 @@ class TestWrittenOut:
             ("max_batch_length=,num_buckets=3", "max_batch_length has no value"),
             ("max_batch_length=600,num_buckets=3,num_buckets=4", "num_buckets is given twice"),
             ("max_batch_length=long,num_buckets=3", "max_batch_length must be a number, got 'long'"),
-            ("max_batch_length=0,num_buckets=3", "max_batch_length must be positive and finite, got 0"),
-            ("max_batch_length=1e300,num_buckets=3", "must be from 1e-09 to 1e"),
+            (
+                "max_batch_length=0,num_buckets=3",
+                "max_batch_length must be positive and finite (1e-09 to 1e+15), got 0",
+            ),
+            ("max_batch_length=1e300,num_buckets=3", "must be positive and finite (1e-09 to 1e+15), got 1e+300"),
             ("max_batch_length=600,num_buckets=0", "num_buckets must be from 1 to 100,000, got 0"),
             ("max_batch_length=600,num_buckets=3,batch_ordering=up", "must be one of random, ascending, descending"),
             ("max_batch_length=6,bucket_boundaries=2:1", "does not ascend: entry 2 is 1, after 2"),

@@ -188,10 +188,8 @@ class Settings:
     def _length(self, name: str, value: Any, entry: str = "") -> float:
         if not _is_number(value):
             raise self.wrong(name, f"{entry}must be a number, got {_shown(value)}")
-        if not (value > 0 and math.isfinite(value)):
-            raise self.wrong(name, f"{entry}must be positive and finite, got {value:g}")
         if not _SHORTEST <= value <= _LONGEST:
-            raise self.wrong(name, f"{entry}must be from {_SHORTEST:g} to {_LONGEST:g}, got {value:g}")
+            raise self.wrong(name, f"{entry}must be positive and finite ({_SHORTEST:g} to {_LONGEST:g}), got {value:g}")
         return float(value)
 
     def _count(self, name: str, value: Any, most: int, entry: str = "") -> int:

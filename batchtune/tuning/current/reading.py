@@ -132,9 +132,19 @@ def _pairs(text: str) -> Current:
         values[name] = {"true": True, "false": False}.get(value.lower(), numbers if ":" in value else numbers[0])
     kind = next((kind for kind in KINDS if kind.claims(values)), None)
     known = ("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets") if kind is None else kind.keys
-    if kind is None or not values.keys() <= set(known):
-        raise _unknown(values, known)
-    return _checked(kind, Settings(values=values))
+    if kind is not None and values.keys() <= set(known):
+        return _checked(kind, Settings(values=values))
+    unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
+    for name in set(unknown) & _GREEDY.keys():
+        raise UsageError(
+            f"{OPTION}: {name} is {_GREEDY[name]}'s, which sorts all examples and cuts them greedily: such batches are "
+            "no bucket table, and are not reproduced",
+            _KNOWN,
+        )
+    for name in unknown or [name for name in values if name not in known]:
+        problem = f"{name[:60]!r} is not a setting that goes here"
+        raise UsageError(f"{OPTION}: {problem}", f"Known: {', '.join(known)}.")
+    raise UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", _KNOWN)
 
 
 def _number(text: str) -> float | int | str:
@@ -143,20 +153,3 @@ def _number(text: str) -> float | int | str:
         return text
     number = float(text)
     return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else number
-
-
-def _unknown(values: dict[str, Any], known: tuple[str, ...]) -> UsageError:
-    """Return the error for names that are not known, or that alone say nothing."""
-    unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
-    greedy = next((name for name in unknown if name in _GREEDY), None)
-    if greedy is not None:
-        return UsageError(
-            f"{OPTION}: {greedy} is {_GREEDY[greedy]}'s, which sorts all examples and cuts them greedily: "
-            "such batches are no bucket table, and are not reproduced",
-            _KNOWN,
-        )
-    others = unknown or [name for name in values if name not in known]
-    if others:
-        problem = f"{others[0][:60]!r} is not a setting that goes here"
-        return UsageError(f"{OPTION}: {problem}", f"Known: {', '.join(known)}.")
-    return UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", _KNOWN)
