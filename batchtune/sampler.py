@@ -23,10 +23,11 @@ from batchtune.batching.epochs import ORDERINGS, Drawing, Grouped, Ordering
 from batchtune.batching.given import Numbers
 from batchtune.batching.layout import Dealing, Layout, batches_per_rank, lay_out
 from batchtune.batching.table import BucketTable
-from batchtune.exports.sampler import SamplerConfig, read_sampler_yaml
+from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
+from batchtune.results import SamplerConfig
 
 _AT_ONCE = 1 << 18
 _MOST_RANKS = 1_000_000

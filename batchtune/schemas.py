@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from batchtune.exports.sampler import SamplerConfig
 from batchtune.reports.json_format import Report
-from batchtune.results import Doctor, Exported, Probe, Record, Run, Scan, Sweep, Trial, Verification
+from batchtune.results import Doctor, Exported, Probe, Record, Run, SamplerConfig, Scan, Sweep, Trial, Verification
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # One entry of a Google-style section: one or several names, a colon, the text.

@@ -4,7 +4,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator

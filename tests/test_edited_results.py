@@ -21,7 +21,7 @@ from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
 from ruamel.yaml import YAML
 
-from batchtune.cli.verify import candidate_of, verify_with_progress
+from batchtune.cli.verify import verify_with_progress
 from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
@@ -78,9 +78,10 @@ def manifest_of(folder: Path, kind: str) -> list[object]:
 
 
 def verified(lengths: Lengths, run: Path, device: LawDevice) -> Any:
-    candidate = candidate_of(read_sampler_yaml(run / "sampler.yaml"))
     workload = WorkloadRecord(spec=SETTINGS.workload, options=SETTINGS.options)
-    plan = VerifyPlan(lengths=lengths, candidate=candidate, settings=VerifySettings(steps=20))
+    plan = VerifyPlan(
+        lengths=lengths, config=read_sampler_yaml(run / "sampler.yaml"), settings=VerifySettings(steps=20)
+    )
     return verify(device, plan, workload)
 
 

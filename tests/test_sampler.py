@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 
 from batchtune import BucketBatchSampler
 from batchtune.errors import ManifestError, ResultError, UsageError
-from batchtune.exports.sampler import SamplerConfig, SamplerEvidence, render_sampler_yaml
+from batchtune.exports.sampler import render_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions
 from batchtune.manifests.reading import load_ordered_lengths
+from batchtune.results import SamplerConfig, SamplerEvidence
 
 LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
 TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions
     from batchtune.probe.settings import ProbeSettings
-    from batchtune.tuning.current import Current
     from batchtune.tuning.sweep_settings import SweepSettings
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
@@ -352,7 +351,8 @@ class SweepOptions:
     )
 
     def settings(self, run: RunOptions) -> SweepSettings:
-        """Return the settings of the sweep. Raises UsageError if a value is invalid."""
+        """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
+        from batchtune.tuning.current import read_current
         from batchtune.tuning.sweep_settings import ALL_STRATEGIES, Ranks, SweepSettings, parse_num_buckets
 
         return SweepSettings(
@@ -364,13 +364,8 @@ class SweepOptions:
             ranks=Ranks(world_size=self.world_size, accumulate=self.accumulate, same_bucket=self.same_bucket),
             throughput_fraction=self.throughput_fraction,
             min_randomness=self.min_randomness,
+            current=None if self.current is None else read_current(self.current),
         )
-
-    def read_current(self) -> Current | None:
-        """Return the user's current settings, if given. Raises UsageError or ResultError if they can't be read."""
-        from batchtune.tuning.current import read_current
-
-        return None if self.current is None else read_current(self.current)
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,6 @@ from batchtune.errors import UsageError
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.results import Sweep
-    from batchtune.tuning.current import Current
     from batchtune.tuning.sweep_settings import SweepSettings
 
 EXAMPLES = """
@@ -50,12 +49,11 @@ def sweep_buckets(
     settings = sweep.settings(run)
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
         raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
-    current = sweep.read_current()
     lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
     console.notes(console.describe(lengths), quiet=run.quiet)
     if max_batch_length is not None:
         _check_unit(lengths, max_batch_length, quiet=run.quiet)
-    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length, current=current)
+    found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)
     if run.json:
         console.write_json(found)
     else:
@@ -68,7 +66,6 @@ def sweep_and_write(
     run: RunOptions,
     *,
     max_batch_length: float | None = None,
-    current: Current | None = None,
 ) -> Sweep:
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`.
 
@@ -88,7 +85,6 @@ def sweep_and_write(
             max_batch_length=max_batch_length,
             force=run.force,
             on_row=on_row,
-            current=current,
         )
     config = run.run / SAMPLER_FILE
     if found.recommended is not None:
@@ -106,7 +102,7 @@ def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> No
     Raises:
         UsageError: It is shorter than every example, so every batch would hold one.
     """
-    from batchtune.tuning.unit_hints import limit_unit_hint
+    from batchtune.tuning.cautions import limit_unit_hint
     from batchtune.units import format_length
 
     hint = limit_unit_hint(lengths, max_batch_length)

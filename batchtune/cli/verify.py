@@ -25,10 +25,9 @@ from batchtune.cli.options import (
 from batchtune.errors import ResultError, UsageError
 
 if TYPE_CHECKING:
-    from batchtune.exports.sampler import SamplerConfig
     from batchtune.lengths import Lengths
     from batchtune.results import Verification
-    from batchtune.tuning.verify_plan import Candidate, VerifySettings
+    from batchtune.tuning.verify_plan import VerifySettings
     from batchtune.tuning.verifying import VerifyProgress
 
 EXAMPLES = """
@@ -144,8 +143,8 @@ def verify_with_progress(
     from batchtune.cli.progress import worker_bar
     from batchtune.exports.sampler import read_sampler_yaml
     from batchtune.results import PROBE_FILE, SAMPLER_FILE, SWEEP_FILE, Probe, Sweep, read_result
-    from batchtune.tuning.run_folder import lengths_of
-    from batchtune.tuning.verify_plan import VerifyPlan, check_lengths, subject_of
+    from batchtune.tuning.run_folder import check_lengths, lengths_of
+    from batchtune.tuning.verify_plan import VerifyPlan, subject_of
     from batchtune.tuning.verifying import run_verify
     from batchtune.units import counted
 
@@ -175,7 +174,7 @@ def verify_with_progress(
         )
     plan = VerifyPlan(
         lengths=lengths,
-        candidate=candidate_of(config, _multiple_of(folder)),
+        config=config,
         settings=replace(settings, seed=config.seed if seed is None else seed),
         probe=probe,
     )
@@ -200,32 +199,3 @@ def verify_with_progress(
             f"`batchtune report {shlex.quote(str(folder))}` shows what was to be verified."
         )
         raise
-
-
-def candidate_of(config: SamplerConfig, multiple_of: float | None = None) -> Candidate:
-    """Return the sampler that `sampler.yaml` describes; `multiple_of` is the sweep's."""
-    import numpy as np
-
-    from batchtune.batching.table import BucketTable
-    from batchtune.tuning.verify_plan import Candidate
-
-    boundaries = np.array(config.bucket_boundaries, dtype=np.float64)
-    sizes = np.array(config.bucket_batch_sizes, dtype=np.int64)
-    return Candidate(
-        table=BucketTable(boundaries, sizes),
-        max_batch_length=config.max_batch_length,
-        ordering=config.batch_ordering,
-        drop_last=config.drop_last,
-        multiple_of=multiple_of,
-    )
-
-
-def _multiple_of(folder: Path) -> float | None:
-    """Return the --multiple-of of the folder's sweep."""
-    import msgspec
-
-    from batchtune.results import SWEEP_FILE, Sweep, SweptWith, read_result
-
-    if not (folder / SWEEP_FILE).exists():
-        return None
-    return msgspec.convert(read_result(folder / SWEEP_FILE, Sweep).settings, SweptWith).multiple_of

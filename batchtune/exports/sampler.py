@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,19 +15,7 @@ from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import recommended_row
 from batchtune.exports.text import broken
-from batchtune.results import (
-    Amount,
-    Bytes,
-    Count,
-    Length,
-    Probe,
-    ReadingRecord,
-    Record,
-    Seed,
-    Share,
-    Size,
-    Sweep,
-)
+from batchtune.results import Probe, ReadingRecord, SamplerConfig, SamplerEvidence, Sweep
 
 _HEADER = """\
 # batchtune's recommendation for a batch sampler: an example belongs to the first bucket whose
@@ -35,71 +23,6 @@ _HEADER = """\
 """
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 _AGAIN = "Make it anew with `batchtune sweep-buckets`."
-
-
-class SamplerEvidence(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The evidence for the recommendation.
-
-    Attributes:
-        fingerprint: Of the lengths: the table holds for these data.
-        device: Name of the device that was measured; None where the sweep had no probe.
-        batches: Batches of one epoch, over all ranks that the sweep was made for.
-        padding_ratio: Padded cells / all cells.
-        estimated_epoch_seconds: None where no step times are known.
-        unproven: How many buckets have a batch size that is not proven to fit; None where nothing was probed.
-        margin_bytes: Memory that proven batches leave free; None where it is not known.
-        min_length, max_length: Shorter and longer examples were left out (--min-length, --max-length): no batch with
-            them was counted or run. None without such a limit.
-        left_out: Reason → number of examples that were left out; empty where none was, or in older files.
-        multiple_of: Batches were counted as padded to multiples of it; None: to their longest example.
-    """
-
-    fingerprint: str
-    device: str | None
-    batches: Count
-    padding_ratio: Share
-    estimated_epoch_seconds: Amount | None
-    unproven: Count | None = None
-    margin_bytes: Bytes | None = None
-    min_length: Length | None = None
-    max_length: Length | None = None
-    left_out: dict[str, Count] = msgspec.field(default_factory=dict)
-    multiple_of: Length | None = None
-
-    @property
-    def filters(self) -> str | None:
-        """The limits as on the command line, `--min-length 1 --max-length 30`; None without any."""
-        return ReadingRecord(min_length=self.min_length, max_length=self.max_length).filters
-
-
-class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `sampler.yaml`, in its order.
-
-    Attributes:
-        unit: What lengths, boundaries and max_batch_length count; None where it is unknown.
-        max_batch_length: The largest padded length of a batch that the sweep allowed.
-        max_batch_size: The largest of bucket_batch_sizes.
-        num_buckets: Number of boundaries.
-        bucket_boundaries: Inclusive upper edges, strictly ascending.
-        bucket_batch_sizes: One for each boundary, at least 1.
-    """
-
-    FORMAT: ClassVar[str] = "batchtune/sampler"
-    VERSION: ClassVar[int] = 1
-
-    format: str
-    version: int
-    unit: str | None
-    max_batch_length: Length
-    max_batch_size: Size
-    num_buckets: Size
-    bucket_boundaries: list[Length]
-    bucket_batch_sizes: list[Size]
-    shuffle: bool
-    batch_ordering: Literal["random", "ascending", "descending"]
-    drop_last: bool
-    seed: Seed
-    evidence: SamplerEvidence
 
 
 def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:

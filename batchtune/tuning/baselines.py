@@ -12,10 +12,9 @@ import numpy as np
 from batchtune.batching.epochs import EpochShapes
 from batchtune.batching.layout import Dealing, lay_out
 from batchtune.batching.table import BucketTable, Limits
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import FloatArray
 from batchtune.results import Baseline, LowerBound, Row
 from batchtune.tuning.epoch_cost import EpochCost, Pricing
-from batchtune.tuning.targets import StepSeconds
 
 
 def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
@@ -24,10 +23,7 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     On several ranks every rank has as many batches as any other, as for the rows: where their number is no multiple
     of the ranks, the first are split in two until it is. All examples are of one bucket, so these are the batches
     of ranks that take them of the same bucket, too, but for how what fills no batch on each is cut.
-
-    Args:
-        pricing: Of the data set.
-        limits: The frontier decides where there is one, else max_batch_length.
+    The frontier decides what fits, without one max_batch_length.
     """
     lengths = pricing.lengths
     longest = lengths.histogram.lengths[-1:]
@@ -53,73 +49,43 @@ def fixed_baselines(pricing: Pricing, limits: Limits) -> list[Baseline]:
     ]
 
 
-def lower_bound(pricing: Pricing, limits: Limits) -> LowerBound:
+def lower_bound(pricing: Pricing, limits: Limits, found: Sequence[Row | Baseline]) -> LowerBound:
     """Return the bound that no bucket table can beat under these limits.
 
     An example takes at least the share of a batch that it would take among examples of its own length. Where
     a longer example takes a smaller share (a frontier need not be monotone), it takes that of the longer one.
     Every rank has as many batches as any other, and none ever waits.
-
-    Args:
-        pricing: Of the data set. The time per example is taken to be least in a batch of the largest size, its
-            half, its quarter and so on.
-        limits: All sizings count, whichever allows more.
+    The time per example is taken to be least in a batch of the largest size, its half, its quarter and so on; and the
+    epoch's is no higher than any that was found, as measured step times need not be that regular.
     """
-    lengths, histogram = pricing.lengths, pricing.lengths.histogram
+    histogram, ranks, step_seconds = pricing.lengths.histogram, pricing.ranks.world_size, pricing.step_seconds
     sizes = [limits.batch_sizes(histogram.lengths, sizing) for sizing in limits.sizings]
     whole = np.max(sizes, axis=0).astype(np.float64)
     # A batch can't be filled better than to max_batch_length exactly; whole examples reach that only by luck.
     capacity = np.maximum(whole, limits.max_batch_length / histogram.lengths)
     if limits.max_batch_size is not None:
         capacity = np.minimum(capacity, limits.max_batch_size)
-    shares = np.sum(histogram.counts / _greatest_from_here_on(capacity))
-    seconds = None
-    if pricing.step_seconds is not None:
-        each = _least_seconds_each(
-            _greatest_from_here_on(whole), histogram.lengths, _mean_targets(lengths), pricing.step_seconds
-        )
-        seconds = float(np.sum(histogram.counts * -_greatest_from_here_on(-each))) / pricing.ranks.world_size
-    ranks = pricing.ranks.world_size
+    shares = float(np.sum(histogram.counts / _greatest_from_here_on(capacity)))
+    seconds = [other.estimated_epoch_seconds for other in found if other.estimated_epoch_seconds is not None]
+    if step_seconds is not None:
+        size, targets = _greatest_from_here_on(whole), pricing.lengths.targets
+        if targets is not None:  # a batch's longest is at least the mean of its examples' targets
+            starts = np.concatenate(([0], np.cumsum(histogram.counts[::-1])[:-1]))
+            targets = np.add.reduceat(targets, starts)[::-1] / histogram.counts
+        least: FloatArray = np.full(size.shape, np.inf)
+        while True:
+            given = (size, histogram.lengths) if targets is None else (size, histogram.lengths, targets)
+            least = np.minimum(least, np.asarray(step_seconds(*given), dtype=np.float64) / size)
+            if (size == 1).all():
+                break
+            size = np.maximum(1.0, np.floor(size / 2))
+        seconds.append(float(np.sum(histogram.counts * -_greatest_from_here_on(-least))) / ranks)
     return LowerBound(
         # Rounding must not make it one too many.
-        batches=ranks * max(1, math.ceil(float(shares) / ranks * (1 - 1e-12))),
+        batches=ranks * max(1, math.ceil(shares / ranks * (1 - 1e-12))),
         padded_length=pricing.total,
-        estimated_epoch_seconds=seconds,
-    )
-
-
-def below_all(bound: LowerBound, found: Sequence[Row | Baseline]) -> LowerBound:
-    """Return the bound, no higher than any time found: measured step times need not be as regular as it assumes."""
-    seconds = [other.estimated_epoch_seconds for other in (bound, *found) if other.estimated_epoch_seconds is not None]
-    return LowerBound(
-        batches=bound.batches,
-        padded_length=bound.padded_length,
         estimated_epoch_seconds=min(seconds, default=None),
     )
-
-
-def _mean_targets(lengths: Lengths) -> FloatArray | None:
-    """Return a target for each distinct length: a batch's longest is at least the mean of its examples' targets."""
-    if lengths.targets is None:
-        return None
-    starts = np.concatenate(([0], np.cumsum(lengths.histogram.counts[::-1])[:-1]))
-    sums = np.add.reduceat(lengths.targets, starts)[::-1]
-    means: FloatArray = sums / lengths.histogram.counts
-    return means
-
-
-def _least_seconds_each(
-    sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None, step_seconds: StepSeconds
-) -> FloatArray:
-    """Shape (lengths,): the least time per example over batches of at most so many."""
-    least: FloatArray = np.full(lengths.shape, np.inf)
-    size = sizes
-    while True:
-        given = (size, lengths) if targets is None else (size, lengths, targets)
-        least = np.minimum(least, np.asarray(step_seconds(*given), dtype=np.float64) / size)
-        if (size == 1).all():
-            return least
-        size = np.maximum(1.0, np.floor(size / 2))
 
 
 def _greatest_from_here_on(values: FloatArray) -> FloatArray:

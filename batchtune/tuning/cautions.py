@@ -1,135 +1,101 @@
-"""Warnings about the tables that were compared."""
+"""Warnings about the data and the tables that were compared, and hints at a wrong unit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from batchtune.batching.strategies import STRATEGIES
-from batchtune.batching.strategies.speechbrain import capped_by_num_buckets, single_bucket
 from batchtune.batching.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
-from batchtune.tuning.current.base import Current, CurrentTable
-from batchtune.tuning.unit_hints import limit_unit_hint
-from batchtune.units import format_length
+from batchtune.tuning.current.base import longer_than
+from batchtune.units import format_length, format_seconds
 
-_CURRENT = "your current config"
+# Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
+# `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
+# batch if it then exceeds); `data_utils_fast.pyx` of fairseq (asserts that none is above max_tokens);
+# `BucketingFilter` of NeMo.
+_OVERLONG = (
+    "where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; Lhotse and "
+    "ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops only what "
+    "is longer than its last bin"
+)
+# How many make a second, as it is most often; and what is assumed for that.
+_IN_A_SECOND: dict[str, tuple[int, str]] = {
+    "ms": (1000, ""),
+    "samples": (16_000, " at 16 kHz"),
+    "frames": (100, " of 10 ms"),
+}
+# No utterance is so many seconds long.
+_LONG_SECONDS = 1000.0
+# More than so many seconds in a batch are none: then max_batch_length is meant as it is written.
+_MOST_SECONDS = 7200.0
+# A max_batch_length of so little more than the longest example is suspicious, too. Of frames it may be meant.
+_NEAR = {"ms": 1.5, "samples": 1.5}
 
 
-def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> list[str]:
-    """Return the warnings of a sweep, each at most once however many rows it concerns.
-
-    Args:
-        lengths: The data set.
-        limits: What limits the batch size.
-        num_buckets: The bucket counts that were asked for.
-        rows: The tables that came of them.
-    """
-    limit = limits.max_batch_length
-    unit = limit_unit_hint(lengths, limit)
-    found = [*([] if unit is None else [unit]), *_overlong(lengths, limit)]
+def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the warnings of a sweep, each at most once however many rows it concerns."""
+    limit, distinct = limits.max_batch_length, lengths.histogram.lengths.size
+    if (unit := limit_unit_hint(lengths, limit)) is not None:
+        yield unit
+    yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
     for name, strategy in STRATEGIES.items():
-        found += strategy.cautions(lengths, limit, [row for row in rows if row.strategy == name])
-    return [*found, *_more_buckets_than_lengths(lengths, num_buckets)]
-
-
-def cap_cautions(current: Current, recommended: Row | None, max_batch_size: int | None) -> Iterator[str]:
-    """Yield the limits in use now that the compared tables do not keep.
-
-    Args:
-        current: The settings in use now.
-        recommended: The recommended row; None without one.
-        max_batch_size: The most examples that the tables were allowed in a batch; None: any.
-    """
-    name = {"speechbrain": "max_batch_ex", "nemo": "batch_size"}.get(current.kind)
-    cap = None if name is None else current.settings.get(name)
-    beside = current.kind != "nemo" or (
-        "batch_duration" in current.settings and "bucket_batch_size" not in current.settings
-    )
-    if isinstance(cap, int) and beside and recommended is not None and max(recommended.batch_sizes) > cap:
-        swept = "" if max_batch_size is None else f" (--max-batch-size {max_batch_size})"
-        yield (
-            f"{name} of {_CURRENT} allows {cap:,} examples in a batch, the recommended table up to "
-            f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {cap}"
-        )
-    if current.kind == "nemo" and "quadratic_duration" in current.settings:
-        yield (
-            f"quadratic_duration of {_CURRENT} makes batches of long examples smaller, and the tables do not know it: "
-            "batch sizes from a probe are measured at each length and need none, those from --max-batch-length alone "
-            "may not fit where yours do"
-        )
-
-
-def current_cautions(current: Current, found: CurrentTable, row: Row) -> list[str]:
-    """Return warnings about the settings that are in use now, each a sentence without a full stop.
-
-    Args:
-        current: The settings.
-        found: The batches that they make of the lengths.
-        row: That table, evaluated.
-    """
-    cautions = []
-    left_out = sum(found.left_out.values())
-    if left_out:
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
-        cautions.append(
-            f"{_CURRENT} leaves out {left_out:,} of {found.lengths.count + left_out:,} examples ({reasons}): its "
-            "figures are those of the others"
-        )
-    limit = found.max_batch_length
-    if current.kind == "speechbrain" and limit is not None:
-        consequence = "SpeechBrain makes {each} a batch of one"
-        cautions += _longer_than(found.lengths, limit, f"max_batch_length of {_CURRENT},", consequence)
-        # Boundaries that are given stay where they are when max_batch_length is raised.
-        if "bucket_boundaries" not in current.settings:
-            cautions += capped_by_num_buckets(found.lengths, limit, [row], _CURRENT)
-            cautions += single_bucket([row], _CURRENT)
-        elif max(row.batch_sizes) == 1 < current.settings.get("max_batch_ex", limit) and row.boundaries[0] > limit / 2:
-            smallest = format_length(row.boundaries[0], found.lengths.unit)
-            cautions.append(
-                f"{_CURRENT} makes batches of one example, because its smallest boundary, {smallest}, is more than "
-                f"half of max_batch_length {format_length(limit, found.lengths.unit)}"
-            )
-    elif current.kind == "nemo" and limit is not None:
-        consequence = "batches that hold such an example exceed it"
-        cautions += _longer_than(found.lengths, limit, f"batch_duration of {_CURRENT},", consequence)
-    return cautions
-
-
-def _overlong(lengths: Lengths, max_batch_length: float) -> Iterator[str]:
-    """Warn of examples that alone exceed the limit, and say what the frameworks do with them.
-
-    Sources: `DynamicBatchSampler` of SpeechBrain 1.1 (batch size at least 1, and 1 beyond the last boundary);
-    `TimeConstraint` of Lhotse 1.33 and `NumElementsBatchSampler` of ESPnet (an example is added first, and closes the
-    batch if it then exceeds); `data_utils_fast.pyx` of fairseq (asserts that none is above max_tokens);
-    `BucketingFilter` of NeMo.
-    """
-    consequence = (
-        "where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; Lhotse and "
-        "ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops only what "
-        "is longer than its last bin"
-    )
-    yield from _longer_than(lengths, max_batch_length, "max_batch_length", consequence)
-
-
-def _longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:
-    """`consequence` may say {each} for "it" or "each of them"."""
-    overlong = int(np.count_nonzero(lengths.values > limit))
-    if not overlong:
-        return
-    examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
-    shown, longest = (format_length(length, lengths.unit) for length in (limit, lengths.longest))
-    then = consequence.format(each=each)
-    yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
-
-
-def _more_buckets_than_lengths(lengths: Lengths, num_buckets: Sequence[int]) -> Iterator[str]:
-    distinct = lengths.histogram.lengths.size
+        yield from strategy.cautions(lengths, limit, [row for row in rows if row.strategy == name])
     if max(num_buckets) > distinct:
         values = "only one value" if distinct == 1 else f"only {distinct} different values"
         yield (
             f"up to {max(num_buckets)} buckets were asked for, but the lengths take {values}: "
             f"no more than {distinct} can hold an example"
         )
+
+
+def workload_unit_hint(lengths: Lengths, workload: str) -> str | None:
+    """Return a hint, in full sentences, where one example does not fit and the workload may expect seconds.
+
+    None where the lengths can be seconds, or count something else; a built-in workload knows the unit.
+    """
+    longest, unit = lengths.longest, lengths.unit
+    if unit in _IN_A_SECOND and not workload.startswith("builtin:"):
+        return (
+            f"Is the unit right? The workload is given lengths in {unit}, up to {format_length(longest, unit)}. If it "
+            f"expects seconds, convert them: {_conversion(unit, longest)}."
+        )
+    if unit not in ("s", None) or longest <= _LONG_SECONDS:
+        return None
+    given = "Is the unit right? The workload is given lengths up to"
+    found = f"{format_length(longest, unit)} ({format_seconds(longest)})" if unit else format_length(longest, None)
+    unknown = "" if unit else ", and nothing says what they count (--unit does)"
+    others = "; ".join(f"if they are {one}, {_conversion(one, longest)}" for one in ("ms", "samples"))
+    return f"{given} {found}{unknown}. If it expects seconds: {others}."
+
+
+def _conversion(unit: str, longest: float) -> str:
+    """`--length-scale 1/1000 --unit s (the longest is then 23.4 s)`."""
+    count, assumed = _IN_A_SECOND[unit]
+    which = f", for {unit}{assumed}" if assumed else ""
+    return f"--length-scale 1/{count} --unit s (the longest is then {format_seconds(longest / count)}{which})"
+
+
+def limit_unit_hint(lengths: Lengths, max_batch_length: float) -> str | None:
+    """Return what max_batch_length may have been meant to be, without a full stop; None where it can be as it says."""
+    unit, longest, median = lengths.unit, lengths.longest, float(lengths.values[lengths.count // 2])
+    meant = []
+    if max_batch_length < longest * _NEAR.get(unit or "", 1.0) and max_batch_length <= _MOST_SECONDS:
+        for other in [unit] if unit else ["ms", "samples"]:
+            count, assumed = _IN_A_SECOND.get(other, (0, ""))
+            if max_batch_length * count >= 2 * longest:  # a batch of several examples
+                which = f" (for {other}{assumed})" if assumed or not unit else ""
+                meant.append(f"--max-batch-length {max_batch_length * count:.15g}{which}")
+    if not meant and max_batch_length >= median:
+        return None
+    limit = format_length(max_batch_length, unit)
+    if max_batch_length < median:
+        than = f"shorter than the median example ({format_length(median, unit)})"
+    elif max_batch_length < longest:
+        than = f"shorter than the longest example ({format_length(longest, unit)})"
+    else:
+        than = f"hardly longer than the longest example ({format_length(longest, unit)})"
+    counted = f"The lengths are in {unit}" if unit else "Nothing says what the lengths count"
+    values = f": if {limit.split()[0]} s is meant, give {' or '.join(meant)}" if meant else ""
+    return f"max_batch_length {limit} is {than}. Is it in another unit? {counted}{values}"

@@ -43,16 +43,9 @@ def quantiles_of(lengths: Lengths) -> list[float]:
 
 
 def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
-    """Describe what each bucket of a row's table holds, and what its batches cost, over all ranks.
+    """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
 
-    Args:
-        lengths: The data set, for true lengths.
-        pricing: Its lengths as batches are padded to them, and the ranks.
-        row: The row; its last boundary is at least the longest padded length.
-        proven_by: Of the probe; None without one.
-
-    Returns:
-        One for each bucket, those without examples too.
+    `pricing` has the lengths as batches are padded to them, `lengths` the true ones.
     """
     table, histogram = BucketTable.of(row.boundaries, row.batch_sizes), pricing.lengths.histogram
     edges, counts = table.edges(histogram), table.counts(histogram)

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from msgspec.structs import replace
@@ -38,15 +37,13 @@ _PACKAGES = {
     "nvidia-dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110"),
 }
 
+_GET_TORCH = "https://pytorch.org/get-started/locally/"
 # So much of the processors in use is more than what every machine does beside.
 _BUSY_SHARE = 0.5
 
 
 def examine(timeout_seconds: float) -> Doctor:
-    """Examine this machine. Torch and the driver are queried in a separate process.
-
-    `timeout_seconds` limits how long they may take to answer.
-    """
+    """Examine this machine. Torch and the driver are queried in a separate process, for at most so long."""
     driver, torch = _ask_in_a_process(timeout_seconds)
     environment = describe_environment()
     cpu = describe_cpu(lock_holder(CPU_ID))
@@ -62,24 +59,23 @@ def examine(timeout_seconds: float) -> Doctor:
         cpu=cpu,
         environment=environment,
         packages={name: _installed(distributions) for name, distributions in _PACKAGES.items()},
-        warnings=[*_torch_warnings(torch.torch, gpus), *_device_warnings(gpus, cpu), *settings_warnings(environment)],
+        warnings=[*_warnings(torch.torch, gpus, cpu), *settings_warnings(environment)],
     )
 
 
 def merge_gpus(by_driver: Sequence[DoctorGpu], by_torch: Sequence[DoctorGpu]) -> list[DoctorGpu]:
     """One entry a GPU: those that torch sees, in its order, then those that the driver alone knows."""
     known = {one.uuid: one for one in by_driver if one.uuid}
+    gpus = [
+        replace(
+            known.get(one.uuid or "", one),
+            **{name: getattr(one, name) for name in ("name", "device", "capability", "total_bytes")},
+        )
+        for one in by_torch
+    ]
     seen = {one.uuid for one in by_torch}
-    gpus = [_completed(one, known.get(one.uuid or "")) for one in by_torch]
     gpus += [one for one in by_driver if one.uuid is None or one.uuid not in seen]
     return [replace(gpu, probe_process=lock_holder(gpu.uuid) if gpu.uuid else None) for gpu in gpus]
-
-
-def _completed(gpu: DoctorGpu, by_driver: DoctorGpu | None) -> DoctorGpu:
-    """A GPU as torch sees it, with what the driver knows of it besides."""
-    if by_driver is None:
-        return gpu
-    return replace(by_driver, name=gpu.name, device=gpu.device, capability=gpu.capability, total_bytes=gpu.total_bytes)
 
 
 def lock_holder(device_id: str) -> int | None:
@@ -103,13 +99,34 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
     """Query the driver and torch; a missing answer becomes a problem."""
     # Files, not pipes: a process that a library leaves running may hold a pipe open forever.
     with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as printed:
-        ended = _run(answers, printed, timeout_seconds)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "batchtune.probe.inventory"],
+            stdin=subprocess.DEVNULL,
+            stdout=answers,
+            stderr=printed,
+            start_new_session=True,
+        )
+        last_words = None
+        try:
+            code = process.wait(timeout_seconds)
+            ended = f"the process ended with exit code {code}"
+            if code < 0:
+                ended = f"the process was killed by {signal.Signals(-code).name}"
+            printed.seek(0)
+            last_words = next(reversed(printed.read().decode(errors="replace").strip().splitlines()), None)
+        except subprocess.TimeoutExpired:
+            ended = f"it gave no answer within {timeout_seconds:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         answers.seek(0)
-        printed.seek(0)
         lines = answers.read().splitlines()
-        noise = printed.read().decode(errors="replace").strip().splitlines()
     driver = DriverFacts(driver=None, gpus=[], problem=f"the query of the driver failed: {ended}")
-    torch: TorchFacts | None = None
+    version = _installed(("torch",))
+    torch = TorchFacts(
+        torch=DoctorTorch(version=version, cuda=None, hip=None, cudnn=None, problem=last_words or ended), gpus=[]
+    )
     for line in lines:
         with contextlib.suppress(msgspec.DecodeError):  # the process was ended in the middle of a line
             facts = decode_line(line)
@@ -117,34 +134,7 @@ def _ask_in_a_process(timeout_seconds: float) -> tuple[DriverFacts, TorchFacts]:
                 driver = facts
             else:
                 torch = facts
-    if torch is None:
-        problem = ended if not noise or ended.startswith("it gave") else noise[-1]
-        torch = TorchFacts(
-            torch=DoctorTorch(version=_installed(("torch",)), cuda=None, hip=None, cudnn=None, problem=problem), gpus=[]
-        )
     return driver, torch
-
-
-def _run(answers: IO[bytes], printed: IO[bytes], timeout_seconds: float) -> str:
-    """Run the inventory and describe how it ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "batchtune.probe.inventory"],
-        stdin=subprocess.DEVNULL,
-        stdout=answers,
-        stderr=printed,
-        start_new_session=True,
-    )
-    try:
-        returncode = process.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return f"it gave no answer within {timeout_seconds:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if returncode >= 0:
-        return f"the process ended with exit code {returncode}"
-    return f"the process was killed by {signal.Signals(-returncode).name}"
 
 
 def _installed(distributions: Sequence[str]) -> str | None:
@@ -155,56 +145,55 @@ def _installed(distributions: Sequence[str]) -> str | None:
     return None
 
 
-def _torch_warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu]) -> list[str]:
-    if torch.version is None:
-        return [f"PyTorch is not installed ({torch.problem}). Install it: https://pytorch.org/get-started/locally/."]
+def _torch_warning(torch: DoctorTorch, gpus: Sequence[DoctorGpu]) -> str | None:
     unseen = [gpu for gpu in gpus if gpu.device is None]
-    built = torch.cuda or torch.hip
+    if torch.version is None:
+        return f"PyTorch is not installed ({torch.problem}). Install it: {_GET_TORCH}."
     if torch.problem is not None:
-        return [
+        return (
             f"PyTorch {torch.version} does not work here: {torch.problem}. No probe can run. "
-            f"Reinstall it, in a build that fits driver and system: https://pytorch.org/get-started/locally/."
-        ]
-    if unseen and not built:
-        return [
+            f"Reinstall it, in a build that fits driver and system: {_GET_TORCH}."
+        )
+    if unseen and not (torch.cuda or torch.hip):
+        return (
             f"PyTorch {torch.version} was built without CUDA, so a probe would run on the CPU instead of "
-            f"{unseen[0].name}. Install a CUDA build: https://pytorch.org/get-started/locally/."
-        ]
+            f"{unseen[0].name}. Install a CUDA build: {_GET_TORCH}."
+        )
     if unseen:
-        return [
+        return (
             f"PyTorch does not see {counted(len(unseen), 'GPU')} that the driver knows ({unseen[0].name}). "
             "Check whether CUDA_VISIBLE_DEVICES hides it."
-        ]
-    return []
+        )
+    return None
 
 
-def _device_warnings(gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> list[str]:
-    warnings = []
+def _warnings(torch: DoctorTorch, gpus: Sequence[DoctorGpu], cpu: DoctorCpu) -> Iterator[str]:
+    if (about_torch := _torch_warning(torch, gpus)) is not None:
+        yield about_torch
     for gpu in gpus:
         name = f"{gpu.device} ({gpu.name})" if gpu.device else gpu.name
         if gpu.probe_process is not None:
-            warnings.append(
+            yield (
                 f"A probe (process {gpu.probe_process}) is using {name}: another one has to wait until it ends, as "
                 "--wait does."
             )
         elif who := busy_with(gpu.processes):
-            warnings.append(f"{name} is used by {who}. Stop it, or probe another device.")
+            yield f"{name} is used by {who}. Stop it, or probe another device."
         if gpu.throttle_reasons:
-            warnings.append(
+            yield (
                 f"The clock of {name} is held down now ({', '.join(gpu.throttle_reasons)}): step times would be "
                 "too long. Check its cooling and power limit."
             )
     if cpu.limit_problem is not None:
-        warnings.append(f"No probe on the CPU is possible here: {cpu.limit_problem}. Probe on a GPU, or on Linux.")
+        yield f"No probe on the CPU is possible here: {cpu.limit_problem}. Probe on a GPU, or on Linux."
     if cpu.probe_process is not None:
-        warnings.append(
+        yield (
             f"A probe (process {cpu.probe_process}) is using the CPU: step times of another one would be too long. "
             "Wait until it ends, as --wait does."
         )
     elif cpu.load_average is not None and cpu.load_average > _BUSY_SHARE * cpu.processors:
-        warnings.append(
+        yield (
             f"Other programs use the CPU: a load average of {cpu.load_average:.1f} in the last minute, on "
             f"{counted(cpu.processors, 'processor')}. Step times of a probe on the CPU would be too long. "
             "Stop them first."
         )
-    return warnings

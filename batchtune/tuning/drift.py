@@ -9,9 +9,9 @@ import numpy as np
 
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.results import Drift, Row, Sweep, SweptWith, epoch_costs
-from batchtune.tuning.costs import Costs
+from batchtune.tuning.costs import Costs, capped
 from batchtune.tuning.distribution import QUANTILES
 from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
@@ -26,22 +26,30 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     The table tuned anew has the strategy, sizing and number of buckets of the recommended one, and the sweep's
     settings. Where the lengths are the sweep's own, the distance and the staleness are 0 by definition.
 
-    Args:
-        lengths: The other lengths.
-        tuned: The sweep; it recommends a row.
-        costs: What the probe knew that the sweep was made with; `Costs()` without one.
+    `costs` are those of the probe that the sweep was made with, `Costs()` without one.
 
     Raises:
         ResultError: The sweep recommends nothing, has no quantiles (it is of an older batchtune) or damaged settings;
             its lengths are of another unit; or it was made with a probe whose costs are not given.
     """
-    row = _recommended(tuned)
-    _check_unit(lengths, tuned)
-    as_swept = _as_swept(costs, tuned, row)
-    settings = _settings(tuned, row)
+    row, unit = tuned.recommended_row, tuned.lengths.unit
+    if row is None:
+        raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
+    if lengths.unit is not None and unit is not None and lengths.unit != unit:
+        raise ResultError(
+            f"the manifest's lengths count {lengths.unit}, but those of the run count {unit}",
+            "Read them as the run's were read, with the same --length-key; or convert them with --length-scale and "
+            "--unit.",
+        )
+    as_swept, settings = _as_swept(costs, tuned, row), _settings(tuned, row)
     changed = lengths.fingerprint != tuned.lengths.fingerprint
-    now = _as_tuned(lengths, tuned, row, settings, as_swept)
-    best = _retuned(lengths, tuned, row, settings, as_swept) if changed else now
+    pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
+    # Examples beyond its boundaries make batches of one.
+    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
+    best = now = pricing.row(row.strategy, row.sizing, row.num_buckets, table)
+    if changed:
+        found = sweep(lengths, tuned.max_batch_length, settings, as_swept)
+        best = next(other for other in found.rows if other.sizing == row.sizing)
     tuned_cost, best_cost = epoch_costs([now, best])
     return Drift(
         lengths=lengths.summary(),
@@ -62,12 +70,7 @@ def distance(lengths: Lengths, quantiles: list[float]) -> float:
     The distribution function F(x) is taken to be the largest i / 1000 whose quantile is at most x, which is below the
     true one by less than 1 / 1000: so the distance is within 1 / 1000 of the one between the data sets themselves.
 
-    Args:
-        lengths: A data set.
-        quantiles: Shape (1001,), ascending: quantile i / 1000 of the other one at position i, by nearest rank.
-
-    Returns:
-        From 0 to 1.
+    Quantile i / 1000 is at position i, by nearest rank.
 
     Raises:
         ResultError: Not so many quantiles, as in a sweep.json of an older batchtune.
@@ -90,22 +93,6 @@ def distance(lengths: Lengths, quantiles: list[float]) -> float:
     return float(max(np.abs(up_to - at).max(), np.abs(before - below).max()))
 
 
-def _recommended(tuned: Sweep) -> Row:
-    if tuned.recommended_row is None:
-        raise ResultError("the sweep recommends no table, so there is nothing to compare other lengths with", _AGAIN)
-    return tuned.recommended_row
-
-
-def _check_unit(lengths: Lengths, tuned: Sweep) -> None:
-    theirs = tuned.lengths.unit
-    if lengths.unit is not None and theirs is not None and lengths.unit != theirs:
-        raise ResultError(
-            f"the manifest's lengths count {lengths.unit}, but those of the run count {theirs}",
-            "Read them as the run's were read, with the same --length-key; or convert them with --length-scale and "
-            "--unit.",
-        )
-
-
 def _settings(tuned: Sweep, row: Row) -> SweepSettings:
     """The sweep's settings, for one strategy and number of buckets."""
     try:
@@ -125,11 +112,7 @@ def _settings(tuned: Sweep, row: Row) -> SweepSettings:
 
 
 def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
-    """The costs, with no more in them than the sweep knew, since it may be older than the probe.
-
-    Raises:
-        ResultError: The sweep knew more.
-    """
+    """The costs, with no more in them than the sweep knew, since it may be older than the probe."""
     by_frontier = [other for other in tuned.rows if other.sizing == "frontier"]
     timed = row.estimated_epoch_seconds is not None
     if (row.sizing == "frontier" and costs.frontier is None) or (timed and costs.step_seconds is None):
@@ -139,32 +122,14 @@ def _as_swept(costs: Costs, tuned: Sweep, row: Row) -> Costs:
         )
     # The others may be longer than what was measured.
     frontier = (costs.continued_frontier or costs.frontier) if by_frontier else None
-    if frontier is not None:
-        limit, measured = tuned.max_batch_length, frontier
-        if all((np.asarray(one.batch_sizes) <= batch_sizes_for(one.boundaries, limit)).all() for one in by_frontier):
-
-            def capped(lengths: FloatArray) -> IntArray:
-                sizes: IntArray = np.minimum(measured(lengths), batch_sizes_for(lengths, limit))
-                return sizes
-
-            frontier = capped  # the sweep was given a smaller --max-batch-length than the probe's
-    return replace(
+    limit = tuned.max_batch_length
+    as_swept = replace(
         costs,
         frontier=frontier,
         continued_frontier=frontier,
         joint_frontier=None,
         step_seconds=costs.step_seconds if timed else None,
     )
-
-
-def _as_tuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> Row:
-    """Return the row of the tuned table on these lengths; examples beyond its boundaries make batches of one."""
-    pricing = Pricing.of(lengths, tuned.max_batch_length, settings, costs)
-    table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
-    return pricing.row(row.strategy, row.sizing, row.num_buckets, table).row
-
-
-def _retuned(lengths: Lengths, tuned: Sweep, row: Row, settings: SweepSettings, costs: Costs) -> Row:
-    """The row of a table tuned for these lengths."""
-    found = sweep(lengths, tuned.max_batch_length, settings, costs)
-    return next(other for other in found.rows if other.sizing == row.sizing)
+    # The sweep may have been given a smaller --max-batch-length than the probe's.
+    small = [(np.asarray(one.batch_sizes) <= batch_sizes_for(one.boundaries, limit)).all() for one in by_frontier]
+    return capped(as_swept, limit) if all(small) else as_swept

@@ -1,4 +1,4 @@
-"""What a probe tells the user: why it failed, and what to know of its figures."""
+"""Messages of a probe: why it failed, and why its figures may be wrong or cost more than they must."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from batchtune.probe.confirmation import Turns, error_in_turns
 from batchtune.probe.oom import requested_bytes
 from batchtune.probe.protocol import Ran
 from batchtune.probe.search import TooLong
-from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Device, Margin, Run, Trial
+from batchtune.results import Device, Margin, Trial
 from batchtune.shapes import BatchShape
 from batchtune.trust import settings_differences, trust_warnings
-from batchtune.tuning.run_folder import workload_sha256
-from batchtune.tuning.unit_hints import workload_unit_hint
+from batchtune.tuning.cautions import workload_unit_hint
 from batchtune.units import counted, format_length, format_size
 
 # What was measured under other conditions must not be continued, so these ends need a folder of their own.
@@ -62,19 +60,16 @@ def nothing_confirmed(turns: Turns) -> ProbeError:
 def nothing_fits(lengths: Lengths, workload: str, device: Device, trial: Trial) -> ProbeError:
     """Return the error where one of the shortest examples runs out of memory."""
     shortest = format_length(lengths.shortest, lengths.unit)
-    limit = format_size(device.limit_bytes)
-    if _memory_was_free(trial, device.limit_bytes):
+    if (free := _memory_was_free(trial, device)) is not None:
         return ProbeError(
-            f"a batch of one of the shortest example ({shortest}) ended with an error that says that memory ran out, "
-            f"although memory was free: {_peak(trial)}, the limit is {limit} ({trial.error})",
+            f"a batch of one of the shortest example ({shortest}) {free}",
             "The error is not about this limit. Look for what raised it: the code itself, another device, a limit of "
-            "the system (`ulimit -v`, a container's), or one request for more than is free. Fix that, "
-            f"{_START_OVER}.",
+            f"the system (`ulimit -v`, a container's), or one request for more than is free. Fix that, {_START_OVER}.",
         )
     unit = workload_unit_hint(lengths, workload)
     return ProbeError(
-        f"the memory limit of {limit} is too small: even a batch of one of the shortest example ({shortest}) exceeds "
-        f"it ({_how(trial)})",
+        f"the memory limit of {format_size(device.limit_bytes)} is too small: even a batch of one of the shortest "
+        f"example ({shortest}) exceeds it ({_how(trial)})",
         f"{unit + ' Else give' if unit else 'Give'} more with --memory, or take a smaller model with --set; "
         f"{_START_OVER}.",
     )
@@ -84,11 +79,11 @@ def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) ->
     """Return the error where the longest examples run out of memory alone."""
     unit, fitting, longer = lengths.unit, found.fitting_length, found.too_long
     hint = workload_unit_hint(lengths, workload)
-    are = "example is" if longer == 1 else "examples are"
     return ProbeError(
         f"the longest example ({format_length(lengths.longest, unit)}) does not fit within "
-        f"{format_size(device.limit_bytes)}, even alone: {longer:,} of {lengths.count:,} {are} longer than "
-        f"{format_length(fitting, unit)}, the longest that fits ({_how(found.trial)})",
+        f"{format_size(device.limit_bytes)}, even alone: {longer:,} of {lengths.count:,} "
+        f"{'example is' if longer == 1 else 'examples are'} longer than {format_length(fitting, unit)}, the longest "
+        f"that fits ({_how(found.trial)})",
         f"{hint + ' Else leave' if hint else 'Leave'} them out with --max-length {fitting!r}, give more memory "
         f"with --memory, or take a smaller model (checkpointing, a lower precision) with --set; {_START_OVER}.",
     )
@@ -96,39 +91,45 @@ def too_long(lengths: Lengths, workload: str, device: Device, found: TooLong) ->
 
 def longest_does_not_fit(lengths: Lengths, workload: str, device: Device, trial: Trial, trials: int) -> str:
     """Return the warning that comes before the longest length that fits is known, in at most so many trials."""
-    longest = format_length(lengths.longest, lengths.unit)
-    if _memory_was_free(trial, device.limit_bytes):
-        return (
-            f"Warning: the longest example ({longest}) ended with an error that says that memory ran out, although "
-            f"memory was free: {_peak(trial)}, the limit is {format_size(device.limit_bytes)} ({trial.error}). Shorter "
-            "ones are tried now."
-        )
+    longest = f"Warning: the longest example ({format_length(lengths.longest, lengths.unit)})"
+    if (free := _memory_was_free(trial, device)) is not None:
+        return f"{longest} {free}. Shorter ones are tried now."
     hint = workload_unit_hint(lengths, workload)
     return (
-        f"Warning: the longest example ({longest}) does not fit within {format_size(device.limit_bytes)}, even alone, "
-        "so the probe can't succeed like this. It goes on only to find how many examples are too long, in at most "
+        f"{longest} does not fit within {format_size(device.limit_bytes)}, even alone, so the probe can't succeed like "
+        "this. It goes on only to find how many examples are too long, in at most "
         f"{counted(trials, 'trial')} of one example each. To stop now, press Ctrl-C; leave long examples out with "
         "--max-length, give more memory with --memory, or take a smaller model with "
         f"--set.{' ' + hint if hint else ''}"
     )
 
 
-def about_earlier_code(previous: Run | None, settings: ProbeSettings, trials: int) -> Iterator[str]:
-    """Yield a warning if trials were measured before the workload's file changed."""
-    if previous is not None and trials and previous.workload_sha256 != workload_sha256(settings):
-        yield (
-            f"{settings.workload.rpartition(':')[0]} has changed since this run began, and {counted(trials, 'trial')} "
-            "measured the old code. If the change affects memory or time, measure anew with --force."
-        )
+def _memory_was_free(trial: Trial, device: Device) -> str | None:
+    """Describe an error that came although what was asked for, if it says how much, was there; None if it was not."""
+    peak, asked = trial.failed_peak_bytes, requested_bytes(trial.error or "")
+    limit = device.limit_bytes
+    if peak is None or (peak >= _HALF_FREE * limit if asked is None else peak + asked >= _IN_ONE_PIECE * limit):
+        return None
+    return (
+        f"ended with an error that says that memory ran out, although memory was free: the peak was "
+        f"{format_size(peak)}, the limit is {format_size(limit)} ({trial.error})"
+    )
+
+
+def _how(trial: Trial) -> str:
+    """`the peak was 230 MiB, and 700 MiB more were asked for`, or the error's own words where that is not known."""
+    asked = requested_bytes(trial.error or "")
+    if trial.failed_peak_bytes is None or asked is None:
+        return trial.error or trial.outcome
+    return f"the peak was {format_size(trial.failed_peak_bytes)}, and {format_size(asked)} more were asked for"
 
 
 def about_devices(before: Device, now: Device, trials: Sequence[Trial]) -> Iterator[str]:
     """Yield why the device's figures may be wrong; `before` is the device as it was when the run began."""
     yield from trust_warnings(now, trials)
-    caught = [trial for trial in trials if trial.caught]
-    if caught:
+    if caught := sum(trial.caught for trial in trials):
         yield (
-            f"The workload catches out-of-memory errors itself: in {len(caught)} of {counted(len(trials), 'trial')} "
+            f"The workload catches out-of-memory errors itself: in {caught} of {counted(len(trials), 'trial')} "
             "memory ran out and the step returned all the same, as if it had passed. Those batches count as too large. "
             "Training would skip them unseen: let the error get out of the step."
         )
@@ -154,28 +155,17 @@ def about_margin(margin: Margin | None, device: Device) -> Iterator[str]:
     """Yield what a large margin is for."""
     if margin is None or margin.bytes <= _LARGE_MARGIN * device.limit_bytes:
         return
-    share, limit = f"{margin.bytes / device.limit_bytes:.1%}", format_size(device.limit_bytes)
+    share = f"{margin.bytes / device.limit_bytes:.1%} of the limit of {format_size(device.limit_bytes)} is left free"
     if margin.first_step_bytes > margin.spread_bytes:
         yield (
             f"The first step of a process needs {format_size(margin.first_step_bytes)} more than later ones with "
-            f"the same batch: {share} of the limit of {limit} is left free for it. A step with a small batch "
-            "before training begins would make that room usable."
+            f"the same batch: {share} for it. A step with a small batch before training begins would make that room "
+            "usable."
         )
     else:
         yield (
-            f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}: {share} of the limit of "
-            f"{limit} is left free for that. A workload whose memory does not depend on chance can have larger "
-            "batches."
-        )
-
-
-def about_lengths(lost: float | None, settings: ProbeSettings) -> Iterator[str]:
-    """Yield what a table may lose for want of measured lengths."""
-    if lost is not None:
-        yield (
-            f"Measured as many lengths as --max-lengths allows, {settings.most_lengths}: a table may cost up "
-            f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same "
-            "command again."
+            f"Peaks of equal batches differ by up to {format_size(margin.spread_bytes)}: {share} for that. A workload "
+            "whose memory does not depend on chance can have larger batches."
         )
 
 
@@ -194,24 +184,3 @@ def about_turns(turns: Turns, confirmations: int) -> Iterator[str]:
             "shape leaves behind does not fit the next, and each time takes time. Set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True, in training too, or a lower --memory-fraction."
         )
-
-
-def _memory_was_free(trial: Trial, limit_bytes: int) -> bool:
-    """Return whether the error came although what was asked for, if it says how much, was there."""
-    peak = trial.failed_peak_bytes
-    if peak is None:
-        return False
-    asked = requested_bytes(trial.error or "")
-    return peak < _HALF_FREE * limit_bytes if asked is None else peak + asked < _IN_ONE_PIECE * limit_bytes
-
-
-def _how(trial: Trial) -> str:
-    """`the peak was 230 MiB, and 700 MiB more were asked for`, or the error's own words where that is not known."""
-    asked = requested_bytes(trial.error or "")
-    if trial.failed_peak_bytes is None or asked is None:
-        return trial.error or trial.outcome
-    return f"{_peak(trial)}, and {format_size(asked)} more were asked for"
-
-
-def _peak(trial: Trial) -> str:
-    return f"the peak was {format_size(trial.failed_peak_bytes or 0)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,18 +44,11 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning import probe_messages as messages
+from batchtune.tuning.costs import TypicalTargets
 from batchtune.tuning.refining import Refinement
-from batchtune.tuning.run_folder import (
-    alone_in,
-    append_trial,
-    check_trials,
-    clear_run,
-    open_run,
-    read_trials,
-    run_record,
-)
+from batchtune.tuning.run_folder import alone_in, append_trial, clear_run, open_run, run_record, workload_sha256
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.targets import TypicalTargets
+from batchtune.units import counted
 
 # What still fails in turns after so many times is left out: smaller batches that passed take its place.
 _MOST_CONFIRMATIONS = 6
@@ -66,14 +60,12 @@ _MOST_TIMED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeProgress:
-    """What the probe is doing: before and after each trial, and before each step of the confirmation.
+    """The progress of a probe: before and after each trial, and before each step of the confirmation.
 
     Attributes:
-        shape: The batch shape in question.
-        trial: Its outcome; None before it is known.
+        trial: The outcome of the shape; None before it is known.
         done, total: Lengths whose largest batch is known, and all of them; steps while confirming.
         seconds_left: A guess, from the time that trials took so far; None at the beginning.
-        device: What is measured.
         confirming: Whether the shapes at the limit are run in turns.
         shortening: Whether the longest example does not fit, and the longest that does is searched for.
     """
@@ -90,12 +82,11 @@ class ProbeProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeHooks:
-    """What a caller may add to a probe.
+    """Hooks of a caller.
 
     Attributes:
-        on_progress: Called before and after each trial.
         on_note: Called with a sentence for the user.
-        measurer: Measures; None: worker processes on the device that the settings name.
+        measurer: None: worker processes on the device that the settings name.
     """
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
@@ -114,13 +105,8 @@ def run_probe(
 ) -> Probe:
     """Find what fits, continuing what the run folder holds, and write `probe.json`.
 
-    Args:
-        lengths: The data set.
-        settings: What to measure.
-        folder: The run folder; made where missing, and held by one probe at a time.
-        force: Start over, and throw away what the folder holds.
-        sweep_settings: Lengths are measured where this sweep's tables need them; None: 10 to 20 buckets.
-        hooks: Called as the probe goes on.
+    The run folder is held by one probe at a time. `force` starts over, and throws away what it holds. Lengths are
+    measured where the tables of `sweep_settings` need them, by default those of 10 to 20 buckets.
 
     Raises:
         ResultError: The folder holds another run, or can't be written.
@@ -129,13 +115,17 @@ def run_probe(
     """
     hooks = hooks or ProbeHooks()
     with alone_in(folder):
-        previous = None if force else open_run(lengths, settings, folder)
-        trials = [] if force else read_trials(folder / TRIALS_FILE)
-        check_trials(trials, lengths, folder)
-        changed = list(messages.about_earlier_code(previous, settings, len(trials)))
-        if trials:
-            reused = f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew."
-            hooks.on_note(f"Warning: {changed[0]}" if changed else reused)
+        previous, trials = (None, []) if force else open_run(lengths, settings, folder)
+        changed = []
+        if previous is not None and trials and previous.workload_sha256 != workload_sha256(settings):
+            file = settings.workload.rpartition(":")[0]
+            changed = [
+                f"{file} has changed since this run began, and {counted(len(trials), 'trial')} measured the old code. "
+                "If the change affects memory or time, measure anew with --force."
+            ]
+            hooks.on_note(f"Warning: {changed[0]}")
+        elif trials:
+            hooks.on_note(f"{len(trials)} trials of an earlier run in {folder} are taken over; --force measures anew.")
         if lengths.targets is not None:
             hooks.on_note("Targets: each length is probed with the longest target that occurs at or below it.")
         with hooks.measurer or Supervisor(
@@ -154,22 +144,13 @@ def run_probe(
                     f"{folder} was measured on {previous.device.name}; this is {device.name}",
                     "Give another folder with --run, or --force to start over in this one.",
                 )
-            probing = _Probing(
-                lengths=lengths,
-                settings=settings,
-                folder=folder,
-                first_device=previous.device if previous else device,
-                device=device,
-                measurer=measurer,
-                hooks=hooks,
-                trials=trials,
-                changed=changed,
-                sweep_settings=sweep_settings or SweepSettings(),
-            )
-            return probing.run()
+            began_with, sweeps = previous.device if previous else device, sweep_settings or SweepSettings()
+            return _Probing(
+                lengths, settings, folder, began_with, device, measurer, hooks, trials, changed, sweeps
+            ).run()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Probing:
     """One probe at work; `first_device` is the device as it was when the run began, `device` as it is now.
 
@@ -231,8 +212,21 @@ class _Probing:
                 self.hooks.on_note(messages.longest_does_not_fit(self.lengths, spec, self.device, failed, most))
             self._measure(wanted.shape, fresh=wanted.fresh)
 
+    def _next_trial(self) -> NextTrial | None:
+        """Return what to try next, with the search's findings that end it turned into errors for the user."""
+        workload = self.settings.workload
+        try:
+            return self.search.propose(self.trials)
+        except TooLong as long:
+            raise messages.too_long(self.lengths, workload, self.device, long) from None
+        except (SingleFails, NothingFits) as none:
+            disguised = message_verdict(none.trial.error or "") == "disguised"
+            if isinstance(none, SingleFails) or disguised:
+                raise messages.no_lack_of_memory(workload, none.trial) from None
+            raise messages.nothing_fits(self.lengths, workload, self.device, none.trial) from None
+
     def _measure(self, shape: BatchShape, *, fresh: bool = False, timing: bool = False) -> None:
-        self._tell(shape, None)
+        self._show_progress(shape, None)
         self._keep(self.measurer.measure(shape, len(self.trials), fresh=fresh, timing=timing))
 
     def _keep(self, ran: Ran) -> None:
@@ -241,21 +235,23 @@ class _Probing:
         self.trials.append(ran.trial)
         if ran.trial.outcome == "error":
             raise messages.workload_error(self.settings.workload, ran)
-        self._tell(ran.trial.shape, ran.trial)
+        self._show_progress(ran.trial.shape, ran.trial)
 
-    def _next_trial(self) -> NextTrial | None:
-        """Return what to try next, with the search's findings that end it turned into errors for the user."""
-        workload = self.settings.workload
-        try:
-            return self.search.propose(self.trials)
-        except SingleFails as single:
-            raise messages.no_lack_of_memory(workload, single.trial) from None
-        except NothingFits as nothing:
-            if message_verdict(nothing.trial.error or "") == "disguised":
-                raise messages.no_lack_of_memory(workload, nothing.trial) from None
-            raise messages.nothing_fits(self.lengths, workload, self.device, nothing.trial) from None
-        except TooLong as long:
-            raise messages.too_long(self.lengths, workload, self.device, long) from None
+    def _show_progress(self, shape: BatchShape, trial: Trial | None, turns: tuple[int, int] | None = None) -> None:
+        done, total = turns or self.search.progress(self.trials)
+        spent = sum(trial.elapsed_seconds for trial in self.trials)
+        self.hooks.on_progress(
+            ProbeProgress(
+                shape=shape,
+                trial=trial,
+                done=done,
+                total=total,
+                seconds_left=spent / done * (total - done) if done and turns is None else None,
+                device=self.device,
+                confirming=turns is not None,
+                shortening=self.told_too_long,
+            )
+        )
 
     def _time_typical_targets(self) -> None:
         """Time the frontier once more with targets as batches really have them.
@@ -283,27 +279,13 @@ class _Probing:
         points = self.search.frontier(self.trials) + self.search.joint_frontier(self.trials)
         own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
-        needs = sorted((shape for shape in shapes if shape in own), key=lambda shape: (-own[shape], str(shape)))
-        return alternating(needs)
+        return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
 
     def _confirm(self, shapes: Sequence[BatchShape]) -> Turns:
-        total, done = sum(ROUNDS) * len(shapes), 0
+        total, steps = sum(ROUNDS) * len(shapes), itertools.count()
 
         def on_step(shape: BatchShape) -> None:
-            nonlocal done
-            self.hooks.on_progress(
-                ProbeProgress(
-                    shape=shape,
-                    trial=None,
-                    done=min(done, total),
-                    total=total,
-                    seconds_left=None,
-                    device=self.device,
-                    confirming=True,
-                    shortening=self.told_too_long,
-                )
-            )
-            done += 1
+            self._show_progress(shape, None, (min(next(steps), total), total))
 
         return confirm(self.measurer, shapes, on_step) if shapes else Turns()
 
@@ -313,8 +295,18 @@ class _Probing:
         failures = list(turns.failures)
         if (first := turns.first_failed) is not None and findings.highest_peak(first.trial.shape) is None:
             failures.append(first)
-        for failure in failures:
-            self._give_up(failure)
+        for failure in failures:  # journalled as trials that rule the shapes out
+            trial = replace(
+                failure.trial,
+                index=len(self.trials),
+                steps=0,
+                peak_bytes=None,
+                rest_bytes=None,
+                error=error_in_turns(failure.trial),
+                worker=self.measurer.worker,
+                confirmation=True,
+            )
+            self._keep(replace(failure, trial=trial))
         task = self.search.task
         ranges = [findings.peak_range(shape, peaks) for shape, peaks in turns.peaks.items()]
         task.spread_bytes = max(task.spread_bytes, *ranges, 0)
@@ -326,47 +318,15 @@ class _Probing:
         """Return by how much the first step of the fresh worker exceeded later ones of the same shape."""
         if turns.first_step is not None:
             shape, peak = turns.first_step
-            later = [findings.highest_peak(shape) or peak, *turns.peaks.get(shape, ())]
-            excess: int = peak - max(later)
-            return max(0, excess)
-        if turns.first_failed is None:
+            later = max(findings.highest_peak(shape) or peak, *turns.peaks.get(shape, ()), 0)
+            return max(0, peak - later)
+        if turns.first_failed is None or (highest := findings.highest_peak(turns.first_failed.trial.shape)) is None:
             return 0
         shape = turns.first_failed.trial.shape
-        if (highest := findings.highest_peak(shape)) is None:
-            return 0
         smaller = BatchShape(max(1, int(shape.batch_size * _SMALLER)), shape.length, shape.target_length)
         return max(self.device.limit_bytes - highest, first_step_excess(self.measurer, smaller) or 0)
 
-    def _give_up(self, failure: Ran) -> None:
-        """Journal a shape that failed among the others as a trial that rules it out."""
-        trial = replace(
-            failure.trial,
-            index=len(self.trials),
-            steps=0,
-            peak_bytes=None,
-            rest_bytes=None,
-            error=error_in_turns(failure.trial),
-            worker=self.measurer.worker,
-            confirmation=True,
-        )
-        self._keep(replace(failure, trial=trial))
-
-    # Progress and result
-
-    def _tell(self, shape: BatchShape, trial: Trial | None) -> None:
-        closed, total = self.search.progress(self.trials)
-        spent = sum(trial.elapsed_seconds for trial in self.trials)
-        self.hooks.on_progress(
-            ProbeProgress(
-                shape=shape,
-                trial=trial,
-                done=closed,
-                total=total,
-                seconds_left=spent / closed * (total - closed) if closed else None,
-                device=self.device,
-                shortening=self.told_too_long,
-            )
-        )
+    # The result
 
     def _result(self, turns: Turns, shapes: Sequence[BatchShape]) -> Probe:
         failed = {failure.trial.shape for failure in turns.failures}
@@ -376,6 +336,13 @@ class _Probing:
             raise messages.nothing_confirmed(turns)
         findings = self.search.findings(self.trials)
         margin = findings.margin if findings.knows_peaks else None
+        few_lengths = []
+        if (lost := self.refinement.left_at_stake(findings)) is not None:
+            few_lengths = [
+                f"Measured as many lengths as --max-lengths allows, {self.settings.most_lengths}: a table may cost up "
+                f"to {lost:.1%} more than with all sizes known. Allow more with --max-lengths, and run the same "
+                "command again."
+            ]
         return Probe(
             meta=meta_of(Probe),
             lengths=self.lengths.summary(),
@@ -404,7 +371,7 @@ class _Probing:
                 *messages.about_devices(self.first_device, self.device, self.trials),
                 *messages.about_falls(self.search.not_monotone(self.trials), self.lengths.unit),
                 *messages.about_margin(margin, self.device),
-                *messages.about_lengths(self.refinement.left_at_stake(findings), self.settings),
+                *few_lengths,
                 *messages.about_turns(turns, _MOST_CONFIRMATIONS),
             ],
         )

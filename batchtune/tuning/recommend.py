@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
-from batchtune.units import format_number, format_seconds
+from batchtune.units import counted, format_number, format_seconds
 
 TOLERANCE = 0.01
 """Rows within this part of the best are as good as the best: then fewer buckets decide."""
@@ -16,131 +15,97 @@ TOLERANCE = 0.01
 _LEAST_BEND = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """The row to use.
-
-    Attributes:
-        index: Its position among the rows, or None where no row beats the baseline.
-        reason: Why, in a sentence without a full stop.
-    """
-
-    index: int | None
-    reason: str
-
-
-def recommend(
-    rows: Sequence[Row], baselines: Sequence[Baseline], *, min_randomness: float | None = None
-) -> Recommendation:
-    """Recommend the row with the fewest buckets among the best.
-
-    It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
-    be as random as asked for, and lie within 1% of the lowest estimated time (number of batches where any time is
-    unknown) of all rows that do and are. Among rows with as many buckets the lower time or number decides, then the
-    sizing `length`, which every framework can express, then the order.
-
-    Args:
-        rows: The rows of a sweep, at least one.
-        baselines: Its baselines, at least one.
-        min_randomness: The least 1 / effective buckets, or None.
-    """
-    fixed = min(baselines, key=lambda baseline: baseline.batches)
-    fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
-    # Sizes that were not run are taken only where there are no others.
-    if proven := [index for index in fewer if not rows[index].unproven]:
-        fewer = proven
-    better = [index for index in fewer if _is_random(rows[index], min_randomness or 0.0)]
-    if not better:
-        return Recommendation(None, _why_none(rows, [rows[index] for index in fewer], fixed, min_randomness))
-    timed, costs = have_times(rows), epoch_costs(rows)
-    # Among equals the one with fewer buckets is the best: nothing is then left to trade.
-    best = min(better, key=lambda index: (costs[index], _preference(rows[index]), index))
-    near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
-    chosen = min(near, key=lambda index: (_buckets(rows[index]), costs[index], rows[index].sizing != "length", index))
-    least = min(range(len(rows)), key=costs.__getitem__)
-    barred = rows[least] if costs[least] < costs[best] else None
-    others = _faster_baselines(rows[chosen], baselines)
-    if barred is not None:
-        others += _why_barred(barred, fixed, timed, min_randomness)
-    above = costs[chosen] / costs[best] - 1
-    reason = _reason(rows[chosen], rows[best], above, timed, barred is not None)
-    reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}{others}"
-    return Recommendation(chosen, reason + ("" if proven else _nothing_proven(rows)))
-
-
-def _why_none(rows: Sequence[Row], fewer: Sequence[Row], fixed: Baseline, min_randomness: float | None) -> str:
-    if fewer:
-        most = max(fewer, key=lambda row: 1 / row.effective_buckets)
-        return (
-            f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
-            f"{min_randomness:g} asks; the most random is {_name(most)}, {1 / most.effective_buckets:.2g}"
-        )
-    fewest = min(rows, key=lambda row: row.batches)
-    return (
-        f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
-        f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}"
-    )
-
-
-def _is_random(row: Row, min_randomness: float) -> bool:
-    # A billionth less is as random: a single bucket's 1 may come with rounding errors.
-    return 1 / row.effective_buckets >= min_randomness * (1 - 1e-9)
-
-
-def _buckets(row: Row) -> int:
-    return len(row.boundaries)
-
-
-def _preference(row: Row) -> tuple[int, bool]:
-    return _buckets(row), row.sizing != "length"
-
-
-def _name(row: Row) -> str:
-    buckets = f"{_buckets(row)} bucket{'' if _buckets(row) == 1 else 's'}"
-    return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
-
-
-def _nothing_proven(rows: Sequence[Row]) -> str:
-    """Warn that a table is recommended whose sizes were not all run."""
-    which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
-    return f"; no table{which} has only sizes that were run"
-
-
-def _why_barred(least: Row, fixed: Baseline, timed: bool, min_randomness: float | None) -> str:
-    """Say why the row that costs least may not be recommended."""
-    if least.batches >= fixed.batches:
-        why = "needs more batches than that"
-    elif min_randomness is not None and not _is_random(least, min_randomness):
-        why = "is less random than asked for"
-    else:
-        why = "has batch sizes that were not run"
-    return f"; {_name(least)} would take {_shown(least, timed, ' batches')}, but {why}"
-
-
-def _shown(row: Row, timed: bool, unit: str = "") -> str:
-    """The cost that rows are compared by."""
-    if timed and row.estimated_epoch_seconds is not None:
-        return format_seconds(row.estimated_epoch_seconds)
-    return f"{format_number(row.batches)}{unit}"
-
-
-def _faster_baselines(chosen: Row, baselines: Sequence[Baseline]) -> str:
-    """Say where the fixed batch size takes less time than the recommended row; empty where it does not."""
-    ours = chosen.estimated_epoch_seconds
-    times = [(baseline.estimated_epoch_seconds, _HOW_FIXED[baseline.name]) for baseline in baselines]
-    faster = [
-        f"{format_seconds(time)} {how}" for time, how in times if time is not None and ours is not None and time < ours
-    ]
-    return f", but would take less time: an estimated {' and '.join(faster)}" if faster else ""
-
-
 _HOW_FIXED = {
     "fixed-random": "with shuffled examples",
     "fixed-sorted": "with examples sorted by length, where the same ones always share a batch",
 }
 
 
-def _reason(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -> str:
+def recommend(
+    rows: Sequence[Row], baselines: Sequence[Baseline], *, min_randomness: float | None = None
+) -> tuple[int | None, str]:
+    """Recommend the row with the fewest buckets among the best.
+
+    It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
+    be as random as asked for (1 / effective buckets), and lie within 1% of the lowest estimated time (number of batches
+    where any time is unknown) of all rows that do and are. Among rows with as many buckets the lower time or number
+    decides, then the sizing `length`, which every framework can express, then the order.
+
+    Returns:
+        The position of the row, or None where no row beats the baseline; and why, in a sentence without a full stop.
+    """
+    fixed = min(baselines, key=lambda baseline: baseline.batches)
+    fewer = [index for index, row in enumerate(rows) if row.batches < fixed.batches]
+    # Sizes that were not run are taken only where there are no others.
+    if proven := [index for index in fewer if not rows[index].unproven]:
+        fewer = proven
+    better = [index for index in fewer if _is_random(rows[index], min_randomness)]
+    if fewer and not better:
+        most = min((rows[index] for index in fewer), key=lambda row: row.effective_buckets)
+        return None, (
+            f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
+            f"{min_randomness:g} asks; the most random is {_name(most)}, {1 / most.effective_buckets:.2g}"
+        )
+    if not better:
+        fewest = min(rows, key=lambda row: row.batches)
+        return None, (
+            f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
+            f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}"
+        )
+    costs = epoch_costs(rows)
+
+    def preference(index: int) -> tuple[int, bool]:
+        return len(rows[index].boundaries), rows[index].sizing != "length"
+
+    # Among equals the one with fewer buckets is the best: nothing is then left to trade.
+    best = min(better, key=lambda index: (costs[index], *preference(index), index))
+    near = [index for index in better if costs[index] <= costs[best] * (1 + TOLERANCE)]
+    chosen = min(near, key=lambda index: (preference(index)[0], costs[index], preference(index)[1], index))
+    least = min(range(len(rows)), key=costs.__getitem__)
+    barred = rows[least] if costs[least] < costs[best] else None
+    reason = _compared(rows[chosen], rows[best], costs[chosen] / costs[best] - 1, have_times(rows), barred is not None)
+    reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
+    ours = rows[chosen].estimated_epoch_seconds
+    faster = [
+        f"{format_seconds(baseline.estimated_epoch_seconds)} {_HOW_FIXED[baseline.name]}"
+        for baseline in baselines
+        if ours is not None and baseline.estimated_epoch_seconds is not None and baseline.estimated_epoch_seconds < ours
+    ]
+    if faster:
+        reason += f", but would take less time: an estimated {' and '.join(faster)}"
+    if barred is not None:
+        if barred.batches >= fixed.batches:
+            why = "needs more batches than that"
+        elif not _is_random(barred, min_randomness):
+            why = "is less random than asked for"
+        else:
+            why = "has batch sizes that were not run"
+        unit = "" if have_times(rows) else " batches"
+        reason += f"; {_name(barred)} would take {_shown(barred, have_times(rows))}{unit}, but {why}"
+    if not proven:
+        which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
+        reason += f"; no table{which} has only sizes that were run"
+    return chosen, reason
+
+
+def _is_random(row: Row, min_randomness: float | None) -> bool:
+    # A billionth less is as random: a single bucket's 1 may come with rounding errors.
+    return 1 / row.effective_buckets >= (min_randomness or 0.0) * (1 - 1e-9)
+
+
+def _name(row: Row) -> str:
+    buckets = counted(len(row.boundaries), "bucket")
+    return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
+
+
+def _shown(row: Row, timed: bool) -> str:
+    """The cost that rows are compared by."""
+    if timed and row.estimated_epoch_seconds is not None:
+        return format_seconds(row.estimated_epoch_seconds)
+    return format_number(row.batches)
+
+
+def _compared(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -> str:
     """Compare the chosen row with the best, which costs less by the part `above`."""
     needs = f"needs {format_number(chosen.batches)} batches"
     if timed:
@@ -152,7 +117,7 @@ def _reason(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -> 
     how_far = (
         f"{above:.1%} above the best{' that may be recommended' if barred else ''}" if above else "as good as the best"
     )
-    keep = ", and fewer buckets keep more randomness" if _buckets(chosen) < _buckets(best) else ""
+    keep = ", and fewer buckets keep more randomness" if len(chosen.boundaries) < len(best.boundaries) else ""
     return f"{start}, {how_far} ({_shown(best, timed)}, {_name(best)}){keep}"
 
 
@@ -163,11 +128,6 @@ def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: 
     SGD. Square root: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"
     (arXiv:1404.5997), which keeps the variance of the update; Malladi et al. 2022, "On the SDEs and Scaling Rules for
     Adaptive Gradient Algorithms" (arXiv:2205.10287), derive it for Adam and RMSprop.
-
-    Args:
-        relative_to: Whose batch size `from_batch_size` is.
-        from_batch_size: Mean number of examples in a batch before.
-        to_batch_size: Mean number of examples in a batch afterwards.
     """
     ratio = to_batch_size / from_batch_size
     return LearningRate(
@@ -182,14 +142,8 @@ def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: 
 def trade_off(costs: Sequence[float], effective_buckets: Sequence[float]) -> list[int]:
     """Return the rows that no other row beats: none costs as little with fewer effective buckets, or less with as few.
 
-    O(n log n). Of rows that are equal in both, only the first is on the curve.
-
-    Args:
-        costs: Of each row, such as the seconds of an epoch.
-        effective_buckets: Of each row; fewer are more random.
-
-    Returns:
-        Indices of rows, the cheapest first: costs rise strictly and effective buckets fall strictly.
+    Of rows that are equal in both, only the first is on the curve. Returns indices of rows, the cheapest first: costs
+    rise strictly and effective buckets fall strictly.
     """
     curve: list[int] = []
     for index in sorted(range(len(costs)), key=lambda row: (costs[row], effective_buckets[row], row)):
@@ -201,34 +155,24 @@ def trade_off(costs: Sequence[float], effective_buckets: Sequence[float]) -> lis
 def knee(costs: Sequence[float], effective_buckets: Sequence[float], curve: Sequence[int]) -> int | None:
     """Return the row where the curve bends most.
 
-    Before it a little time buys much randomness, behind it much time buys little.
-
-    The point farthest from the chord between the curve's ends, on the side of less of both, with both axes
-    normalised to [0, 1]: Kneedle (Satopää, Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"),
-    whose smoothing is left out, as the points are few and exact.
-
-    Args:
-        costs: Of each row.
-        effective_buckets: Of each row.
-        curve: As `trade_off` gives it.
+    Before it a little time buys much randomness, behind it much time buys little. It is the point farthest from the
+    chord between the curve's ends, on the side of less of both, with both axes normalised to [0, 1]: Kneedle (Satopää,
+    Albrecht, Irwin and Raghavan 2011, "Finding a 'Kneedle' in a Haystack"), whose smoothing is left out, as the points
+    are few and exact.
 
     Returns:
-        The index of a row, the cheaper one of equals; None for fewer than three points, or where none lies below the
-        chord.
+        The index of a row on the curve that `trade_off` gave, the cheaper one of equals; None for fewer than three
+        points, or where none lies below the chord.
     """
     if len(curve) < 3:
         return None
     first, last = curve[0], curve[-1]
-    cost_range = costs[last] - costs[first]
-    bucket_range = effective_buckets[first] - effective_buckets[last]
+    cost_range, bucket_range = costs[last] - costs[first], effective_buckets[first] - effective_buckets[last]
 
     def below_chord(row: int) -> float:
         # The chord runs from (0, 1) to (1, 0); distances from it are this over √2.
-        return (
-            1
-            - (costs[row] - costs[first]) / cost_range
-            - (effective_buckets[row] - effective_buckets[last]) / bucket_range
-        )
+        further = (costs[row] - costs[first]) / cost_range
+        return 1 - further - (effective_buckets[row] - effective_buckets[last]) / bucket_range
 
     best = max(curve[1:-1], key=below_chord)
     return best if below_chord(best) > _LEAST_BEND else None

@@ -1,8 +1,10 @@
-"""Where another measured length is worth most: a guide for the probe's search.
+"""Where another measured length, or pair of length and target, is worth most: a guide for the probe's search.
 
 Sizes between measured lengths are those of the next longer one, so a table is as good as its ends are measured. For
 each number of buckets the guide compares the best table with the sizes that are proven and the best with those that
 may be possible (the model's, bounded by all that failed and all that was closed): the difference is what is at stake.
+For tables over two lengths the same is done with pairs. There a few pairs with shorter targets are measured first, so
+that the memory model knows what targets cost.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from batchtune.batching.optimal import optimal_boundaries
+from batchtune.batching.table import BucketTable
+from batchtune.batching.two_dimensional import optimal_table_2d
 from batchtune.cost import fit_step_seconds, predict
 from batchtune.lengths import FloatArray, Histogram, IntArray, Lengths
 from batchtune.probe.findings import Findings
 from batchtune.probe.outcomes import Anchor
-from batchtune.results import CostModel
-from batchtune.tuning.joint_refining import JointRefinement
 
 # Lengths that stand for all: so many by where the data's total length lies, and as many by their logarithm.
 _ENDS = 192
@@ -34,15 +36,23 @@ _OF_MAX_BATCH_LENGTH = 0.03
 _FOR_MAX_BATCH_LENGTH = 3
 # So many times as many pairs of length and shorter target are measured as lengths span the data.
 _PAIRS = 2
+# Examples that stand for all pairs, evenly taken in order of length, and boundaries in each dimension to choose from.
+_EXAMPLES = 4096
+_RESOLUTION = 12
+# Where targets are the same multiple of the length to within this, they say nothing that lengths do not say.
+_PROPORTIONAL = 0.05
+# Parts of the examples, in order of length, up to which a pair with the typical target is measured first.
+_SPANNING = (1.0, 0.75, 0.25)
+_TYPICAL_OF = 0.1
+
+_Sizes = Callable[[FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
 class Refinement:
     """Says where to measure next.
 
-    Attributes:
-        lengths: The data set, as batches are padded.
-        num_buckets: The bucket counts that tables will be swept with.
+    Lengths are as batches are padded; tables will be swept with these bucket counts.
     """
 
     lengths: Lengths
@@ -50,17 +60,17 @@ class Refinement:
 
     def __call__(self, findings: Findings) -> Anchor | None:
         """Return the length that is worth most, or the pair of length and target; None where none is worth it."""
-        single = _single(findings)
-        if len(single) < findings.settings.most_lengths:
-            known = _Known.of(self, findings, single)
-            length = known.worst_end(self.num_buckets)
-            if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * findings.settings.num_lengths:
-                length = known.end_for_max_batch_length()
+        settings, single = findings.settings, _single(findings)
+        if len(single) < settings.most_lengths:
+            ends = _Ends(self.lengths, self._spread_ends, findings, single)
+            length = ends.worst(self.num_buckets)
+            if length is None and len(single) < _FOR_MAX_BATCH_LENGTH * settings.num_lengths:
+                length = ends.for_max_batch_length()
             if length is not None:
                 return findings.anchor(length)
-        if self._joint is None or len(findings.anchors) - len(single) >= _PAIRS * findings.settings.num_lengths:
+        if self._pairs is None or len(findings.anchors) - len(single) >= _PAIRS * settings.num_lengths:
             return None
-        return self._joint.worst_pair(findings, self.num_buckets)
+        return self._pairs.worst(findings, max(self.num_buckets))
 
     def left_at_stake(self, findings: Findings) -> float | None:
         """Return how much a table may cost above one with all sizes known, as a share.
@@ -70,108 +80,101 @@ class Refinement:
         single = _single(findings)
         if len(single) < findings.settings.most_lengths:
             return None
-        lost, _ = _Known.of(self, findings, single).most_lost(self.num_buckets)
+        lost, _ = _Ends(self.lengths, self._spread_ends, findings, single).most_lost(self.num_buckets)
         return lost if lost > _AT_STAKE else None
 
     @cached_property
-    def _joint(self) -> JointRefinement | None:
-        return None if self.lengths.targets is None else JointRefinement.of(self.lengths, self.lengths.targets)
+    def _pairs(self) -> _Pairs | None:
+        return None if self.lengths.targets is None else _Pairs.of(self.lengths, self.lengths.targets)
 
     @cached_property
-    def spread_ends(self) -> FloatArray:
+    def _spread_ends(self) -> FloatArray:
         """Lengths of the data that stand for all, ascending, the longest among them."""
-        histogram = self.lengths.histogram
-        distinct, totals = histogram.lengths, histogram.cumulative_total
-        shares = np.arange(1, _ENDS + 1) / _ENDS
-        by_total = np.searchsorted(totals, totals[-1] * shares * (1 - 1e-12))
+        distinct, totals = self.lengths.histogram.lengths, self.lengths.histogram.cumulative_total
+        shares = np.arange(1, _ENDS + 1) / _ENDS * (1 - 1e-12)
         logs = np.log(distinct / distinct[0])
-        by_log = np.searchsorted(logs, logs[-1] * shares * (1 - 1e-12))
-        ends: FloatArray = distinct[np.union1d(by_total, by_log)]
+        chosen = np.union1d(np.searchsorted(totals, totals[-1] * shares), np.searchsorted(logs, logs[-1] * shares))
+        ends: FloatArray = distinct[chosen]
         return ends
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What is proven and what is possible, at lengths that stand for all; arrays of shape (ends,).
+def _single(findings: Findings) -> list[Anchor]:
+    """Return what was measured with the longest target at or below its length."""
+    return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
+
+
+def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArray | None], FloatArray]:
+    """Return (sizes, lengths, targets) → the cost of a step."""
+    model = fit_step_seconds(findings.trials)
+    if model is None:
+        return lambda sizes, lengths, targets: np.ones(sizes.shape)
+    return lambda sizes, lengths, targets: np.maximum(predict(model, sizes, lengths, targets), 1e-12)
+
+
+class _Ends:
+    """Where buckets may end: lengths that stand for all, and those that were measured; arrays of shape (ends,).
 
     Attributes:
-        histogram: The ends, and how many examples are nearest below each.
-        shortest: The shortest length that each end stands for.
-        proven, possible: Batch sizes, at least 1.
+        histogram: The ends, and how many examples are nearest below each; `shortest` is the shortest of them.
+        proven, possible: Batch sizes, at least 1; `now`, `best`: what an example costs with them in a bucket to there.
         fillable: How many examples are at most that long.
         measured: Shape (measured,): the lengths that were tried, ascending.
-        tolerance: Sizes that differ by no more than this are as good as the same.
-        seconds: (batch sizes, lengths) → cost of a step.
+        tolerance: Sizes that differ by no more than this share are as good as the same.
     """
 
-    histogram: Histogram
-    shortest: FloatArray
-    proven: IntArray
-    possible: FloatArray
-    fillable: FloatArray
-    measured: FloatArray
-    tolerance: float
-    seconds: Callable[[FloatArray, FloatArray], FloatArray]
-
-    @classmethod
-    def of(cls, refinement: Refinement, findings: Findings, single: Sequence[Anchor]) -> _Known:
-        lengths = refinement.lengths
-        distinct, cumulative = lengths.histogram.lengths, lengths.histogram.cumulative
-        measured = np.array([anchor.length for anchor in single])
-        ends = np.union1d(refinement.spread_ends, measured[np.isin(measured, distinct)])
-        up_to = cumulative[np.searchsorted(distinct, ends)]
-        firsts = np.concatenate(([0], np.searchsorted(distinct, ends)[:-1] + 1))
-        targets = None
+    def __init__(self, lengths: Lengths, spread: FloatArray, findings: Findings, single: Sequence[Anchor]) -> None:
+        distinct = lengths.histogram.lengths
+        self.measured = np.unique([anchor.length for anchor in single])
+        ends = np.union1d(spread, self.measured[np.isin(self.measured, distinct)])
+        at, targets = np.searchsorted(distinct, ends), None
         if lengths.targets is not None:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])
-        proven = np.maximum(1, findings.proven_sizes(ends, targets))
-        return cls(
-            histogram=Histogram(ends, np.diff(up_to, prepend=0)),
-            shortest=distinct[firsts],
-            proven=proven,
-            possible=np.maximum(proven, findings.possible_sizes(ends, targets)),
-            fillable=up_to.astype(np.float64),
-            measured=np.unique(measured),
-            tolerance=findings.settings.tolerance,
-            seconds=_seconds(fit_step_seconds(findings.trials), targets, ends),
-        )
+        up_to, seconds = lengths.histogram.cumulative[at], _step_cost(findings)
+        self.histogram = Histogram(ends, np.diff(up_to, prepend=0))
+        self.shortest: FloatArray = distinct[np.concatenate(([0], at[:-1] + 1))]
+        self.fillable = up_to.astype(np.float64)
+        self.tolerance = findings.settings.tolerance
+        self.proven = np.maximum(1, findings.proven_sizes(ends, targets))
+        self.possible = np.maximum(self.proven, findings.possible_sizes(ends, targets))
+        self.now = seconds(self.proven.astype(np.float64), ends, targets) / self.proven
+        self.best = seconds(self.possible, ends, targets) / self.possible
 
-    def worst_end(self, num_buckets: Sequence[int]) -> float | None:
+    def worst(self, num_buckets: Sequence[int]) -> float | None:
         """Return the end whose size decides most, in the table that loses most; None where none loses much."""
         lost, theirs = self.most_lost(num_buckets)
         if lost <= _AT_STAKE:
             return None
         ends, counts = self._used(theirs)
-        gain = np.where(self._is_open[ends], counts * (self._now - self._best)[ends], 0.0)
+        gain = np.where(self._is_open[ends], counts * (self.now - self.best)[ends], 0.0)
         return self._within_its_gap(int(ends[int(gain.argmax())])) if gain.max() > 0 else None
 
     def most_lost(self, num_buckets: Sequence[int]) -> tuple[float, FloatArray]:
         """How much the table that loses most costs above the best possible, as a share, and that one's boundaries."""
-        ours = optimal_boundaries(self.histogram, self._now, num_buckets)
-        theirs = optimal_boundaries(self.histogram, self._best, num_buckets)
-        lost = [
-            self._cost(own, self._now) / self._cost(best, self._best) - 1
-            for own, best in zip(ours, theirs, strict=True)
-        ]
+        ours = optimal_boundaries(self.histogram, self.now, num_buckets)
+        theirs = optimal_boundaries(self.histogram, self.best, num_buckets)
+
+        def cost(boundaries: FloatArray, example_costs: FloatArray) -> float:
+            ends, counts = self._used(boundaries)
+            return float(np.sum(counts * example_costs[ends]))
+
+        lost = [cost(own, self.now) / cost(best, self.best) - 1 for own, best in zip(ours, theirs, strict=True)]
         worst = int(np.argmax(lost))
         return lost[worst], theirs[worst]
 
-    @cached_property
-    def _now(self) -> FloatArray:
-        return self._example_costs(self.proven.astype(np.float64))
-
-    @cached_property
-    def _best(self) -> FloatArray:
-        return self._example_costs(self.possible)
+    def for_max_batch_length(self) -> float | None:
+        """The middle of the lengths whose size is what holds max_batch_length down; None where it is high enough."""
+        limited = self.proven < self.fillable
+        now = np.where(limited, (self.proven + 1) * self.shortest, np.inf)
+        best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
+        if not limited.any() or now.min() >= (1 - _OF_MAX_BATCH_LENGTH) * best.min():
+            return None
+        return self._within_its_gap(int(now.argmin()), apart=0.5)
 
     def _within_its_gap(self, end: int, apart: float = _APART) -> float | None:
         """The open end nearest to this one that leaves a part of the gap between measured lengths on either side.
 
         Where memory leaps between two lengths, the best ends lie at the very edge of what is known: to creep along it
-        would take many trials.
-
-        Returns:
-            None where no end in the gap is open.
+        would take many trials. None where no end in the gap is open.
         """
         lengths = self.histogram.lengths
         right = int(np.searchsorted(self.measured, lengths[end]))
@@ -185,45 +188,85 @@ class _Known:
         wanted = np.clip(np.log(lengths[end] / low), apart * span, (1 - apart) * span)
         return float(lengths[inside[int(np.abs(np.log(lengths[inside] / low) - wanted).argmin())]])
 
-    def end_for_max_batch_length(self) -> float | None:
-        """The middle of the lengths whose size is what holds max_batch_length down; None where it is high enough."""
-        limited = self.proven < self.fillable
-        if not limited.any():
-            return None
-        now = np.where(limited, (self.proven + 1) * self.shortest, np.inf)
-        best = np.where(self.possible < self.fillable, (self.possible + 1) * self.shortest, np.inf)
-        if now.min() >= (1 - _OF_MAX_BATCH_LENGTH) * best.min():
-            return None
-        return self._within_its_gap(int(now.argmin()), apart=0.5)
-
     @cached_property
     def _is_open(self) -> npt.NDArray[np.bool_]:
         step = np.maximum(1, np.floor(self.proven * self.tolerance))
-        most = np.minimum(self.possible, self.fillable)
-        wide: npt.NDArray[np.bool_] = most >= self.proven + step
+        wide: npt.NDArray[np.bool_] = np.minimum(self.possible, self.fillable) >= self.proven + step
         return wide
-
-    def _example_costs(self, sizes: FloatArray) -> FloatArray:
-        """Return what an example costs in a bucket that ends there."""
-        return self.seconds(sizes, self.histogram.lengths) / sizes
-
-    def _cost(self, boundaries: FloatArray, example_costs: FloatArray) -> float:
-        ends, counts = self._used(boundaries)
-        return float(np.sum(counts * example_costs[ends]))
 
     def _used(self, boundaries: FloatArray) -> tuple[IntArray, IntArray]:
         ends = np.searchsorted(self.histogram.lengths, boundaries)
         return ends, np.diff(self.histogram.cumulative[ends], prepend=0)
 
 
-def _single(findings: Findings) -> list[Anchor]:
-    """Return what was measured with the longest target at or below its length."""
-    return [anchor for anchor in findings.anchors if anchor == findings.anchor(anchor.length)]
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Pairs of length and target.
 
+    Attributes:
+        lengths, targets: Shape (examples,): of examples that stand for all, in ascending order of length.
+        spanning: Pairs that are measured first.
+    """
 
-def _seconds(
-    model: CostModel | None, targets: FloatArray | None, ends: FloatArray
-) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    if model is None:
-        return lambda sizes, lengths: np.ones(lengths.shape)
-    return lambda sizes, lengths: np.maximum(predict(model, sizes, lengths, targets), 1e-12)
+    lengths: FloatArray
+    targets: FloatArray
+    spanning: tuple[Anchor, ...]
+
+    @classmethod
+    def of(cls, data: Lengths, targets: FloatArray) -> _Pairs | None:
+        """Of a data set; None where its targets follow from its lengths."""
+        ratio = targets / data.values
+        if np.ptp(ratio) <= _PROPORTIONAL * ratio.max():
+            return None
+        taken = min(data.count, _EXAMPLES)
+        # The longest is among them.
+        chosen = (np.arange(taken) * data.count // taken)[::-1]
+        lengths, longest = data.values[chosen], targets[chosen]
+        spanning = []
+        for part in _SPANNING:
+            end = max(1, int(part * taken))
+            near = longest[max(0, end - max(1, int(_TYPICAL_OF * taken))) : end]
+            spanning.append(Anchor(float(lengths[end - 1]), float(np.quantile(near, 0.5, method="nearest"))))
+        return cls(lengths, longest, tuple(dict.fromkeys(spanning)))
+
+    def worst(self, findings: Findings, num_buckets: int) -> Anchor | None:
+        """Return the pair whose size decides most, in the best table; None where that loses little."""
+
+        def is_open(anchor: Anchor) -> bool:
+            return findings.closed_by(findings.bracket(anchor)) is None
+
+        tried = set(findings.anchors)
+        for anchor in self.spanning:
+            if anchor not in tried and anchor != findings.anchor(anchor.length) and is_open(anchor):
+                return anchor
+        seconds = _step_cost(findings)
+        measured = np.array([anchor.length for anchor in findings.anchors])
+        candidates = measured[:: max(1, measured.size // _RESOLUTION)]
+
+        def example_costs(sizes_of: Callable[[FloatArray, FloatArray], npt.NDArray[np.generic]]) -> _Sizes:
+            def costs(lengths: FloatArray, targets: FloatArray) -> FloatArray:
+                long, target = np.broadcast_arrays(lengths, targets)
+                sizes = np.asarray(sizes_of(long.ravel(), target.ravel()), dtype=np.float64).reshape(long.shape)
+                sizes = np.maximum(sizes, 1.0)
+                return seconds(sizes, lengths, targets) / sizes
+
+            return costs
+
+        def table_and_cost(costs: _Sizes) -> tuple[BucketTable, IntArray, float]:
+            (table,) = optimal_table_2d(
+                self.lengths, self.targets, costs, [num_buckets], candidates=candidates, resolution=_RESOLUTION
+            )
+            counts = np.bincount(table.assign(self.lengths, self.targets), minlength=table.num_buckets)
+            return table, counts, float(np.sum(counts * costs(*table.pairs)))
+
+        now, best = example_costs(findings.proven_sizes), example_costs(findings.possible_sizes)
+        (_, _, ours), (theirs, counts, least) = table_and_cost(now), table_and_cost(best)
+        if ours <= (1 + _AT_STAKE) * least:
+            return None
+        ends, tops = theirs.pairs
+        gain = counts * (now(ends, tops) - best(ends, tops))
+        for bucket in np.argsort(-gain, kind="stable"):
+            anchor = Anchor(float(ends[bucket]), float(tops[bucket]))
+            if gain[bucket] > 0 and is_open(anchor):
+                return anchor
+        return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,6 +37,7 @@ from batchtune.results import (
 from batchtune.units import format_length
 
 _START_OVER = "Start over with --force, or give another folder with --run."
+_ANOTHER = "Give another folder with --run, or --force to start over in this one."
 
 
 def workload_sha256(settings: ProbeSettings) -> str | None:
@@ -47,13 +47,9 @@ def workload_sha256(settings: ProbeSettings) -> str | None:
 
 
 def lengths_of(folder: Path) -> LengthsSummary | None:
-    """Return the data that the folder's results are of; None where it holds none.
-
-    Raises:
-        ResultError: It is no folder, or its results can't be read.
-    """
+    """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
     if folder.exists() and not folder.is_dir():
-        raise ResultError(f"{folder} is no folder, and a run needs one", "Give another with --run.")
+        raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
     if (folder / RUN_FILE).exists():
         return read_result(folder / RUN_FILE, Run).lengths
     if (folder / PROBE_FILE).exists():
@@ -63,34 +59,24 @@ def lengths_of(folder: Path) -> LengthsSummary | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class OtherLengths:
-    """How lengths differ from a run's.
+def _other_lengths(lengths: Lengths, theirs: LengthsSummary) -> tuple[str, str]:
+    """Describe how lengths differ from those of a run, and how to read the same ones.
 
-    Attributes:
-        what: Without a subject: `other lengths (...)`, with the options that differ.
-        remedy: A sentence and a space where options differ; empty otherwise.
+    The second is a sentence and a space if other options explain the difference, else empty.
     """
-
-    what: str
-    remedy: str
-
-
-def other_lengths(lengths: Lengths, theirs: LengthsSummary) -> OtherLengths:
-    """Describe how lengths differ from those of a run: which, and which options they were read with."""
     what = (
         f"other lengths ({theirs.count:,} up to {format_length(theirs.max, theirs.unit)}; these are {lengths.count:,} "
         f"up to {format_length(lengths.longest, lengths.unit)})"
     )
     if lengths.reading is None or theirs.reading is None:
-        return OtherLengths(what, "")
+        return what, ""
     differing = read_differently(lengths.reading, theirs.reading)
     if not differing:
-        return OtherLengths(f"{what}, read with the same options: the manifest is another, or has changed", "")
+        return f"{what}, read with the same options: the manifest is another, or has changed", ""
     given, their_flags = lengths.reading.flags, theirs.reading.flags
     leave_out = " and ".join(name for name, _ in differing if name in given)
     add = " ".join(f"{name} {their_flags[name]}".strip() for name, _ in differing if name not in given)
-    return OtherLengths(
+    return (
         f"{what}: {', '.join(text for _, text in differing)}",
         f"Leave out {leave_out} to read the manifest as the run did. " if leave_out else f"Read them with {add}. ",
     )
@@ -110,36 +96,74 @@ def read_differently(reading: ReadingRecord, theirs: ReadingRecord) -> list[tupl
     ]
 
 
-def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> Run | None:
-    """Return the run that the folder holds, if it is this one and can be continued.
+def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: LengthsSummary | None = None) -> None:
+    """Raise ResultError if a file is of other lengths than these; `theirs` are the run's, if they are known."""
+    if fingerprint == lengths.fingerprint:
+        return
+    what, remedy = (
+        f"other lengths than these ({lengths.count:,} up to {format_length(lengths.longest, lengths.unit)})",
+        "",
+    )
+    if theirs is not None and theirs.fingerprint == fingerprint:
+        what, remedy = _other_lengths(lengths, theirs)
+    remedy = remedy or "Give the same manifest with the same options (--length-key, --max-length, …). "
+    raise ResultError(
+        f"{source} is of {what}", f"{remedy}Or tune again for these lengths in another folder with --run."
+    )
+
+
+def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
+    """Return whether the folder's results are of other lengths, which only `force` allows (else ResultError)."""
+    theirs = lengths_of(folder)
+    if theirs is None or theirs.fingerprint == lengths.fingerprint:
+        return False
+    if not force:
+        what, remedy = _other_lengths(lengths, theirs)
+        raise ResultError(f"{folder} holds a run of {what}", f"{remedy}{_ANOTHER}")
+    return True
+
+
+def open_run(lengths: Lengths, settings: ProbeSettings, folder: Path) -> tuple[Run | None, list[Trial]]:
+    """Return the run that the folder holds, if it can be continued, and its trials.
 
     Raises:
-        ResultError: It is another's: other lengths, workload or settings.
+        ResultError: It is another's: other lengths, workload or settings; or the files are damaged.
     """
     if not (folder / RUN_FILE).exists():
         if (folder / TRIALS_FILE).exists() or (folder / PROBE_FILE).exists():
-            raise ResultError(
-                f"{folder} holds a probe, but no {RUN_FILE} that says of what",
-                "Give another folder with --run, or --force to start over in this one.",
-            )
-        return None
-    run = read_result(folder / RUN_FILE, Run)
-    differences = list(_differences(run, lengths, settings))
+            raise ResultError(f"{folder} holds a probe, but no {RUN_FILE} that says of what", _ANOTHER)
+        return None, read_trials(folder / TRIALS_FILE)  # a link is refused
+    run, differences = read_result(folder / RUN_FILE, Run), []
+    if run.lengths.fingerprint != lengths.fingerprint:
+        differences.append(_other_lengths(lengths, run.lengths)[0])
+    if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
+        differences.append(f"the workload {run.workload.words}")
+    recorded = {"reserve_bytes": 0, "ddp": False, **run.settings}  # these two were added later
+    differences += [
+        f"{name} = {recorded.get(name)}, now {value}"
+        for name, value in settings.recorded().items()
+        if name != "max_lengths" and recorded.get(name) != value  # trials hold, however many of them there are
+    ]
     if differences:
-        raise ResultError(
-            f"{folder} holds a run of something else: {'; '.join(differences)}",
-            "Give another folder with --run, or --force to start over in this one.",
-        )
-    return run
+        raise ResultError(f"{folder} holds a run of something else: {'; '.join(differences)}", _ANOTHER)
+    trials = read_trials(folder / TRIALS_FILE)
+    for trial in trials:
+        if trial.length < lengths.shortest or (trial.target_length is None) != (lengths.targets is None):
+            raise ResultError(
+                f"{folder / TRIALS_FILE}, line {trial.index + 1}: not a trial of these lengths: length "
+                f"{trial.length:g}, target length {trial.target_length}",
+                _ANOTHER,
+            )
+    return run, trials
 
 
 def read_trials(path: Path) -> list[Trial]:
-    """Return the trials of a journal; none where there is no file.
+    """Return the trials of a journal; none without the file.
 
     A last line that was cut short (the process was killed, the disk was full) is taken off: its trial is run again.
 
     Raises:
-        ResultError: A line other than the last is no trial, or the file can't be read.
+        ResultError: A line other than the last is not a trial, or the file can't be read.
     """
     if path.is_symlink():  # trials would be added to what it leads to
         raise ResultError(f"{path} is a link, and batchtune adds to no file outside the run folder", _START_OVER)
@@ -157,7 +181,7 @@ def read_trials(path: Path) -> list[Trial]:
             trials.append(trial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ResultError(
-                f"{path}, line {number}: no trial: {error}", "Start over with --force, or take the line out."
+                f"{path}, line {number}: not a trial: {error}", "Start over with --force, or take the line out."
             ) from error
     if cut:
         write_whole(path, b"".join(line + b"\n" for line in lines), follow=False)
@@ -165,11 +189,7 @@ def read_trials(path: Path) -> list[Trial]:
 
 
 def append_trial(path: Path, trial: Trial) -> None:
-    """Add a trial, on disk before this returns.
-
-    Raises:
-        ResultError: The file can't be written, on a full disk for example; its earlier lines stay.
-    """
+    """Add a trial, on disk before this returns. If that fails (ResultError), the file's earlier lines stay."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -181,24 +201,9 @@ def append_trial(path: Path, trial: Trial) -> None:
         raise unwritable(path, error) from error
 
 
-def check_trials(trials: Sequence[Trial], lengths: Lengths, folder: Path) -> None:
-    """Raise ResultError where a trial of the journal can't be of these lengths: the file was edited."""
-    for trial in trials:
-        if trial.length < lengths.shortest or (trial.target_length is None) != (lengths.targets is None):
-            raise ResultError(
-                f"{folder / TRIALS_FILE}, line {trial.index + 1}: no trial of these lengths: length {trial.length:g}, "
-                f"target length {trial.target_length}",
-                "Give another folder with --run, or --force to start over in this one.",
-            )
-
-
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the run folder for this process; the system lets go of it when the process ends, however it does.
-
-    Raises:
-        ResultError: Another process holds it, or it can't be made.
-    """
+    """Hold the run folder for this process, however it ends; raises ResultError if another holds it."""
     import fcntl
 
     try:
@@ -220,39 +225,13 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove batchtune's own files from a run folder, and nothing else.
-
-    Raises:
-        ResultError: They can't be removed.
-    """
+    """Remove batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
     for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE):
         path = folder / name
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise ResultError(f"{path} can't be removed: {error.strerror or error}") from error
-
-
-def _differences(run: Run, lengths: Lengths, settings: ProbeSettings) -> Sequence[str]:
-    different = []
-    if run.lengths.fingerprint != lengths.fingerprint:
-        different.append(other_lengths(lengths, run.lengths).what)
-    if run.workload != WorkloadRecord(spec=settings.workload, options=settings.options):
-        different.append(f"the workload {describe_workload(run.workload)}")
-    added_later = {"reserve_bytes": 0, "ddp": False}
-    for name, value in settings.recorded().items():
-        if name == "max_lengths":  # trials hold, however many of them there are
-            continue
-        theirs_was = run.settings.get(name, added_later.get(name))
-        if theirs_was != value:
-            different.append(f"{name} = {theirs_was}, now {value}")
-    return different
-
-
-def describe_workload(workload: WorkloadRecord) -> str:
-    """Return a workload with its options: `train.py:MyStep (layers=12)`."""
-    options = ", ".join(f"{key}={value}" for key, value in workload.options.items())
-    return f"{workload.spec} ({options})" if options else workload.spec
 
 
 def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run:
@@ -264,22 +243,4 @@ def run_record(lengths: Lengths, settings: ProbeSettings, device: Device) -> Run
         device=device,
         settings=settings.recorded(),
         workload_sha256=workload_sha256(settings),
-    )
-
-
-def holds_other_lengths(lengths: Lengths, folder: Path, *, force: bool) -> bool:
-    """Return whether the folder's results are of other lengths, which only `force` allows to throw away.
-
-    Raises:
-        ResultError: They are, and `force` is not given.
-    """
-    theirs = lengths_of(folder)
-    if theirs is None or theirs.fingerprint == lengths.fingerprint:
-        return False
-    if force:
-        return True
-    other = other_lengths(lengths, theirs)
-    raise ResultError(
-        f"{folder} holds a run of {other.what}",
-        f"{other.remedy}Give another folder with --run, or --force to start over in this one.",
     )

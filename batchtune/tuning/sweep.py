@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
+from msgspec import structs
 
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
-from batchtune.lengths import FloatArray, Histogram, Lengths, padded_to
-from batchtune.results import (
-    PROBE_FILE,
-    SWEEP_FILE,
-    Baseline,
-    LearningRate,
-    Probe,
-    Row,
-    Sizing,
-    Sweep,
-    epoch_costs,
-    meta_of,
-    read_result,
-    write_result,
-)
-from batchtune.tuning.baselines import below_all, fixed_baselines, lower_bound
-from batchtune.tuning.cautions import cap_cautions, cautions, current_cautions
-from batchtune.tuning.costs import Costs, capped, costs_of
-from batchtune.tuning.current import Current, CurrentTable, current_table
+from batchtune.lengths import FloatArray, Lengths, padded_to
+from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Row, Sweep, epoch_costs, meta_of, read_result, write_result
+from batchtune.tuning.alternatives import saturation, two_dimensional_rows
+from batchtune.tuning.baselines import fixed_baselines, lower_bound
+from batchtune.tuning.cautions import cautions, limit_unit_hint
+from batchtune.tuning.costs import Costs, batch_seconds, capped, costs_of
+from batchtune.tuning.current.base import YOURS, Current, CurrentTable
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
-from batchtune.tuning.epoch_cost import Priced, Pricing, equal_to_best
+from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
-from batchtune.tuning.saturation import saturation
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.targets import batch_seconds
-from batchtune.tuning.two_dimensions import two_dimensional_rows
-from batchtune.tuning.unit_hints import limit_unit_hint
 
 
 def run_sweep(
@@ -51,35 +35,30 @@ def run_sweep(
     *,
     max_batch_length: float | None = None,
     force: bool = False,
-    on_row: Callable[[Row], None] | None = None,
-    current: Current | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> Sweep:
-    """Sweep bucket counts and strategies with the run folder's probe, if it has one, and writes `sweep.json`.
+    """Sweep bucket counts and strategies with the run folder's probe, if it has one, and write `sweep.json`.
 
-    Args:
-        lengths: The data set.
-        settings: What to compare.
-        folder: The run folder; made where missing.
-        max_batch_length: The largest padded length of a batch, whatever the probe found; None: what it found.
-        force: Throw away what the folder holds of other data.
-        on_row: Called with each row as soon as it is known.
-        current: The user's settings now.
+    `max_batch_length` goes before the probe's; `force` throws away what the folder holds of other data; `on_row` is
+    called with each row as soon as it is known.
 
     Raises:
         ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
     """
     foreign = holds_other_lengths(lengths, folder, force=force)
     probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
-    limit = max_batch_length if max_batch_length is not None else probe.max_batch_length if probe else None
-    if limit is None:
+    if probe is None and max_batch_length is None:
         raise ResultError(
-            f"how large a batch may be is not known: there is no {PROBE_FILE} in {folder}",
+            f"max_batch_length is not known: {folder} holds no {PROBE_FILE}",
             "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
         )
     costs = costs_of(probe) if probe else Costs()
     if max_batch_length is not None:
         costs = capped(costs, max_batch_length)
-    found = sweep(lengths, limit, settings, costs, on_row, current=current)
+    elif probe is not None:
+        max_batch_length = probe.max_batch_length
+    assert max_batch_length is not None
+    found = sweep(lengths, max_batch_length, settings, costs, on_row)
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, found)
@@ -91,43 +70,57 @@ def sweep(
     max_batch_length: float,
     settings: SweepSettings,
     costs: Costs,
-    on_row: Callable[[Row], None] | None = None,
-    *,
-    current: Current | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
-    Nothing is drawn at random: padded lengths and times are exact expectations over shuffles.
-
-    Args:
-        lengths: The data set.
-        max_batch_length: The largest padded length that a batch may have, in the unit of the lengths.
-        settings: What to compare.
-        costs: The measurements of a probe.
-        on_row: Called with each row as soon as it is known.
-        current: The user's settings now.
+    Nothing is drawn at random: padded lengths and times are exact expectations over shuffles. `on_row` is called with
+    each row as soon as it is known.
 
     Raises:
         UsageError: `max_batch_length` is not positive and finite.
     """
     if not (math.isfinite(max_batch_length) and max_batch_length > 0):
         raise UsageError(f"max_batch_length must be positive and finite, got {max_batch_length:g}")
-    limits = _limits(lengths, max_batch_length, settings, costs)
+    is_padded = settings.multiple_of is not None
+    limits = Limits(
+        max_batch_length=max_batch_length,
+        max_batch_size=settings.max_batch_size,
+        frontier=(costs.continued_frontier or costs.frontier) if is_padded else costs.frontier,
+        measured_up_to=lengths.longest if is_padded else None,
+    )
     pricing = Pricing.of(lengths, max_batch_length, settings, costs)
-    found: list[Priced] = []
-    for priced in _rows(pricing, limits, settings):
-        found.append(priced)
-        if on_row is not None:
-            on_row(priced.row)
-    rows = _with_equals(found, pricing)
-    now = None if current is None else _priced_now(current, lengths, limits, pricing, found)
+    priced = []
+    for row, cost in _rows(pricing, limits, settings):
+        priced.append((row, cost))
+        on_row(row)
+    rows = _with_equals(priced)
+    current, now, table, fits = settings.current, None, None, None
+    if current is not None:  # its batches are padded as they come
+        table = current.table(lengths)
+        fits = _fits(table, limits)
+        own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
+        cost = own.of_table(table.table)
+        row = own.row("current", table.sizing, table.table.num_buckets, table.table, cost)
+        now = _with_equals([*priced, (row, cost)])[-1]
     baselines = fixed_baselines(pricing, limits)
-    others: list[Row | Baseline] = [*rows, *baselines, *([] if now is None else [now.row])]
-    choice = recommend(rows, baselines, min_randomness=settings.min_randomness)
-    recommended = None if choice.index is None else rows[choice.index]
+    index, reason = recommend(rows, baselines, min_randomness=settings.min_randomness)
+    recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
-    epochs, spread = epoch_costs(rows), [row.effective_buckets for row in rows]
-    curve = trade_off(epochs, spread)
+    seconds, spread = epoch_costs(rows), [row.effective_buckets for row in rows]
+    curve = trade_off(seconds, spread)
+    warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
+    if current is not None and table is not None and now is not None:
+        if not fits:
+            warnings.append(
+                f"{YOURS} makes batches that are larger than what was found to fit (or than the max_batch_length that "
+                "was given): its times are extrapolated, and it may run out of memory"
+            )
+        if is_padded:
+            warnings.append(f"{YOURS} is counted as its batches come, not padded to multiples as the others are")
+        warnings += current.cautions(table, now)
+        warnings += _cap_caution(current, recommended, settings.max_batch_size)
+    before = ("current", now.mean_batch_size) if now else (baselines[0].name, float(baselines[0].batch_size))
     return Sweep(
         meta=meta_of(Sweep),
         lengths=lengths.summary(),
@@ -136,26 +129,22 @@ def sweep(
         device_name=costs.device_name,
         rows=rows,
         baselines=baselines,
-        lower_bound=below_all(lower_bound(pricing, limits), others),
-        recommended=choice.index,
-        reason=f"{wrong_unit}. As it is, {choice.reason}" if wrong_unit else choice.reason,
-        warnings=[
-            *cautions(lengths, limits, settings.num_buckets, rows),
-            *_ranks_cautions(pricing),
-            *([] if now is None else _current_warnings(now, recommended, settings)),
-        ],
-        current=None if now is None else now.row,
-        current_fits=None if now is None else now.fits,
-        current_settings=None if now is None else now.current.record(now.table),
+        lower_bound=lower_bound(pricing, limits, [*rows, *baselines, *([now] if now else [])]),
+        recommended=index,
+        reason=f"{wrong_unit}. As it is, {reason}" if wrong_unit else reason,
+        warnings=warnings,
+        current=now,
+        current_fits=fits,
+        current_settings=None if current is None or table is None else current.record(table),
         trade_off=curve,
-        knee=knee(epochs, spread, curve),
+        knee=knee(seconds, spread, curve),
         saturation=saturation(
             pricing,
             limits,
             max(settings.num_buckets) if recommended is None else len(recommended.boundaries),
             settings.throughput_fraction,
         ),
-        learning_rate=_learning_rate(recommended, None if now is None else now.row, baselines),
+        learning_rate=None if recommended is None else learning_rate_hint(*before, recommended.mean_batch_size),
         two_dimensional=two_dimensional_rows(pricing, limits, costs, rows),
         histogram=histogram_of(lengths),
         quantiles=quantiles_of(lengths),
@@ -163,18 +152,27 @@ def sweep(
     )
 
 
-def _limits(lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Limits:
-    further = settings.multiple_of is not None
-    return Limits(
-        max_batch_length=max_batch_length,
-        max_batch_size=settings.max_batch_size,
-        frontier=(costs.continued_frontier or costs.frontier) if further else costs.frontier,
-        measured_up_to=lengths.longest if further else None,
-    )
+def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[tuple[Row, EpochCost]]:
+    histogram, step_seconds = pricing.lengths.histogram, pricing.step_seconds
+    problem_costs = None
+    if step_seconds is not None:
 
+        def of_batch(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
+            seconds = batch_seconds(step_seconds, pricing.targets, None if above is None else lambda _: above)
+            return np.asarray(seconds(batch_sizes, lengths), dtype=np.float64)
 
-def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator[Priced]:
-    problems = {sizing: _problem(pricing, limits, sizing) for sizing in limits.sizings}
+        problem_costs = ProblemCosts(
+            of_batch=of_batch, of_epoch=lambda some, table: pricing.epoch_seconds(expected_batches(some, table))
+        )
+    problems = {
+        sizing: Problem(
+            histogram=histogram,
+            max_batch_length=limits.max_batch_length,
+            batch_sizes=limits.batch_sizes(histogram.lengths, sizing),
+            costs=problem_costs,
+        )
+        for sizing in limits.sizings
+    }
     for name in settings.strategies:
         strategy = STRATEGIES[name]
         for sizing in limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]:
@@ -183,60 +181,20 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
                 table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                yield pricing.row(name, sizing, num_buckets, table)
+                cost = pricing.of_table(table)
+                yield pricing.row(name, sizing, num_buckets, table, cost), cost
 
 
-def _problem(pricing: Pricing, limits: Limits, sizing: Sizing) -> Problem:
-    histogram = pricing.lengths.histogram
-    return Problem(
-        histogram=histogram,
-        max_batch_length=pricing.max_batch_length,
-        batch_sizes=limits.batch_sizes(histogram.lengths, sizing),
-        costs=None if pricing.step_seconds is None else _problem_costs(pricing),
-    )
-
-
-def _problem_costs(pricing: Pricing) -> ProblemCosts:
-    """Return the cost that a row reports of an epoch, and that of the batches it is made of."""
-    assert pricing.step_seconds is not None
-    step_seconds = pricing.step_seconds
-
-    def of_batch(batch_sizes: FloatArray, lengths: FloatArray, above: FloatArray | None = None) -> FloatArray:
-        seconds = batch_seconds(step_seconds, pricing.targets, None if above is None else lambda _: above)
-        return np.asarray(seconds(batch_sizes, lengths), dtype=np.float64)
-
-    def of_epoch(histogram: Histogram, table: BucketTable) -> float:
-        return pricing.epoch_seconds(expected_batches(histogram, table))
-
-    return ProblemCosts(of_batch=of_batch, of_epoch=of_epoch)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Now:
-    """The user's settings now, the table they make, its row, and whether its batches stay within the limits."""
-
-    current: Current
-    table: CurrentTable
-    row: Row
-    fits: bool
-
-
-def _priced_now(current: Current, lengths: Lengths, limits: Limits, pricing: Pricing, found: Sequence[Priced]) -> _Now:
-    """Work out what the user's settings cost; their batches are padded as they come."""
-    as_table = current_table(current, lengths)
-    table, own = as_table.table, as_table.lengths
-    now = replace(pricing, lengths=own, total=own.total).row("current", as_table.sizing, table.num_buckets, table)
-    equal = equal_to_best([priced.cost for priced in (*found, now)], pricing.sigmas)
-    sizes, longest = table.largest_batches(own.histogram)
-    # A batch of one always fits.
-    fits = bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
-    return _Now(current, as_table, msgspec.structs.replace(now.row, equal_to_best=equal[-1]), fits)
-
-
-def _with_equals(found: Sequence[Priced], pricing: Pricing) -> list[Row]:
+def _with_equals(priced: list[tuple[Row, EpochCost]]) -> list[Row]:
     """Return the rows, each with whether its time can be distinguished from the fastest one's."""
-    equal = equal_to_best([priced.cost for priced in found], pricing.sigmas)
-    return [msgspec.structs.replace(priced.row, equal_to_best=same) for priced, same in zip(found, equal, strict=True)]
+    equal = equal_to_best([cost for _, cost in priced])
+    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
+
+
+def _fits(current: CurrentTable, limits: Limits) -> bool:
+    """Return whether all of its batches stay within the limits; a batch of one always does."""
+    sizes, longest = current.table.largest_batches(current.lengths.histogram)
+    return bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
 
 
 def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
@@ -250,24 +208,11 @@ def _ranks_cautions(pricing: Pricing) -> Iterator[str]:
         )
 
 
-def _current_warnings(now: _Now, recommended: Row | None, settings: SweepSettings) -> Iterator[str]:
-    if not now.fits:
+def _cap_caution(current: Current, recommended: Row | None, max_batch_size: int | None) -> Iterator[str]:
+    name, most = current.kind.most_examples(current.settings) or ("", math.inf)
+    if recommended is not None and max(recommended.batch_sizes) > most:
+        swept = "" if max_batch_size is None else f" (--max-batch-size {max_batch_size})"
         yield (
-            "your current config makes batches that are larger than what was found to fit (or than the "
-            "max_batch_length that was given): its times are extrapolated, and it may run out of memory"
+            f"{name} of {YOURS} allows {most:,} examples in a batch, the recommended table up to "
+            f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {most}"
         )
-    if settings.multiple_of is not None:
-        yield "your current config is counted as its batches come, not padded to multiples as the others are"
-    yield from current_cautions(now.current, now.table, now.row)
-    yield from now.table.notes
-    yield from cap_cautions(now.current, recommended, settings.max_batch_size)
-
-
-def _learning_rate(recommended: Row | None, current: Row | None, baselines: Sequence[Baseline]) -> LearningRate | None:
-    """Return the hint for going over to the recommended row from the current settings, or from a fixed batch size."""
-    if recommended is None:
-        return None
-    if current is not None:
-        return learning_rate_hint("current", current.mean_batch_size, recommended.mean_batch_size)
-    fixed = baselines[0]
-    return learning_rate_hint(fixed.name, float(fixed.batch_size), recommended.mean_batch_size)

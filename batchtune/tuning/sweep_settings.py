@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from batchtune.batching.layout import Dealing
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.errors import UsageError, shortened
 from batchtune.results import RankTimes
+from batchtune.tuning.current.base import Current
 
 ALL_STRATEGIES = tuple(STRATEGIES)
 MOST_BUCKETS = 1000
@@ -20,17 +21,15 @@ _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks that training runs on, and how they take batches.
+    """The ranks that training runs on; at each step they may take batches of the same bucket.
 
     Attributes:
-        world_size: Number of ranks.
         accumulate: Batches whose gradients are accumulated before the ranks wait for each other.
-        same_bucket: Whether at each step all ranks take batches of the same bucket.
     """
 
     world_size: int = 1
-    accumulate: int = 1
     same_bucket: bool = False
+    accumulate: int = 1
 
     def epoch_seconds(self, times: RankTimes) -> float:
         """Return the time of an epoch as these ranks take batches."""
@@ -54,14 +53,12 @@ class SweepSettings:
     """The settings of a sweep.
 
     Attributes:
-        strategies: Names from `STRATEGIES`.
         num_buckets: Bucket counts, 1 to 1000 each.
-        max_batch_size: The most examples in a batch, or None.
         seed: For the shuffles of the sampler that is written; the sweep itself draws nothing.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this; None: they are not.
-        ranks: On how many ranks training runs, and how they take batches.
-        throughput_fraction: What part of the best throughput is enough, above 0 and at most 1.
-        min_randomness: The least 1 / effective buckets of the recommended table, above 0 and at most 1; None: any.
+        throughput_fraction: What part of the best throughput is enough.
+        min_randomness: The least 1 / effective buckets of the recommended table; None: any.
+        current: The user's settings now, to show beside the others.
 
     Raises:
         UsageError: A strategy is unknown, or a number is out of range.
@@ -75,13 +72,14 @@ class SweepSettings:
     ranks: Ranks = ONE_RANK
     throughput_fraction: float = 0.95
     min_randomness: float | None = None
+    current: Current | None = None
 
     def __post_init__(self) -> None:
         if not self.strategies:
             raise UsageError("at least one strategy is needed", f"Known ones: {', '.join(STRATEGIES)}.")
         for name in self.strategies:
             if name not in STRATEGIES:
-                raise UsageError(f"{shortened(name)} is no strategy", f"Known ones: {', '.join(STRATEGIES)}.")
+                raise UsageError(f"unknown strategy {shortened(name)}", f"Known ones: {', '.join(STRATEGIES)}.")
         if not self.num_buckets:
             raise UsageError("at least one number of buckets is needed")
         for number in self.num_buckets:
@@ -95,34 +93,23 @@ class SweepSettings:
         for name, number in (("--world-size", self.ranks.world_size), ("--accumulate", self.ranks.accumulate)):
             if not 1 <= number <= MOST_RANKS:
                 raise UsageError(f"{name} must be from 1 to {MOST_RANKS:,}, got {number:,}")
-        for name, share in (
-            ("--throughput-fraction", self.throughput_fraction),
-            ("--min-randomness", self.min_randomness),
-        ):
+        shares = {"--throughput-fraction": self.throughput_fraction, "--min-randomness": self.min_randomness}
+        for name, share in shares.items():
             if share is not None and not 0 < share <= 1:
                 raise UsageError(f"{name} must be above 0 and at most 1, got {share:g}")
 
     def record(self) -> dict[str, Any]:
         """Return them as `sweep.json` holds them."""
-        return {
-            "strategies": list(self.strategies),
-            "num_buckets": list(self.num_buckets),
-            "max_batch_size": self.max_batch_size,
-            "seed": self.seed,
-            "multiple_of": self.multiple_of,
-            "world_size": self.ranks.world_size,
-            "same_bucket": self.ranks.same_bucket,
-            "accumulate": self.ranks.accumulate,
-            "throughput_fraction": self.throughput_fraction,
-            "min_randomness": self.min_randomness,
-        }
+        found: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found |= asdict(value) if field.name == "ranks" else {field.name: value}
+        del found["current"]
+        return {**found, "strategies": list(self.strategies), "num_buckets": list(self.num_buckets)}
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:
-    """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture.
-
-    Returns:
-        The counts in ascending order, each once.
+    """Read bucket counts: `10:20` (both ends in), `15`, `10,15,20`, or a mixture; ascending, each once.
 
     Raises:
         UsageError: Not of this form, a range that runs backwards, or a count out of range.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,25 @@ import msgspec
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.epochs import EpochShapes, Ordering
-from batchtune.batching.layout import Dealing, lay_out
+from batchtune.batching.layout import Dealing, batches_per_rank, lay_out
 from batchtune.batching.table import BucketTable
+from batchtune.cost import predict
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import IntArray, Lengths
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import PROBE_FILE, RUN_FILE, LengthsSummary, Probe, ProbedWith, Run, WorkloadRecord, read_result
+from batchtune.results import (
+    PROBE_FILE,
+    RUN_FILE,
+    CostModel,
+    Probe,
+    ProbedWith,
+    Run,
+    SamplerConfig,
+    WorkloadRecord,
+    read_result,
+)
 from batchtune.shapes import BatchShape
-from batchtune.tuning.run_folder import describe_workload, other_lengths, workload_sha256
+from batchtune.tuning.run_folder import workload_sha256
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
@@ -31,34 +43,15 @@ _OF_THE_LIMIT = ("memory_bytes", "memory_fraction", "reserve_bytes", "ddp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The training step that is verified, and where.
+    """The training step that is verified, its device and memory, and how they differ from what was probed.
 
     Attributes:
-        settings: The training step, its device and memory.
         limit_bytes: The limit that was probed; None: computed from the settings.
-        notes: How this differs from what was probed, as sentences.
     """
 
     settings: ProbeSettings
     limit_bytes: int | None
     notes: tuple[str, ...]
-
-
-def check_lengths(lengths: Lengths, fingerprint: str, source: Path, theirs: LengthsSummary | None = None) -> None:
-    """Raise ResultError if a result is of other lengths than these."""
-    if fingerprint == lengths.fingerprint:
-        return
-    again = "tune again for these lengths in another folder with --run."
-    if theirs is not None and theirs.fingerprint == fingerprint:
-        other = other_lengths(lengths, theirs)
-        same = other.remedy or "Give the same manifest with the same options. "
-        raise ResultError(f"{source} is of {other.what}", f"{same}Or {again}")
-    raise ResultError(
-        f"{source} is of other lengths than these ({lengths.count:,} up to "
-        f"{format_length(lengths.longest, lengths.unit)})",
-        "Give the same manifest with the same options (--length-key, --target-key, --length-scale, --min-length, "
-        f"--max-length), or {again}",
-    )
 
 
 def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], folder: Path) -> Subject:
@@ -70,58 +63,49 @@ def subject_of(lengths: Lengths, probe: Probe | None, asked: Mapping[str, Any], 
     Raises:
         UsageError: The user has to name the workload or its options, or a value is out of range.
     """
-    before = None if probe is None else _probed(probe)
-    workload = _workload(before, asked, folder)
+    workload = _workload(None if probe is None else probe.workload, asked, folder)
     options = with_unit(workload.spec, workload.options, lengths.unit)
-    named = {**asked, "workload": workload.spec, "options": options}
-    settings = ProbeSettings(**named) if before is None else msgspec.structs.replace(before, **named)
-    if probe is None or before is None:
+    recorded = ProbedWith() if probe is None else msgspec.convert(probe.settings, ProbedWith)
+    named = {**msgspec.structs.asdict(recorded), **asked, "workload": workload.spec, "options": options}
+    settings = ProbeSettings(**named)
+    if probe is None:
         return Subject(settings=settings, limit_bytes=None, notes=())
-    same_limit = all(getattr(settings, name) == getattr(before, name) for name in _OF_THE_LIMIT)
+    same_limit = all(getattr(settings, name) == getattr(recorded, name) for name in _OF_THE_LIMIT)
     limit = probe.device.limit_bytes if same_limit else None
     return Subject(settings=settings, limit_bytes=limit, notes=tuple(_notes(probe, settings, limit, folder)))
 
 
-def _probed(probe: Probe) -> ProbeSettings:
-    """Return the settings that the probe was run with."""
-    recorded = msgspec.structs.asdict(msgspec.convert(probe.settings, ProbedWith))
-    return ProbeSettings(workload=probe.workload.spec, options=probe.workload.options, **recorded)
-
-
-def _workload(before: ProbeSettings | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:
+def _workload(probed: WorkloadRecord | None, asked: Mapping[str, Any], folder: Path) -> WorkloadRecord:
     """Return the workload to run, named by the user; a built-in and its options may come from the record.
 
     Anything else in the record could be made to run any code, and so could options of it, such as a file to load.
-
-    Raises:
-        UsageError: The user has to name the workload, or the options that it was probed with.
     """
     spec, options = asked.get("workload"), asked.get("options")
     if spec is None:
-        if before is None:
+        if probed is None:
             raise UsageError(
                 f"no training step to verify: {folder} holds no {PROBE_FILE}",
                 "Name the one that you will train with --workload, such as --workload train.py:MyStep.",
             )
-        spec = before.workload
+        spec = probed.spec
         if not is_builtin(spec):
             raise UsageError(
                 f"{folder / PROBE_FILE} says that {shlex.quote(spec)} was probed, and batchtune runs no code that "
                 "only a file names",
                 "If that is your training step, name it yourself: "
-                f"--workload {shlex.quote(spec)}{_as_flags(options or before.options)}",
+                f"--workload {shlex.quote(spec)}{_as_flags(options or probed.options)}",
             )
     if options is not None:
         return WorkloadRecord(spec=spec, options=options)
-    if before is None or spec != before.workload or not before.options:
+    if probed is None or spec != probed.spec or not probed.options:
         return WorkloadRecord(spec=spec, options={})
     if not is_builtin(spec):
         raise UsageError(
             f"{folder / PROBE_FILE} says that {spec} was probed with options, and batchtune passes none to your code "
             "that only a file names",
-            f"Name them yourself:{_as_flags(before.options)}",
+            f"Name them yourself:{_as_flags(probed.options)}",
         )
-    return WorkloadRecord(spec=spec, options=before.options)
+    return probed
 
 
 def _as_flags(options: Mapping[str, Any]) -> str:
@@ -134,12 +118,11 @@ def _as_flags(options: Mapping[str, Any]) -> str:
 
 
 def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folder: Path) -> Iterator[str]:
-    now = WorkloadRecord(spec=settings.workload, options=settings.options)
-    file = settings.workload.rpartition(":")[0]
+    now, file = WorkloadRecord(spec=settings.workload, options=settings.options), settings.workload.rpartition(":")[0]
     if now != probe.workload:
         yield (
-            f"Warning: this verifies the workload {describe_workload(now)}, but {describe_workload(probe.workload)} "
-            "was probed: batch sizes and times are the other's. If this is the one you train, probe again with --force."
+            f"Warning: this verifies the workload {now.words}, but {probe.workload.words} was probed: batch sizes and "
+            "times are the other's. If this is the one you train, probe again with --force."
         )
     elif (folder / RUN_FILE).exists():
         was, now_is = read_result(folder / RUN_FILE, Run).workload_sha256, workload_sha256(settings)
@@ -160,33 +143,6 @@ def _notes(probe: Probe, settings: ProbeSettings, limit_bytes: int | None, folde
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """The sampler that is verified, as `sampler.yaml` describes it.
-
-    Attributes:
-        table: Boundaries and batch sizes.
-        max_batch_length: The largest padded length that the sweep allowed.
-        ordering: The order of an epoch's batches.
-        drop_last: Whether batches that are not full are left out.
-        multiple_of: Batches are padded to a multiple of it; None: to their longest example.
-    """
-
-    table: BucketTable
-    max_batch_length: float
-    ordering: Ordering = "random"
-    drop_last: bool = False
-    multiple_of: float | None = None
-
-    def padded(self, lengths: Lengths) -> Lengths:
-        """Return the lengths as batches are padded to them."""
-        return lengths if self.multiple_of is None else lengths.padded_to(self.multiple_of)
-
-    def with_sizes(self, batch_sizes: IntArray) -> Candidate:
-        """Return the same sampler with other batch sizes."""
-        return replace(self, table=BucketTable(self.table.boundaries, batch_sizes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
     """How much to run, and how closely to look; exactly one of the first three.
 
@@ -194,9 +150,7 @@ class VerifySettings:
         steps: Shuffled steps to run; may be more than an epoch has.
         minutes: Run shuffled steps for so long.
         epoch: Run one epoch.
-        seed: Seed of the shuffles.
         time_tolerance: How far the measured time may be from the estimate, as a fraction of it.
-        step_timeout_seconds: Time limit of one step.
 
     Raises:
         UsageError: A value is out of range, or not exactly one duration is set.
@@ -223,28 +177,6 @@ class VerifySettings:
         if not self.step_timeout_seconds > 0:
             raise UsageError(f"the time limit of a step must be positive, got {self.step_timeout_seconds}")
 
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings as `verify.json` holds them."""
-        names = ("steps", "minutes", "epoch", "seed", "time_tolerance")
-        return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyPlan:
-    """The subject of a verification, and the probe to compare it with.
-
-    Attributes:
-        lengths: The data set.
-        candidate: The sampler.
-        settings: How much to run.
-        probe: The source of the estimates; None: there are no estimates.
-    """
-
-    lengths: Lengths
-    candidate: Candidate
-    settings: VerifySettings
-    probe: Probe | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
@@ -254,85 +186,101 @@ class PlannedBatch:
     bucket: int
 
 
-def check_table(lengths: Lengths, table: BucketTable) -> None:
-    """Raise ResultError if examples lie beyond the last boundary: no bucket would take them."""
-    last = float(table.boundaries[-1])
-    beyond = int(np.count_nonzero(lengths.values > last))
-    if beyond:
-        raise ResultError(
-            f"the last of the bucket_boundaries is {format_length(last, lengths.unit)}, but {beyond:,} of "
-            f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
-            "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
-        )
-
-
-def worst_batches(
-    lengths: Lengths, table: BucketTable, needs: Callable[[BatchShape], float] | None = None
-) -> list[PlannedBatch]:
-    """Return the largest batch that each bucket can form on these data, the one that needs most memory first.
-
-    It has as many examples as the bucket's batch size and its data allow, and the longest length and the longest
-    target in the bucket, which may belong to two examples. If batches hold a single example, the one with the longest
-    length and the one with the longest target are tried. `needs` returns the memory that a shape needs; without it,
-    the padded length decides.
-    """
-    needs = needs or (lambda shape: shape.padded_length)
-    # values[i] <= boundary from here on, as the values descend.
-    starts = lengths.count - np.searchsorted(lengths.values[::-1], table.boundaries, side="right")
-    ends = np.concatenate(([lengths.count], starts[:-1]))
-    found = [
-        PlannedBatch(shape, bucket)
-        for bucket in range(table.num_buckets)
-        if starts[bucket] < ends[bucket]
-        for shape in _worst_of(lengths, slice(starts[bucket], ends[bucket]), int(table.batch_sizes[bucket]))
-    ]
-    return sorted(found, key=lambda planned: needs(planned.shape), reverse=True)
-
-
-def _worst_of(lengths: Lengths, part: slice, batch_size: int) -> list[BatchShape]:
-    size, longest = min(batch_size, int(part.stop - part.start)), float(lengths.values[part.start])
-    if lengths.targets is None:
-        return [BatchShape(size, longest)]
-    targets = lengths.targets[part]
-    if size > 1:
-        return [BatchShape(size, longest, float(targets.max()))]
-    at = int(targets.argmax())
-    alone = [
-        BatchShape(1, longest, float(targets[0])),
-        BatchShape(1, float(lengths.values[part][at]), float(targets[at])),
-    ]
-    return list(dict.fromkeys(alone))
-
-
-def shuffled_epochs(lengths: Lengths, candidate: Candidate, seed: int) -> Iterator[EpochShapes]:
-    """Yield epoch after epoch of the sampler's batches; each epoch has its own shuffle, from seed + epoch.
+@dataclass(frozen=True, kw_only=True)
+class VerifyPlan:
+    """The sampler that is verified, how much to run, and the probe to compare it with.
 
     Raises:
-        ResultError: An epoch has no batch, because `drop_last` leaves out all that are not full.
+        ResultError: The last boundary is below the longest length, or `drop_last` leaves out every batch.
     """
-    epoch = 0
-    while True:
-        shapes = epoch_shapes(lengths, candidate, seed + epoch)
-        if not len(shapes):
+
+    lengths: Lengths
+    config: SamplerConfig
+    settings: VerifySettings
+    probe: Probe | None = None
+
+    def __post_init__(self) -> None:
+        lengths, last = self.padded, self.config.bucket_boundaries[-1]
+        if beyond := int(np.count_nonzero(lengths.values > last)):
+            raise ResultError(
+                f"the last of the bucket_boundaries is {format_length(last, lengths.unit)}, but {beyond:,} of "
+                f"{lengths.count:,} examples are longer, up to {format_length(lengths.longest, lengths.unit)}",
+                "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
+            )
+        if self.epoch_batches == 0:
             raise ResultError(
                 "drop_last leaves out every batch: no bucket holds enough examples to fill one",
                 "Set drop_last: false in sampler.yaml, or make the batch sizes smaller.",
             )
-        yield shapes
-        epoch += 1
 
+    @cached_property
+    def table(self) -> BucketTable:
+        """The sampler's table."""
+        return BucketTable.of(self.config.bucket_boundaries, self.config.bucket_batch_sizes)
 
-def epoch_shapes(lengths: Lengths, candidate: Candidate, seed: int) -> EpochShapes:
-    """Return the shapes of one epoch's batches, drawn as `BucketBatchSampler` draws them."""
-    dealing = Dealing(drop_last=candidate.drop_last)
-    grouped = epochs.group_descending(lengths.values, candidate.table.boundaries)
-    layout = lay_out(grouped.counts, candidate.table.batch_sizes, dealing)
-    drawing = epochs.Drawing(ordering=candidate.ordering, seed=seed)
-    return epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)
+    @cached_property
+    def padded(self) -> Lengths:
+        """The lengths as batches are padded to them."""
+        multiple = self.config.evidence.multiple_of
+        return self.lengths if multiple is None else self.lengths.padded_to(multiple)
 
+    @cached_property
+    def counts(self) -> IntArray:
+        """Shape (buckets,): how many examples each bucket holds."""
+        return self.table.counts(self.padded.histogram)
 
-def batch_of(epoch: EpochShapes, index: int) -> PlannedBatch:
-    """Return one batch of an epoch."""
-    target = None if epoch.targets is None else float(epoch.targets[index])
-    shape = BatchShape(int(epoch.batch_sizes[index]), float(epoch.lengths[index]), target)
-    return PlannedBatch(shape, int(epoch.buckets[index]))
+    @property
+    def dealing(self) -> Dealing:
+        """How buckets become batches."""
+        return Dealing(drop_last=self.config.drop_last)
+
+    @property
+    def epoch_batches(self) -> int:
+        """Number of batches of one epoch."""
+        return batches_per_rank(self.counts, self.table.batch_sizes, self.dealing)
+
+    def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
+        """Return the same plan with other batch sizes, for so many shuffled steps."""
+        config = msgspec.structs.replace(self.config, bucket_batch_sizes=batch_sizes.tolist())
+        return replace(self, config=config, settings=replace(self.settings, steps=steps, minutes=None, epoch=False))
+
+    def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
+        """Return the largest batch that each bucket can form on these data, the one that needs most memory first.
+
+        It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
+        hold a single one, both are tried. Without a model of `memory`, the padded length decides.
+        """
+        lengths, targets = self.padded.values, self.padded.targets
+        ends = lengths.size - np.cumsum(self.counts) + self.counts  # the values descend
+        found = []
+        for bucket, (end, count) in enumerate(zip(ends.tolist(), self.counts.tolist(), strict=True)):
+            if not count:
+                continue
+            start, size = end - count, min(count, int(self.table.batch_sizes[bucket]))
+            if targets is None:
+                shapes = [BatchShape(size, float(lengths[start]))]
+            else:
+                at = start + int(targets[start:end].argmax())
+                pairs = [(start, at)] if size > 1 else [(start, start), (at, at)]
+                shapes = [BatchShape(size, float(lengths[one]), float(targets[other])) for one, other in pairs]
+            found += [PlannedBatch(shape, bucket) for shape in dict.fromkeys(shapes)]
+
+        def need(batch: PlannedBatch) -> float:
+            shape = batch.shape
+            if memory is None:
+                return shape.padded_length
+            return float(predict(memory, shape.batch_size, shape.length, shape.target_length))
+
+        return sorted(found, key=need, reverse=True)
+
+    def shuffled_batches(self) -> Iterator[PlannedBatch]:
+        """Yield epoch after epoch of batches, as `BucketBatchSampler` draws them with seed, seed + 1 and so on."""
+        lengths = self.padded
+        grouped = epochs.group_descending(lengths.values, self.table.boundaries)
+        layout = lay_out(grouped.counts, self.table.batch_sizes, self.dealing)
+        for seed in itertools.count(self.settings.seed):
+            drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
+            shapes = epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)
+            for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
+                target = None if shapes.targets is None else float(shapes.targets[index])
+                yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))

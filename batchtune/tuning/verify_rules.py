@@ -1,51 +1,137 @@
-"""Judging a verification (failures, memory that creeps, times), and proposing smaller sizes if it does not hold."""
+"""Judges the steps of a verification: failures, memory that creeps, times."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchtune.batching.layout import Dealing, batches_per_rank
-from batchtune.batching.table import BucketTable
-from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import Device, Proposal, Trial, Verification, VerifyFailure, VerifyPhase, WorkloadRecord, meta_of
-from batchtune.tuning.costs import Costs, ProvenBy
+from batchtune.lengths import FloatArray
+from batchtune.results import Device, Trial, Verification, VerifyFailure, WorkloadRecord, meta_of
+from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
-from batchtune.tuning.memory_growth import FEWEST_STEPS, Growth, growth_of, interquartile_range
-from batchtune.tuning.verify_plan import Candidate, PlannedBatch, VerifyPlan
-from batchtune.units import counted, format_length, format_seconds
+from batchtune.tuning.verify_plan import VerifyPlan
+from batchtune.units import counted, format_length, format_seconds, format_size
 
-# By how much a batch size is lowered, try by try, if the probe knows no better.
-_CUTS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+FEWEST_STEPS = 12
+"""With fewer steps growth can't be told from noise."""
+
+# As for the trials of the probe: what would take less than 5% of the limit in 10,000 more steps does no harm.
+_FORESEEN_STEPS = 10_000
+_HARMLESS_SHARE = 0.05
+# Growth counts if it is this many times as large as the spread of the figures.
+_ABOVE_NOISE = 4.0
+# Growth at the end below this fraction of the growth before slows down, as that of a cache that fills up.
+_SAME_PACE = 2 / 3
+# The end has at least this many steps, and so many that growth at the same pace is so many times the noise of its mean.
+_FEWEST_AT_THE_END = 4
+_END_ABOVE_NOISE = 8.0
+# The allocator's cache settles after some steps more than once: it creeps if it has grown by this fraction of the
+# limit from the second to the last quarter, and in each half of that.
+_CACHE_SHARE = 0.02
+_FEWEST_FOR_SPREAD = 4
+_RECORDED = ("steps", "minutes", "epoch", "seed", "time_tolerance")
+_WHY = (
+    "the probe timed the steps under worse conditions, or with another workload",
+    "something slows the steps down that did not when the probe timed them (other programs, a hot device, a changed "
+    "workload)",
+)
 _WENT = {"oom": "ran out of memory", "crash": "ended its process", "timeout": "took too long", "error": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
-class DoneStep:
-    """A step that was run, the number-th of its phase."""
+class Growth:
+    """How a figure in bytes grew over steps.
 
-    phase: VerifyPhase
-    number: int
-    planned: PlannedBatch
-    stepped: Trial
+    Attributes:
+        total_bytes: Median of the last quarter of the steps - median of the second.
+        steps: From the middle of the one to that of the other.
+        steady: Whether it grew from the second quarter to the third, and from that to the last.
+        noise_bytes: By how much the figures spread around a straight line within a quarter: the interquartile range.
+        pace: Growth per step at the end / from the second quarter to the third; 1 if it did not grow there.
+    """
 
-    def failure(self) -> VerifyFailure:
-        """Return the step as the record of a failure."""
-        shape = self.planned.shape
-        assert self.stepped.outcome != "ok"
-        return VerifyFailure(
-            phase=self.phase,
-            step=self.number,
-            bucket=self.planned.bucket,
-            batch_size=shape.batch_size,
-            length=shape.length,
-            target_length=shape.target_length,
-            outcome=self.stepped.outcome,
-            error=self.stepped.error,
+    total_bytes: float
+    steps: float
+    steady: bool
+    noise_bytes: float
+    pace: float
+
+    @property
+    def per_step_bytes(self) -> float:
+        """Growth per step."""
+        return self.total_bytes / self.steps
+
+    def creeps(self, limit_bytes: int) -> bool:
+        """Whether memory in use between steps grew by more than what does no harm.
+
+        At the same `pace` to the end it leaks, or fills a cache that is not full yet; else it settles.
+        """
+        if not self.steady or self.total_bytes < _ABOVE_NOISE * self.noise_bytes:
+            return False
+        return self.per_step_bytes * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
+
+    def leaks(self, limit_bytes: int) -> bool:
+        """Whether memory in use between steps creeps, and did so at the same pace to the end."""
+        return self.creeps(limit_bytes) and self.pace >= _SAME_PACE
+
+    def fragments(self, limit_bytes: int) -> bool:
+        """Whether the allocator's cache still grows; for the bytes that it holds beyond those in use between steps."""
+        return self.steady and self.total_bytes > _CACHE_SHARE * limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"grew by {format_size(self.total_bytes)} in {self.steps:.0f} steps "
+            f"({format_size(self.per_step_bytes)} a step)"
         )
+
+
+def growth_of(figures: Sequence[int | None]) -> Growth | None:
+    """Return how these figures, one per step, grew after the first quarter, in which they may still settle.
+
+    Medians of quarters are compared, so single steps decide nothing. None if a figure is unknown, or if there are
+    fewer than 12.
+    """
+    known = [figure for figure in figures if figure is not None]
+    if len(known) < len(figures) or len(known) < FEWEST_STEPS:
+        return None
+    second, third, last = quarters = np.array_split(np.array(known, dtype=np.float64), 4)[1:]
+    medians = [float(np.median(quarter)) for quarter in quarters]
+    total, steps = medians[2] - medians[0], len(known) / 2
+    steady = medians[0] < medians[1] < medians[2]
+    return Growth(total, steps, steady, _noise(quarters, total / steps), _pace(second, third, last))
+
+
+def _noise(quarters: Sequence[FloatArray], rise: float) -> float:
+    """Return the largest spread of the figures around a line that rises by so much per step."""
+    return max(_interquartile_range(quarter - rise * np.arange(quarter.size)) for quarter in quarters)
+
+
+def _pace(second: FloatArray, third: FloatArray, end: FloatArray) -> float:
+    """Return the growth per step at the end / before; the end is as short as the noise allows."""
+    before = _rise(second, third)
+    if before <= 0:
+        return 1.0
+    noise = _noise((second, third), before)  # without the last: a bend is no noise
+    while True:
+        later = end[end.size // 2 :]
+        half = later.size / 2
+        if later.size < _FEWEST_AT_THE_END or before * half < _END_ABOVE_NOISE * noise / math.sqrt(half):
+            return _rise(*np.array_split(end, 2)) / before
+        end = later
+
+
+def _rise(first: FloatArray, second: FloatArray) -> float:
+    """Return the growth per step from the middle of some steps to the middle of those that follow."""
+    return float(np.median(second) - np.median(first)) / ((first.size + second.size) / 2)
+
+
+def _interquartile_range(values: FloatArray) -> float:
+    low, high = np.percentile(values, (25, 75))
+    return float(high - low)
 
 
 @dataclass(slots=True)
@@ -53,114 +139,146 @@ class DoneSteps:
     """All steps of a verification, in their order.
 
     Attributes:
-        worst, shuffled: Those of each phase.
+        failures: Those of them that failed.
         first_round: How many of `worst` ran each worst shape for the first time.
+        planned: How many were to be shuffled; None if time decides.
     """
 
-    worst: list[DoneStep] = field(default_factory=list)
-    shuffled: list[DoneStep] = field(default_factory=list)
+    worst: list[Trial] = field(default_factory=list)
+    shuffled: list[Trial] = field(default_factory=list)
+    failures: list[VerifyFailure] = field(default_factory=list)
     first_round: int = 0
-
-    @property
-    def failures(self) -> list[VerifyFailure]:
-        """The steps that failed."""
-        return [done.failure() for done in (*self.worst, *self.shuffled) if done.stepped.outcome != "ok"]
+    planned: int | None = None
 
     @property
     def alloc_retries(self) -> int | None:
         """How often the allocator emptied its cache in steps that passed, after each worst shape had been run once."""
         later = (*self.worst[self.first_round :], *self.shuffled)
-        retries = [done.stepped.alloc_retries for done in later if done.stepped.outcome == "ok"]
-        known = [count for count in retries if count is not None]
+        known = [trial.alloc_retries for trial in later if trial.outcome == "ok" and trial.alloc_retries is not None]
         return sum(known) if known else None
-
-    def most(self, figure: Callable[[Trial], int | None]) -> int | None:
-        """Return the largest of a figure over all steps; None if it is unknown."""
-        figures = [figure(done.stepped) for done in (*self.worst, *self.shuffled)]
-        return max((one for one in figures if one is not None), default=None)
 
     def rest_growth(self) -> Growth | None:
         """Return how memory in use between steps grew over the shuffled ones, or the worst if none were shuffled."""
-        return growth_of([stepped.rest_bytes for stepped in _until_failure(self.shuffled or self.worst)])
+        return growth_of([trial.rest_bytes for trial in _until_failure(self.shuffled or self.worst)])
+
+    def leak(self, limit_bytes: int) -> str | None:
+        """Describe memory in use that creeps, at the end as fast as before; None if it does not."""
+        rest = self.rest_growth()
+        if rest is None or not rest.leaks(limit_bytes):
+            return None
+        return (
+            f"Memory in use between steps {rest}, at the end as fast as before: the workload leaks, or fills a cache "
+            "for which these steps are too few (run more with --steps to find out). If it goes on, memory runs out "
+            "whatever the batch size. Look for code that keeps tensors, such as a loss that is accumulated without "
+            ".item() or .detach()"
+        )
 
 
-def _until_failure(steps: Sequence[DoneStep]) -> list[Trial]:
+def _until_failure(steps: Sequence[Trial]) -> list[Trial]:
     """Return the steps before the first that failed: a failure changes what is in use."""
-    failed = next((index for index, done in enumerate(steps) if done.stepped.outcome != "ok"), len(steps))
-    return [done.stepped for done in steps[:failed]]
+    return list(itertools.takewhile(lambda trial: trial.outcome == "ok", steps))
 
 
-def judge(
-    steps: DoneSteps,
-    plan: VerifyPlan,
-    workload: WorkloadRecord,
-    device: Device,
-    costs: Costs,
-    planned_steps: int | None,
-) -> Verification:
-    """Judge all steps that were run; `planned_steps` is the number of shuffled ones, None if time decided."""
-    candidate, lengths = plan.candidate, plan.candidate.padded(plan.lengths)
+def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: Device, costs: Costs) -> Verification:
+    """Judge all steps that were run."""
     limit_bytes, tolerance = device.limit_bytes, plan.settings.time_tolerance
     passed, rest, failures = _until_failure(steps.shuffled), steps.rest_growth(), steps.failures
+    ran = (*steps.worst, *steps.shuffled)
     reserved = growth_of([one.reserved_bytes for one in passed])
-    unused = growth_of(
-        [None if one.reserved_bytes is None else one.reserved_bytes - (one.rest_bytes or 0) for one in passed]
-    )
-    timing = _timing_of_steps(steps.shuffled, lengths, candidate, costs)
-    reasons = failure_reasons(failures, candidate.table.boundaries.tolist(), lengths.unit, costs.proven_by)
-    if rest is not None and rest.leaks(limit_bytes):
-        reasons.insert(0, leak_reason(rest))
+    unused = growth_of([one.reserved_bytes and one.reserved_bytes - (one.rest_bytes or 0) for one in passed])
+    estimated, measured, ratio, spread = _times(steps.shuffled, plan, costs)
+    leak = steps.leak(limit_bytes)
+    reasons = [*([] if leak is None else [leak]), *_failure_reasons(failures, plan, costs)]
     if unused is not None and unused.fragments(limit_bytes):
         reasons.append(
             f"The allocator's cache {unused} and was still growing: batches of different shapes fragment the memory. "
             "Set PYTORCH_ALLOC_CONF=expandable_segments:True, or keep more memory free with --memory-fraction, and "
             "probe again"
         )
-    if not failures and not timing.within(tolerance):
-        reasons.append(_time_reason(timing, tolerance))
+    if not failures and ratio is not None and abs(ratio - 1) > tolerance:
+        assert measured is not None and estimated is not None
+        reasons.append(
+            f"An epoch takes {format_seconds(measured)} measured against {format_seconds(estimated)} estimated "
+            f"({ratio:.2f} times, where {1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {_WHY[ratio > 1]}. "
+            "Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
+        )
     return Verification(
         meta=meta_of(Verification),
         lengths=plan.lengths.summary(),
         workload=workload,
         device=device,
-        settings={**plan.settings.recorded(), "multiple_of": candidate.multiple_of},
-        bucket_boundaries=candidate.table.boundaries.tolist(),
-        bucket_batch_sizes=candidate.table.batch_sizes.tolist(),
-        max_batch_length=candidate.max_batch_length,
+        settings={
+            **{name: getattr(plan.settings, name) for name in _RECORDED},
+            "multiple_of": plan.config.evidence.multiple_of,
+        },
+        bucket_boundaries=plan.config.bucket_boundaries,
+        bucket_batch_sizes=plan.config.bucket_batch_sizes,
+        max_batch_length=plan.config.max_batch_length,
         worst_steps=len(steps.worst),
-        steps=sum(done.stepped.outcome == "ok" for done in steps.shuffled),
-        planned_steps=planned_steps,
-        epoch_batches=_epoch_batches(lengths, candidate),
+        steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
+        planned_steps=steps.planned,
+        epoch_batches=plan.epoch_batches,
         failures=failures,
         alloc_retries=steps.alloc_retries,
-        peak_bytes=steps.most(lambda stepped: stepped.peak_bytes),
-        reserved_bytes=steps.most(lambda stepped: stepped.reserved_bytes),
+        peak_bytes=max((peak for trial in ran if (peak := trial.peak_bytes) is not None), default=None),
+        reserved_bytes=max((held for trial in ran if (held := trial.reserved_bytes) is not None), default=None),
         rest_growth_bytes=None if rest is None else round(rest.total_bytes),
         reserved_growth_bytes=None if reserved is None else round(reserved.total_bytes),
-        estimated_epoch_seconds=timing.estimated_epoch_seconds,
-        measured_epoch_seconds=timing.measured_epoch_seconds,
-        time_ratio=timing.ratio,
-        time_ratio_spread=timing.spread,
+        estimated_epoch_seconds=estimated,
+        measured_epoch_seconds=measured,
+        time_ratio=ratio,
+        time_ratio_spread=spread,
         holds=not reasons,
         reasons=reasons,
-        warnings=list(_warnings(steps, rest, costs, limit_bytes, failed=bool(failures))),
+        warnings=list(_warnings(steps, costs, limit_bytes)),
         proposal=None,
     )
 
 
-def _warnings(steps: DoneSteps, rest: Growth | None, costs: Costs, limit_bytes: int, *, failed: bool) -> Iterator[str]:
+def _times(
+    shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs
+) -> tuple[float | None, float | None, float | None, float | None]:
+    """Return an epoch's estimated and measured seconds, and the ratio of the steps' times with its spread.
+
+    The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
+    time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
+    """
+    timed = [trial for trial in shuffled if trial.step_seconds]
+    measured: FloatArray = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
+    if costs.step_seconds is None:
+        return None, float(measured.mean()) * plan.epoch_batches if timed else None, None, None
+    epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
+    if not timed:
+        return epoch, None, None, None
+    shapes = [
+        [float(trial.batch_size) for trial in timed],
+        [trial.length for trial in timed],
+        *([[trial.target_length for trial in timed]] if plan.lengths.targets is not None else []),
+    ]
+    estimated = np.maximum(costs.step_seconds(*np.array(shapes)), 1e-12)
+    ratio = float(measured.sum() / estimated.sum())
+    spread = _interquartile_range(measured / estimated) if measured.size >= _FEWEST_FOR_SPREAD else None
+    return epoch, ratio * epoch, ratio, spread
+
+
+def _warnings(steps: DoneSteps, costs: Costs, limit_bytes: int) -> Iterator[str]:
+    rest = steps.rest_growth()
     if steps.alloc_retries:
         yield (
             f"The allocator emptied its cache {counted(steps.alloc_retries, 'time')} to go on, which costs time and is "
             "the last step before running out of memory. Keep more free with --memory-fraction or --reserve, or set "
             "PYTORCH_ALLOC_CONF=expandable_segments:True, and probe again"
         )
-    if rest is not None and rest.settles(limit_bytes):
-        yield settling_warning(rest)
-    if failed:
+    if rest is not None and rest.creeps(limit_bytes) and rest.pace < _SAME_PACE:
+        how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
+        yield (
+            f"Memory in use between steps {rest}, but {how} at the end, as with a cache that {cache}. Run more with "
+            "--steps to see whether it has stopped"
+        )
+    if steps.failures:
         return
     if rest is None:
-        known = any(done.stepped.rest_bytes is not None for done in steps.shuffled)
+        known = any(trial.rest_bytes is not None for trial in steps.shuffled)
         yield (
             f"Whether memory creeps is unknown: that takes {FEWEST_STEPS} steps. Run more with --steps"
             if known
@@ -173,212 +291,24 @@ def _warnings(steps: DoneSteps, rest: Growth | None, costs: Costs, limit_bytes: 
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Measured against estimated time.
-
-    Attributes:
-        estimated_epoch_seconds: By the probe's step times; None without them.
-        measured_epoch_seconds: Scaled from the steps that were run to the epoch; None if none were.
-        ratio: Sum of the measured / sum of the estimated times of exactly the steps that were run.
-        spread: Interquartile range of that ratio over the steps; None for fewer than four.
-    """
-
-    estimated_epoch_seconds: float | None
-    measured_epoch_seconds: float | None
-    ratio: float | None
-    spread: float | None
-
-    def within(self, tolerance: float) -> bool:
-        """Return whether the time is as estimated; true if there is nothing to compare."""
-        return self.ratio is None or abs(self.ratio - 1) <= tolerance
-
-
-def timing_of(
-    seconds: Sequence[float],
-    estimated: FloatArray | None,
-    estimated_epoch_seconds: float | None,
-    epoch_batches: int,
-) -> Timing:
-    """Return what the shuffled steps say about an epoch's time.
-
-    The same batches are compared: the ratio of the sums over the steps that were run, which weighs each step by its
-    time, scales the epoch's estimate. Without an estimate the mean step is multiplied by the number of batches.
-    `seconds` and `estimated` are of the same steps.
-    """
-    measured = np.array(seconds, dtype=np.float64)
-    epoch = ratio = spread = None
-    if measured.size and estimated is not None and float(estimated.sum()) > 0:
-        ratio = float(measured.sum() / estimated.sum())
-        spread = interquartile_range(measured / np.maximum(estimated, 1e-12)) if measured.size >= 4 else None
-    if ratio is not None and estimated_epoch_seconds is not None:
-        epoch = ratio * estimated_epoch_seconds
-    elif measured.size:
-        epoch = float(measured.mean()) * epoch_batches
-    return Timing(
-        estimated_epoch_seconds=estimated_epoch_seconds, measured_epoch_seconds=epoch, ratio=ratio, spread=spread
-    )
-
-
-def _timing_of_steps(shuffled: Sequence[DoneStep], lengths: Lengths, candidate: Candidate, costs: Costs) -> Timing:
-    timed = [(done.planned.shape, done.stepped.step_seconds) for done in shuffled if done.stepped.step_seconds]
-    seconds = [step_seconds for _, step_seconds in timed if step_seconds is not None]
-    batches = _epoch_batches(lengths, candidate)
-    if costs.step_seconds is None:
-        return timing_of(seconds, None, None, batches)
-    epoch = estimated_epoch_seconds(lengths, candidate.table, costs.step_seconds, drop_last=candidate.drop_last)
-    if not timed:
-        return timing_of(seconds, None, epoch, batches)
-    sizes = np.array([shape.batch_size for shape, _ in timed], dtype=np.float64)
-    longest = np.array([shape.length for shape, _ in timed])
-    targets = [shape.target_length for shape, _ in timed if shape.target_length is not None]
-    estimated = costs.step_seconds(sizes, longest, *([np.array(targets)] if targets else []))
-    return timing_of(seconds, np.asarray(estimated, dtype=np.float64), epoch, batches)
-
-
-def _epoch_batches(lengths: Lengths, candidate: Candidate) -> int:
-    """Return the number of batches of one epoch."""
-    counts = candidate.table.counts(lengths.histogram)
-    return batches_per_rank(counts, candidate.table.batch_sizes, Dealing(drop_last=candidate.drop_last))
-
-
-def failure_reasons(
-    failures: Sequence[VerifyFailure],
-    boundaries: Sequence[float],
-    unit: str | None,
-    proven_by: ProvenBy | None = None,
-) -> list[str]:
-    """Return a sentence for each bucket with a batch that failed: its first, and how many more."""
-    reasons = []
+def _failure_reasons(failures: Sequence[VerifyFailure], plan: VerifyPlan, costs: Costs) -> Iterator[str]:
+    """Yield a sentence for each bucket with a batch that failed: its first, and how many more."""
+    boundaries, unit = plan.config.bucket_boundaries, plan.lengths.unit
     for bucket in dict.fromkeys(failure.bucket for failure in failures):
-        own = [failure for failure in failures if failure.bucket == bucket]
-        first = own[0]
+        first, *others = (failure for failure in failures if failure.bucket == bucket)
         target = "" if first.target_length is None else f" with targets up to {first.target_length:g}"
-        batch = f"{first.batch_size:,} × {format_length(first.length, unit)}{target}"
-        more = f", and {len(own) - 1} more of it" if len(own) > 1 else ""
+        more = f", and {len(others)} more of it" if others else ""
         error = f": {first.error}" if first.error and first.outcome != "oom" else ""
         proof = ""
-        if proven_by is not None and first.outcome == "oom":
-            trial = proven_by(first.length, first.batch_size)
+        if costs.proven_by is not None and first.outcome == "oom":
+            trial = costs.proven_by(first.length, first.batch_size)
             proof = (
                 "; the probe ran no batch as large with memory to spare, so this size was not proven"
                 if trial is None
                 else f"; trial {trial} of the probe ran a batch as large with memory to spare: memory use has changed"
             )
-        reasons.append(
-            f"A batch of {batch} {_WENT[first.outcome]} (bucket {bucket + 1} of {len(boundaries)}, up to "
-            f"{format_length(boundaries[bucket], unit)}){more}{error}{proof}"
+        yield (
+            f"A batch of {first.batch_size:,} × {format_length(first.length, unit)}{target} {_WENT[first.outcome]} "
+            f"(bucket {bucket + 1} of {len(boundaries)}, up to {format_length(boundaries[bucket], unit)})"
+            f"{more}{error}{proof}"
         )
-    return reasons
-
-
-def leak_reason(rest: Growth) -> str:
-    """Describe memory in use that creeps, at the end as fast as before."""
-    return (
-        f"Memory in use between steps {rest}, at the end as fast as before: the workload leaks, or fills a cache for "
-        "which these steps are too few (run more with --steps to find out). If it goes on, memory runs out whatever "
-        "the batch size. Look for code that keeps tensors, such as a loss that is accumulated without .item() or "
-        ".detach()"
-    )
-
-
-def settling_warning(rest: Growth) -> str:
-    """Describe memory in use that crept, but less at the end."""
-    how, cache = ("more slowly", "fills up") if rest.pace > 0 else ("no more", "is full")
-    return (
-        f"Memory in use between steps {rest}, but {how} at the end, as with a cache that {cache}. Run more with "
-        "--steps to see whether it has stopped"
-    )
-
-
-def _time_reason(timing: Timing, tolerance: float) -> str:
-    assert timing.ratio is not None
-    assert timing.measured_epoch_seconds is not None and timing.estimated_epoch_seconds is not None
-    why = (
-        "something slows the steps down that did not when the probe timed them (other programs, a hot device, a "
-        "changed workload)"
-        if timing.ratio > 1
-        else "the probe timed the steps under worse conditions, or with another workload"
-    )
-    return (
-        f"An epoch takes {format_seconds(timing.measured_epoch_seconds)} measured against "
-        f"{format_seconds(timing.estimated_epoch_seconds)} estimated ({timing.ratio:.2f} times, where "
-        f"{1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {why}. Probe again with --force while the machine "
-        "does nothing else, or allow more with --time-tolerance"
-    )
-
-
-def propose(
-    lengths: Lengths,
-    candidate: Candidate,
-    failing: Collection[int],
-    run: Callable[[Candidate], DoneSteps],
-    frontier: Callable[[FloatArray], IntArray] | None = None,
-) -> Proposal | None:
-    """Return the next smaller sizes that pass when they are run like the ones that failed.
-
-    A bucket that failed gets what the probe's frontier allows if that is less, then 5%, 10%, 20%, 40% and so on
-    less, at least one less each time. Sizes of other buckets stay: they were run, and passed. So a bucket may get
-    fewer examples than one of longer examples that was seen to fit.
-
-    Args:
-        lengths: The data set.
-        candidate: The sampler that failed.
-        failing: Indices of the buckets that failed.
-        run: Runs a candidate in a fresh worker.
-        frontier: Lengths → the largest batch size that the probe found to fit.
-
-    Returns:
-        Sizes that passed; if none did, the last that were tried, not verified. None if a batch of one failed.
-    """
-    table, counts = candidate.table, candidate.table.counts(lengths.histogram)
-    sizes, failing, steps = np.minimum(table.batch_sizes, np.maximum(counts, 1)), set(failing), 0
-    lowered = set(failing)
-    for attempt, cut in enumerate(_CUTS):
-        if any(sizes[bucket] <= 1 for bucket in failing):
-            return None
-        for bucket in failing:
-            most = min(int(sizes[bucket]) - 1, int(sizes[bucket] * (1 - cut)))
-            if attempt == 0 and frontier is not None:
-                fits = int(frontier(np.array([_longest_of(lengths, table, bucket)]))[0])
-                most = fits if fits < sizes[bucket] else most
-            sizes[bucket] = max(1, most)
-        # A size beyond what the data can fill stays as it is.
-        proposed: IntArray = np.where(np.isin(np.arange(table.num_buckets), list(lowered)), sizes, table.batch_sizes)
-        tried = run(candidate.with_sizes(proposed))
-        steps += len(tried.worst) + len(tried.shuffled)
-        failing = {failure.bucket for failure in tried.failures}
-        if not failing or attempt == len(_CUTS) - 1:
-            break
-        lowered |= failing
-    return Proposal(
-        bucket_batch_sizes=proposed.tolist(),
-        max_batch_length=lower_max_batch_length(candidate, counts, proposed, lowered),
-        verified=not failing,
-        steps=steps,
-    )
-
-
-def _longest_of(lengths: Lengths, table: BucketTable, bucket: int) -> float:
-    known = lengths.histogram.lengths
-    return float(known[int(np.searchsorted(known, table.boundaries[bucket], side="right")) - 1])
-
-
-def lower_max_batch_length(
-    candidate: Candidate, counts: IntArray, proposed: IntArray, lowered: Collection[int]
-) -> float:
-    """Return the largest that gives no lowered bucket more than proposed, for samplers that divide by the boundary.
-
-    int(M / boundary) is at most the size as long as M is below (size + 1) · boundary. A bucket that was not lowered
-    and has all its examples in one batch sets no limit. At most the candidate's own. Six digits, rounded down.
-    """
-    ends = [
-        float((proposed[bucket] + 1) * candidate.table.boundaries[bucket])
-        for bucket in range(candidate.table.num_buckets)
-        if bucket in lowered or proposed[bucket] < counts[bucket]
-    ]
-    below = min([math.nextafter(end, 0) for end in ends], default=math.inf)
-    if below >= candidate.max_batch_length:
-        return candidate.max_batch_length
-    digits = 10.0 ** (math.floor(math.log10(below)) - 5)
-    return float(f"{math.floor(below / digits) * digits:.6g}")

@@ -15,13 +15,11 @@ from ruamel.yaml import YAML
 
 from batchtune.errors import ResultError
 from batchtune.exports.sampler import (
-    SamplerConfig,
-    SamplerEvidence,
     read_sampler_yaml,
     render_sampler_yaml,
     sampler_config,
 )
-from batchtune.results import ReadingRecord
+from batchtune.results import ReadingRecord, SamplerConfig, SamplerEvidence
 
 # `REFRESH_SNAPSHOTS=1 python -m pytest tests/exports/test_sampler_yaml.py` writes it anew; read the difference.
 SNAPSHOT = Path(__file__).parent / "snapshots" / "sampler.yaml"

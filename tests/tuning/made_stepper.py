@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
+import msgspec
 from made_trials import made_trial, ran
 
-from batchtune.batching.table import BucketTable
 from batchtune.lengths import Lengths
 from batchtune.probe.protocol import Ran
-from batchtune.results import CostModel, Device, FrontierPoint, Meta, Models, Probe, Trial, WorkloadRecord
+from batchtune.results import (
+    CostModel,
+    Device,
+    FrontierPoint,
+    Meta,
+    Models,
+    Probe,
+    SamplerConfig,
+    SamplerEvidence,
+    Trial,
+    WorkloadRecord,
+)
 from batchtune.shapes import BatchShape
-from batchtune.tuning.verify_plan import Candidate
 
 MIB = 1 << 20
 BASE_BYTES = 100 * MIB
@@ -102,10 +111,32 @@ class MadeStepper:
         )
 
 
-def made_candidate(boundaries: list[float], sizes: list[int], **changes: object) -> Candidate:
-    table = BucketTable(np.array(boundaries, dtype=np.float64), np.array(sizes, dtype=np.int64))
-    made: dict[str, object] = {"max_batch_length": 900.0}
-    return Candidate(table=table, **{**made, **changes})  # type: ignore[arg-type]
+def made_config(
+    boundaries: list[float], sizes: list[int], *, multiple_of: float | None = None, **changes: object
+) -> SamplerConfig:
+    made = SamplerConfig(
+        format=SamplerConfig.FORMAT,
+        version=SamplerConfig.VERSION,
+        unit=None,
+        max_batch_length=900.0,
+        max_batch_size=max(sizes),
+        num_buckets=len(sizes),
+        bucket_boundaries=boundaries,
+        bucket_batch_sizes=sizes,
+        shuffle=True,
+        batch_ordering="random",
+        drop_last=False,
+        seed=0,
+        evidence=SamplerEvidence(
+            fingerprint="0" * 64,
+            device=None,
+            batches=1,
+            padding_ratio=0.0,
+            estimated_epoch_seconds=None,
+            multiple_of=multiple_of,
+        ),
+    )
+    return msgspec.structs.replace(made, **changes)
 
 
 def made_probe(lengths: Lengths, *, timed: bool = True) -> Probe:

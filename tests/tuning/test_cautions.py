@@ -9,9 +9,9 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import Limits
 from batchtune.lengths import Lengths
 from batchtune.results import Row
-from batchtune.tuning.cautions import cautions, current_cautions
+from batchtune.tuning.cautions import cautions
 from batchtune.tuning.costs import Costs
-from batchtune.tuning.current import CurrentTable, current_table, read_current
+from batchtune.tuning.current import CurrentTable, read_current
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 
@@ -45,8 +45,8 @@ def row_of(found: CurrentTable) -> Row:
 
 def told(settings: str, lengths: Lengths = SPEECH) -> list[str]:
     current = read_current(settings)
-    found = current_table(current, lengths)
-    return current_cautions(current, found, row_of(found))
+    found = current.table(lengths)
+    return list(current.cautions(found, row_of(found)))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_examples_beyond_max_batch_length_are_told_with_what_each_framework_does
     values: list[float], subject: str, each: str
 ) -> None:
     lengths = Lengths.of(values, unit="s")
-    assert cautions(lengths, Limits(max_batch_length=20), [2], []) == [
+    assert list(cautions(lengths, Limits(max_batch_length=20), [2], [])) == [
         f"{subject}: where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; "
         "Lhotse and ESPnet make batches that exceed it, fairseq stops with an error; NeMo with bucket_batch_size drops "
         "only what is longer than its last bin"
@@ -68,7 +68,7 @@ def test_examples_beyond_max_batch_length_are_told_with_what_each_framework_does
 
 
 def test_an_example_of_exactly_max_batch_length_is_not_too_long() -> None:
-    assert cautions(Lengths.of([1, 2, 20], unit="s"), Limits(max_batch_length=20), [2], []) == []
+    assert not list(cautions(Lengths.of([1, 2, 20], unit="s"), Limits(max_batch_length=20), [2], []))
 
 
 def test_lhotse_lets_a_batch_with_an_overlong_example_exceed_its_limit() -> None:
@@ -96,10 +96,10 @@ def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None
 )
 def test_a_limit_on_the_examples_of_a_batch_that_tables_exceed_is_told(settings: str, name: str) -> None:
     current, lengths = read_current(settings), Lengths.of(np.linspace(1.0, 30.0, 2000), unit="s")
-    larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,)), Costs(), current=current)
+    larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), current=current), Costs())
     (told,) = (text for text in larger.warnings if "to keep your limit" in text)
     assert told.startswith(f"{name} of your current config allows 8 examples") and "--max-batch-size 8" in told
-    kept = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), max_batch_size=8), Costs(), current=current)
+    kept = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), max_batch_size=8, current=current), Costs())
     assert not any("to keep your limit" in text for text in kept.warnings)
 
 
@@ -133,7 +133,7 @@ def test_current_settings_that_are_too_small_for_some_examples_are_told() -> Non
         "27 examples are longer than max_batch_length of your current config, 19 s (the longest is 20 s): SpeechBrain "
         "makes each of them a batch of one"
     ]
-    assert told("batch_duration=19,bucket_duration_bins=5:9") == [
+    assert told("batch_duration=19,bucket_duration_bins=5:9")[:1] == [
         "27 examples are longer than batch_duration of your current config, 19 s (the longest is 20 s): batches "
         "that hold such an example exceed it"
     ]

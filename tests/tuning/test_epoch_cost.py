@@ -14,8 +14,8 @@ from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.cost import StepTimes, predict
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import CostModel, Trial
-from batchtune.tuning.epoch_cost import EpochCost, equal_to_best, standard_error, time_gradient
-from batchtune.tuning.targets import StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.tuning.costs import StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.tuning.epoch_cost import EpochCost, equal_to_best, time_errors
 
 MODEL = CostModel(floor=0.0, constant=0.02, linear=1e-3, quadratic=1e-5, target_linear=5e-4, relative_error=0.03)
 RANDOM = np.random.default_rng(3)
@@ -51,15 +51,13 @@ def exact_seconds(times: StepTimes, buckets: int) -> float:
     return expected(buckets).sum_of(epoch_batch_seconds(table(buckets), times, TARGETS))
 
 
-def cost_of(seconds: float, gradient: FloatArray | None) -> EpochCost:
-    return EpochCost(
-        tally=Tally(np.ones((1, 1)), np.ones((1, 1))), padded_length=1.0, seconds=seconds, gradient=gradient
-    )  # type: ignore[arg-type]
+def cost_of(seconds: float, errors: FloatArray | None) -> EpochCost:
+    return EpochCost(tally=Tally(np.ones((1, 1)), np.ones((1, 1))), padded_length=1.0, seconds=seconds, errors=errors)  # type: ignore[arg-type]
 
 
 def timed(buckets: int, times: StepSeconds = TIMES) -> EpochCost:
     seconds = exact_seconds(TIMES, buckets)
-    return cost_of(seconds, time_gradient(expected(buckets), times, TARGETS, seconds))
+    return cost_of(seconds, time_errors(expected(buckets), times, TARGETS, seconds))
 
 
 def perturbed(logs: FloatArray) -> StepTimes:
@@ -74,7 +72,7 @@ def test_the_standard_error_is_what_perturbed_measurements_spread_by() -> None:
     draws = random.normal(size=(120, TIMES.sigmas.size)) * TIMES.sigmas
     seconds = [exact_seconds(perturbed(logs), 6) for logs in draws]
     # A standard deviation of 120 has a standard error of 6%.
-    assert standard_error(timed(6), TIMES.sigmas) == pytest.approx(np.std(seconds), rel=0.15)
+    assert timed(6).standard_error == pytest.approx(np.std(seconds), rel=0.15)
 
 
 def test_the_error_of_a_difference_is_what_perturbed_measurements_spread_it_by() -> None:
@@ -82,15 +80,16 @@ def test_the_error_of_a_difference_is_what_perturbed_measurements_spread_it_by()
     draws = random.normal(size=(100, TIMES.sigmas.size)) * TIMES.sigmas
     differences = [exact_seconds(perturbed(logs), 2) - exact_seconds(perturbed(logs), 12) for logs in draws]
     few, many = timed(2), timed(12)
-    assert few.gradient is not None
-    assert many.gradient is not None
-    error = float(np.linalg.norm((few.gradient - many.gradient) * TIMES.sigmas))
+    assert few.errors is not None
+    assert many.errors is not None
+    error = float(np.linalg.norm(few.errors - many.errors))
     assert error == pytest.approx(np.std(differences), rel=0.18)
 
 
 def test_a_few_lengths_stand_for_all_in_the_gradient() -> None:
-    found = timed(6).gradient
-    assert found is not None
+    errors = timed(6).errors
+    assert errors is not None
+    found = errors / TIMES.sigmas
     for source in range(found.size):
         logs = np.zeros(found.size)
         logs[source] = 1e-5
@@ -119,21 +118,20 @@ def test_few_lengths_are_each_a_group() -> None:
 
 def test_made_step_times_have_no_error() -> None:
     time = timed(3, lambda sizes, lengths, targets=None: np.ones(1))
-    assert time.gradient is None
-    assert standard_error(time, None) is None
-    assert equal_to_best([time, time], None) == [None, None]
+    assert time.errors is None
+    assert time.standard_error is None
+    assert equal_to_best([time, time]) == [None, None]
 
 
 def test_errors_in_common_cancel_where_own_ones_do_not() -> None:
     sigmas = np.array([0.1, 0.01])
-    best = cost_of(100.0, np.array([100.0, 0.0]))
-    alike, apart = cost_of(103.0, np.array([103.0, 0.0])), cost_of(103.0, np.array([0.0, 103.0]))
-    assert standard_error(alike, sigmas) == pytest.approx(10.3)
+    best = cost_of(100.0, np.array([100.0, 0.0]) * sigmas)
+    alike, apart = cost_of(103.0, np.array([103.0, 0.0]) * sigmas), cost_of(103.0, np.array([0.0, 103.0]) * sigmas)
+    assert alike.standard_error == pytest.approx(10.3)
     # The difference of alike is 3 ± 0.3, that of apart 3 ± 10.
-    assert equal_to_best([alike, best, apart], sigmas) == [False, True, True]
+    assert equal_to_best([alike, best, apart]) == [False, True, True]
 
 
 def test_two_standard_errors_are_still_equal() -> None:
-    sigmas = np.array([0.25])
-    times = [cost_of(seconds, np.array([gradient])) for seconds, gradient in ((8.0, 8.0), (9.0, 10.0), (9.5, 10.0))]
-    assert equal_to_best(times, sigmas) == [True, True, False]
+    times = [cost_of(seconds, np.array([error])) for seconds, error in ((8.0, 2.0), (9.0, 2.5), (9.5, 2.5))]
+    assert equal_to_best(times) == [True, True, False]

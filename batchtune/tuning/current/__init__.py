@@ -4,6 +4,6 @@ To add a kind: a module with a `SettingsKind`, and a line in `KINDS` of `reading
 """
 
 from batchtune.tuning.current.base import Current, CurrentTable
-from batchtune.tuning.current.reading import current_table, read_current
+from batchtune.tuning.current.reading import read_current
 
-__all__ = ["Current", "CurrentTable", "current_table", "read_current"]
+__all__ = ["Current", "CurrentTable", "read_current"]

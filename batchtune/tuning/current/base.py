@@ -5,19 +5,24 @@ from __future__ import annotations
 import math
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
+
+import numpy as np
 
 from batchtune.batching.table import BucketTable
 from batchtune.configs.recipes import Block
 from batchtune.configs.references import References
 from batchtune.errors import BatchtuneError, ResultError, UsageError
 from batchtune.lengths import Lengths
-from batchtune.results import Sizing
+from batchtune.results import Row, Sizing
+from batchtune.units import format_length
 
 OPTION = "--current"
+HOW = "Write --current max_batch_length=600,num_buckets=200, --current batch_size=16, or the path of a YAML file."
+YOURS = "your current config"
 MOST_BUCKETS = 100_000
 # Nothing that is batched is longer or shorter, in any unit; beyond, boundaries would overflow or coincide.
 _SHORTEST, _LONGEST = 1e-9, 1e15
@@ -29,23 +34,43 @@ class Current:
     """Batching settings as a user has them, checked but not yet applied to lengths.
 
     Attributes:
-        kind: The name of their kind.
         settings: By name, plain values that JSON can hold.
         source: `--current`, or the file's name without its folders.
         key_path: Where in the file; None for the top level and for `--current`.
         notes: What the settings say that is not reproduced, sentences without a full stop.
     """
 
-    kind: str
+    kind: SettingsKind
     settings: Mapping[str, Any]
     source: str
     key_path: str | None = None
     notes: tuple[str, ...] = ()
 
+    def table(self, lengths: Lengths) -> CurrentTable:
+        """Return the batches that the settings make of these lengths, as a bucket table.
+
+        Raises ResultError if they are for other lengths (other units, or none is left), or make no table.
+        """
+        try:
+            return self.kind.table(self, lengths)
+        except ValueError as error:
+            raise ResultError(f"{self.source}: the settings make no bucket table: {error}", HOW) from error
+
     def record(self, found: CurrentTable) -> dict[str, Any]:
         """Return what `sweep.json` keeps as `current_settings`."""
         place = {} if self.key_path is None else {"key_path": self.key_path}
-        return {"source": self.source, **place, "kind": self.kind, "describe": found.describe, **self.settings}
+        return {"source": self.source, **place, "kind": self.kind.name, "describe": found.describe, **self.settings}
+
+    def cautions(self, found: CurrentTable, row: Row) -> Iterator[str]:
+        """Yield warnings about the table that the settings make, each a sentence without a full stop."""
+        if left_out := sum(found.left_out.values()):
+            reasons = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+            yield (
+                f"{YOURS} leaves out {left_out:,} of {found.lengths.count + left_out:,} examples ({reasons}): its "
+                "figures are those of the others"
+            )
+        yield from self.kind.cautions(self.settings, found.lengths, row)
+        yield from found.notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +78,19 @@ class CurrentTable:
     """The batches that current settings make, as a table that can be evaluated.
 
     Attributes:
-        table: Covers all of `lengths`.
-        lengths: The examples that the settings keep; the given object itself where they keep all.
-        sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
-        max_batch_length: As the settings have it; None where they have none.
+        lengths: The examples that the settings keep, which the table covers; the given object itself if all.
         describe: The settings in a few words.
-        exact: Whether the framework makes these very numbers of batches.
-        notes: Why not, or what to know; sentences without a full stop.
+        sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
+        notes: Why the framework's own batches may differ; sentences without a full stop.
         left_out: Reason → number of examples that the settings leave out; empty where they keep all.
     """
 
     table: BucketTable
     lengths: Lengths
-    sizing: Sizing
-    max_batch_length: float | None
     describe: str
-    exact: bool
+    sizing: Sizing = "frontier"
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def note(self) -> str | None:
-        """All notes as one text; None without any."""
-        return "; ".join(self.notes) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +99,6 @@ class Settings:
 
     Attributes:
         values: Numbers, words, lists of numbers; None for a key without a value.
-        source: `--current`, or the file's name.
-        key_path: Where in the file; None for the top level and for `--current`.
         lines: The line of each key in a file; None for `--current`.
     """
 
@@ -123,12 +136,12 @@ class Settings:
         return float(value)
 
     def length(self, name: str) -> float:
-        """Return a length: a positive number, within what any unit needs."""
+        """Return a positive number, within what any unit needs."""
         return self._length(name, self.values[name])
 
     def lengths(self, name: str) -> list[float]:
-        """Return a list of lengths in strictly ascending order; a message names the entry, counted from 1."""
-        found = [self._length(name, value, entry) for entry, value in self._entries(name)]
+        """Return a list of lengths in strictly ascending order."""
+        found = [self._length(name, value, f"entry {number} ") for number, value in self._entries(name)]
         for number, (before, after) in enumerate(pairwise(found), 2):
             if after == before:
                 raise self.wrong(name, f"repeats {after:g} as entry {number}", "Give each boundary once.")
@@ -142,8 +155,9 @@ class Settings:
         return self._count(name, self.values[name], most)
 
     def counts(self, name: str) -> list[int]:
-        """Return a list of whole numbers from 1; a message names the entry, counted from 1."""
-        return [self._count(name, value, _LARGEST_BATCH_SIZE, entry) for entry, value in self._entries(name)]
+        """Return a list of whole numbers from 1."""
+        most = _LARGEST_BATCH_SIZE
+        return [self._count(name, value, most, f"entry {number} ") for number, value in self._entries(name)]
 
     def choice(self, name: str, known: Sequence[str]) -> str:
         """Return one of the known words."""
@@ -159,26 +173,23 @@ class Settings:
             raise self.wrong(name, f"must be true or false, got {_shown(value)}")
         return value
 
-    def _entries(self, name: str) -> list[tuple[str, Any]]:
+    def _entries(self, name: str) -> Iterator[tuple[int, Any]]:
         value = self.values[name]
-        # `--current bucket_boundaries=10` is a list of one.
-        if _is_number(value) and not self.from_file:
-            return [("entry 1 ", value)]
+        if _is_number(value) and not self.from_file:  # `--current bucket_boundaries=10` is a list of one
+            value = [value]
         if not isinstance(value, list):
             raise self.wrong(name, f"must be a list of numbers, got {_shown(value)}")
         if not value:
             raise self.wrong(name, "is an empty list")
         if len(value) > MOST_BUCKETS:
             raise self.wrong(name, f"has {len(value):,} entries; {MOST_BUCKETS:,} is the most")
-        return [(f"entry {number} ", entry) for number, entry in enumerate(value, 1)]
+        return enumerate(value, 1)
 
     def _length(self, name: str, value: Any, entry: str = "") -> float:
         if not _is_number(value):
             raise self.wrong(name, f"{entry}must be a number, got {_shown(value)}")
-        if not (value > 0 and math.isfinite(value)):
-            raise self.wrong(name, f"{entry}must be positive and finite, got {value:g}")
         if not _SHORTEST <= value <= _LONGEST:
-            raise self.wrong(name, f"{entry}must be from {_SHORTEST:g} to {_LONGEST:g}, got {value:g}")
+            raise self.wrong(name, f"{entry}must be positive and finite ({_SHORTEST:g} to {_LONGEST:g}), got {value:g}")
         return float(value)
 
     def _count(self, name: str, value: Any, most: int, entry: str = "") -> int:
@@ -212,30 +223,41 @@ class SettingsKind(ABC):
     def find(self, references: References) -> Block | None:
         """Find the settings of the training in a file; None if it holds none of this kind.
 
-        Raises:
-            ResultError: Several are there, or the file is not one to take settings from.
+        Raises ResultError if it holds several, or settings can't be taken from such a file.
         """
 
     @abstractmethod
     def read(self, settings: Settings) -> dict[str, object]:
         """Return the settings, checked.
 
-        Raises:
-            BatchtuneError: One is missing or wrong, or they ask for batches that no table can express.
+        Raises BatchtuneError if one is missing or wrong, or they ask for batches that no table can express.
         """
 
-    def notes(self, settings: Settings) -> Sequence[str]:
+    def notes(self, settings: Settings) -> Iterable[str]:
         """Return what the settings say that is not reproduced, as sentences without a full stop."""
         return ()
 
     @abstractmethod
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
-        """Return the batches that the settings make of these lengths.
+        """Return the batches that the settings make; raises ResultError or ValueError if they make none."""
 
-        Raises:
-            ResultError: The settings are for other lengths: other units, or none is left.
-            ValueError: They make no table.
-        """
+    def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterable[str]:
+        """Return warnings about the row that they make of the lengths that they keep."""
+        return ()
+
+    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
+        """Return the setting that limits the examples in a batch besides their length, and its value."""
+        return None
+
+
+def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:
+    """Warn of examples beyond a limit; `consequence` may say {each} for "it" or "each of them"."""
+    overlong = int(np.count_nonzero(lengths.values > limit))
+    if overlong:
+        examples, each = ("example is", "it") if overlong == 1 else ("examples are", "each of them")
+        shown, longest = (format_length(length, lengths.unit) for length in (limit, lengths.longest))
+        then = consequence.format(each=each)
+        yield f"{overlong:,} {examples} longer than {name} {shown} (the longest is {longest}): {then}"
 
 
 def _is_number(value: object) -> bool:

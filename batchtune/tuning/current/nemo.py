@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,27 @@ from batchtune.configs.recipes import Block, block_at
 from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.tuning.current.base import MOST_BUCKETS, Current, CurrentTable, Settings, SettingsKind
+from batchtune.results import Row
+from batchtune.tuning.current.base import (
+    MOST_BUCKETS,
+    YOURS,
+    Current,
+    CurrentTable,
+    Settings,
+    SettingsKind,
+    longer_than,
+)
 from batchtune.units import counted, format_length
 
 # What changes lengths or drops examples in ways that lengths alone don't tell.
 _UNSEEN = (
-    "perturb_speed",
-    "truncate_duration",
-    "cut_into_windows_duration",
-    "pad_min_duration",
-    "concatenate_samples",
-    "min_tps",
-    "max_tps",
+    *("perturb_speed", "truncate_duration", "cut_into_windows_duration", "pad_min_duration", "concatenate_samples"),
+    *("min_tps", "max_tps"),
 )
 # Settings of loaders whose batches lengths alone don't decide.
 _REFUSED = ("multi_config", "use_multimodal_sampling", "bucketing_batch_size")
+# Values of these that bound nothing.
+_UNBOUNDED = {"min_tps": -1, "max_tps": math.inf}
 _BUCKETING = ("use_bucketing", "bucket_duration_bins", "bucket_batch_size", "batch_duration")
 _TRAIN_SETS = (("model", "train_ds"), ("train_ds",), ("data", "train_ds"))
 # LhotseDataLoadingConfig's.
@@ -46,16 +52,8 @@ class NemoSettings(SettingsKind):
 
     name = "nemo"
     keys = (
-        "use_lhotse",
-        "batch_size",
-        *_BUCKETING,
-        "quadratic_duration",
-        "num_buckets",
-        "min_duration",
-        "max_duration",
-        "drop_last",
-        *_UNSEEN,
-        *_REFUSED,
+        *("use_lhotse", "batch_size", *_BUCKETING, "quadratic_duration", "num_buckets"),
+        *("min_duration", "max_duration", "drop_last", *_UNSEEN, *_REFUSED),
     )
     signs = ("use_lhotse", *_BUCKETING)
 
@@ -79,26 +77,34 @@ class NemoSettings(SettingsKind):
         lhotse = settings.flag("use_lhotse", any(settings.has(name) for name in _BUCKETING))
         if not lhotse and not settings.has("batch_size"):
             raise settings.wrong(None, "needs batch_size", "NeMo without Lhotse takes a fixed batch size.")
+        # Bounds on durations that bound nothing are left out.
+        unbounded = {"min_duration": (-math.inf, 0.0), "max_duration": (math.inf, math.inf)}
+        bounds = {
+            name: settings.length(name)
+            for name, (low, high) in unbounded.items()
+            if settings.has(name) and not low <= settings.number(name) <= high
+        }
+        if bounds.get("min_duration", 0.0) > bounds.get("max_duration", math.inf):
+            raise settings.wrong("min_duration", "is above max_duration")
         return {
             "use_lhotse": lhotse,
             **settings.given(settings.count, "batch_size"),
             **settings.given(lambda name: settings.count(name, MOST_BUCKETS), "num_buckets"),
-            **_durations(settings),
+            **bounds,
             **(_bucketing(settings) if lhotse else {}),
         }
 
-    def notes(self, settings: Settings) -> Sequence[str]:
+    def notes(self, settings: Settings) -> Iterator[str]:
         """Name what lengths alone don't tell, and what is assumed."""
-        notes = []
-        unseen = [name for name in _UNSEEN if _is_set(settings, name)]
+        given = ((name, settings.values.get(name)) for name in _UNSEEN)
+        unseen = [name for name, value in given if value not in (None, False, _UNBOUNDED.get(name))]
         if unseen:
             verb = "changes" if len(unseen) == 1 else "change"
-            notes.append(f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced")
+            yield f"lengths or examples that {' and '.join(unseen)} {verb} are not reproduced"
         if settings.from_file and not settings.has("use_lhotse") and settings.has("use_bucketing"):
-            notes.append("use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it")
+            yield "use_lhotse is not set: it is taken to be on, as bucket settings have no meaning without it"
         if settings.flag("drop_last", False):
-            notes.append("drop_last leaves out batches that are not full; they are counted here")
-        return notes
+            yield "drop_last leaves out batches that are not full; they are counted here"
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the buckets that NeMo makes of these lengths, as far as a table can express them.
@@ -113,35 +119,56 @@ class NemoSettings(SettingsKind):
                 f"{current.source}: NeMo counts seconds, but the lengths count {lengths.unit}",
                 "Convert the lengths with --length-scale and --unit s.",
             )
-        settings = current.settings
+        settings, notes = current.settings, list(current.notes)
         kept, left_out = _kept(current, lengths)
-        boundaries, notes = _boundaries(settings, kept)
-        sizes, approximate = _batch_sizes(settings, kept, boundaries)
-        notes = [*current.notes, *notes, *approximate]
+        boundaries = _boundaries(settings, kept)
+        if settings.get("use_bucketing") and settings.keys().isdisjoint(("bucket_duration_bins", "max_duration")):
+            notes.append(
+                "the bins are those of equal total length over all examples; Lhotse estimates them from the first "
+                f"{_DEFAULT_CUTS:,} or so that it reads"
+            )
+        if "bucket_batch_size" in settings:
+            sizes = np.asarray(settings["bucket_batch_size"], dtype=np.int64)
+            limits = f"{counted(sizes.size, 'bin')} with bucket_batch_size"
+        else:
+            given = [f"{name}={settings[name]:g}" for name in ("batch_duration", "batch_size") if name in settings]
+            limits = f"{counted(boundaries.size, 'bucket')}, {', '.join(given)}"
+            if "batch_duration" in settings:
+                sizes = _mean_sizes(settings, kept, boundaries)
+                notes.append(
+                    "under batch_duration Lhotse decides batch by batch; each is taken to hold as many examples as the "
+                    "mean batch of its bucket, rounded"
+                )
+            else:
+                sizes = np.full(boundaries.size, settings["batch_size"], dtype=np.int64)
         if lengths.unit is None:
             notes.append("the lengths have no unit and are taken to be seconds, as NeMo counts them")
+        if not settings.get("use_bucketing"):
+            limits = f"batch_size={settings['batch_size']}"
+        if "quadratic_duration" in settings:
+            notes.append(
+                f"quadratic_duration of {YOURS} makes batches of long examples smaller, and the tables do not know it: "
+                "batch sizes from a probe are measured at each length and need none, those from --max-batch-length "
+                "alone may not fit where yours do"
+            )
         return CurrentTable(
             table=BucketTable(boundaries, sizes),
             lengths=kept,
-            sizing="frontier",
-            max_batch_length=settings.get("batch_duration"),
-            describe=_described(settings, boundaries.size),
-            exact=not notes,
+            describe=f"NeMo, {limits}",
             notes=tuple(notes),
             left_out=left_out,
         )
 
+    def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
+        """Warn of examples beyond batch_duration."""
+        if "batch_duration" in settings:
+            consequence = "batches that hold such an example exceed it"
+            yield from longer_than(lengths, settings["batch_duration"], f"batch_duration of {YOURS},", consequence)
 
-def _durations(settings: Settings) -> dict[str, float]:
-    """Check the filter on durations; bounds that bound nothing are left out."""
-    found: dict[str, float] = {}
-    if settings.has("min_duration") and settings.number("min_duration") > 0:
-        found["min_duration"] = settings.length("min_duration")
-    if settings.has("max_duration") and settings.number("max_duration") < math.inf:
-        found["max_duration"] = settings.length("max_duration")
-    if {"min_duration", "max_duration"} <= found.keys() and found["min_duration"] > found["max_duration"]:
-        raise settings.wrong("min_duration", "is above max_duration")
-    return found
+    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
+        """Return `batch_size` where `batch_duration` is the limit on lengths."""
+        beside = {"batch_duration", "batch_size"} <= settings.keys() and "bucket_batch_size" not in settings
+        return ("batch_size", settings["batch_size"]) if beside else None
 
 
 def _bucketing(settings: Settings) -> dict[str, object]:
@@ -172,20 +199,9 @@ def _bucketing(settings: Settings) -> dict[str, object]:
         )
     for name in (sizes, "batch_duration"):
         if name in found and not used:
-            raise settings.wrong(
-                name,
-                "is used without use_bucketing: its batches are no bucket table",
-                "Set use_bucketing: true if that is what you train with.",
-            )
+            problem = "is used without use_bucketing: its batches are no bucket table"
+            raise settings.wrong(name, problem, "Set use_bucketing: true if that is what you train with.")
     return found
-
-
-def _is_set(settings: Settings, name: str) -> bool:
-    value = settings.values.get(name)
-    if value is None or value is False:
-        return False
-    bound = {"min_tps": -1, "max_tps": math.inf}.get(name)
-    return bound is None or value != bound
 
 
 def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
@@ -217,51 +233,30 @@ def _kept(current: Current, lengths: Lengths) -> tuple[Lengths, dict[str, int]]:
     return Lengths(lengths.values[cut], targets, lengths.unit, lengths.left_out, lengths.notes), left_out
 
 
-def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> tuple[FloatArray, list[str]]:
-    """Return the buckets' upper edges, the last at least the longest length kept; and why they are not exact."""
-    buckets = settings.get("num_buckets", _DEFAULT_BUCKETS)
-    edges, notes = np.empty(0), []
+def _boundaries(settings: Mapping[str, Any], kept: Lengths) -> FloatArray:
+    """Return the buckets' upper edges, the last at least the longest length kept."""
+    buckets, edges = settings.get("num_buckets", _DEFAULT_BUCKETS), np.empty(0)
     if not settings.get("use_bucketing"):
-        pass
-    elif "bucket_duration_bins" in settings:
+        return np.array([kept.longest])
+    if "bucket_duration_bins" in settings:
         edges = np.array(settings["bucket_duration_bins"])
     elif "max_duration" in settings:
         # NeMo's own guess, `determine_bucket_duration_bins`.
         edges = np.linspace(settings.get("min_duration", 0.0), settings["max_duration"], buckets + 1)[1:-1]
-    else:
-        if (buckets := min(buckets, kept.count)) > 1:
-            edges = lhotse_boundaries(kept.values, buckets)
-        notes.append(
-            f"the bins are those of equal total length over all examples; Lhotse estimates them from the first "
-            f"{_DEFAULT_CUTS:,} or so that it reads"
-        )
+    elif min(buckets, kept.count) > 1:
+        edges = lhotse_boundaries(kept.values, min(buckets, kept.count))
     edges = np.unique(edges[edges > 0])
-    return (edges if edges.size and edges[-1] >= kept.longest else np.append(edges, kept.longest)), notes
+    return edges if edges.size and edges[-1] >= kept.longest else np.append(edges, kept.longest)
 
 
-def _batch_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> tuple[IntArray, list[str]]:
-    if "bucket_batch_size" in settings:
-        return np.asarray(settings["bucket_batch_size"], dtype=np.int64), []
-    most = settings.get("batch_size")
-    limit = settings.get("batch_duration")
-    if limit is None:
-        return np.full(boundaries.size, most, dtype=np.int64), []
-    note = (
-        "under batch_duration Lhotse decides batch by batch; each is taken to hold as many examples as the mean batch "
-        "of its bucket, rounded"
-    )
-    return _mean_sizes(kept, boundaries, limit, most, settings.get("quadratic_duration")), [note]
-
-
-def _mean_sizes(
-    kept: Lengths, boundaries: FloatArray, limit: float, most: int | None, quadratic: float | None
-) -> IntArray:
+def _mean_sizes(settings: Mapping[str, Any], kept: Lengths, boundaries: FloatArray) -> IntArray:
     """Return the mean size, rounded, of the batches that Lhotse draws from each bucket.
 
     A batch closes with its n-th example once (n + 1) × the longest so far is above the limit. The longest only grows,
     and the bound on it only falls, so a batch holds more than n examples just where n of them are at most
     limit / (n + 1): with F the distribution of lengths in the bucket, its mean size is 1 + Σ F(limit / (n + 1))ⁿ.
     """
+    limit, most, quadratic = settings["batch_duration"], settings.get("batch_size"), settings.get("quadratic_duration")
     distinct = kept.histogram.lengths
     costs = distinct if quadratic is None else distinct + distinct**2 / quadratic
     cumulative = np.concatenate(([0], kept.histogram.cumulative))
@@ -277,12 +272,3 @@ def _mean_sizes(
         below = cumulative[upto] - cumulative[start]
         sizes[bucket] = round(1 + float(np.sum((below / count) ** n)))
     return sizes
-
-
-def _described(settings: Mapping[str, Any], buckets: int) -> str:
-    if not settings.get("use_bucketing"):
-        return f"NeMo, batch_size={settings['batch_size']}"
-    if "bucket_batch_size" in settings:
-        return f"NeMo, {counted(buckets, 'bin')} with bucket_batch_size"
-    limits = [f"{name}={settings[name]:g}" for name in ("batch_duration", "batch_size") if name in settings]
-    return f"NeMo, {counted(buckets, 'bucket')}, {', '.join(limits)}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from batchtune.configs.recipes import LIMITS, Block, block_at
+from batchtune.configs.recipes import LIMITS, block_at
 from batchtune.configs.references import References
 from batchtune.configs.tree import Node, parse_yaml, read_text
 from batchtune.errors import ResultError, UsageError, shortened
-from batchtune.lengths import Lengths
-from batchtune.tuning.current.base import OPTION, Current, CurrentTable, Settings, SettingsKind
+from batchtune.tuning.current.base import HOW, OPTION, Current, Settings, SettingsKind
 from batchtune.tuning.current.nemo import NemoSettings
 from batchtune.tuning.current.speechbrain import SpeechBrainSettings
 from batchtune.tuning.current.tables import FixedSize, OwnTable
@@ -25,124 +25,90 @@ _KNOWN = (
     "bucket_duration_bins with bucket_batch_size or batch_duration, bucket_boundaries with bucket_batch_sizes, "
     "and batch_size."
 )
-_HOW = "Write --current max_batch_length=600,num_buckets=200, --current batch_size=16, or the path of a YAML file."
 _FILES = "Give a SpeechBrain training YAML, a NeMo config or a sampler.yaml."
 _PAIRS = re.compile(r"\s*[A-Za-z_]\w*\s*=", re.ASCII)
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(inf|nan)")
 _LONGEST_TEXT = 1_000_000
+_LONGEST_KEY_PATH = 10_000
 # Sorted greedy batches are no buckets: equal lengths fall into different batches.
 _GREEDY = {"max_tokens": "fairseq", "batch_bins": "ESPnet"}
 
 
 def read_current(text: str) -> Current:
-    """Read a user's current batching settings.
+    """Read and check a user's current batching settings.
 
-    Args:
-        text: `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
-            SpeechBrain training YAML, a NeMo config or a sampler.yaml, or `PATH:KEY.PATH` for a block within one.
-
-    Returns:
-        The settings, checked.
+    The text is `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
+    SpeechBrain training YAML, a NeMo config or a sampler.yaml, or `PATH:KEY.PATH` for a block within one.
 
     Raises:
         UsageError: The text is neither, names an unknown key, or has a wrong value.
         ResultError: The file can't be read, or holds no settings that can be reproduced.
     """
-    found = _file(text)
-    if found is not None:
-        path, key_path = found
-        return _of_file(parse_yaml(read_text(path, path.name, _FILES), path.name), path.name, key_path)
+    for path, key_path in _files(text):
+        if _exists(path):
+            file = Path(path)
+            return _of_file(parse_yaml(read_text(file, file.name, _FILES), file.name), file.name, key_path)
     if not _PAIRS.match(text):
-        raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", _HOW)
+        raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", HOW)
     return _pairs(text)
 
 
-def current_table(current: Current, lengths: Lengths) -> CurrentTable:
-    """Return the batches that current settings make of these lengths, as a bucket table.
-
-    Raises:
-        ResultError: The settings are for other lengths: other units, or none is left.
-    """
-    try:
-        return next(kind for kind in KINDS if kind.name == current.kind).table(current, lengths)
-    except ValueError as error:
-        raise ResultError(f"{current.source}: the settings make no bucket table: {error}", _HOW) from error
-
-
-def _file(text: str) -> tuple[Path, str | None] | None:
-    """Return the file and the key path that a text names; None where no such file exists."""
-    if _is_file(text):
-        return Path(text), None
+def _files(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the files and key paths that a text may name, the longest file first."""
+    yield text, None
     end = len(text)
-    for _ in range(text.count(":")):
-        end = text.rindex(":", 0, end)
-        if _is_file(text[:end]):
-            return Path(text[:end]), text[end + 1 :]
-        if len(text) - end > 10_000:  # no key path is that long
-            break
-    return None
+    while (end := text.rfind(":", 0, end)) >= 0 and len(text) - end <= _LONGEST_KEY_PATH:
+        yield text[:end], text[end + 1 :]
 
 
-def _is_file(text: str) -> bool:
+def _exists(path: str) -> bool:
     try:
-        # A folder too: reading it tells what is wrong.
-        return bool(text) and Path(text).exists()
+        # A folder too: the message of reading it says what is wrong.
+        return bool(path) and Path(path).exists()
     except (OSError, ValueError):  # a name too long, or with a NUL
         return False
 
 
 def _of_file(root: Node, name: str, key_path: str | None) -> Current:
-    """Read the settings of the training from a file, at `key_path` or found."""
+    """Read the settings of the training from a file, at `key_path` or found; keys of no kind may be made by code."""
     if not isinstance(root.value, dict):
         raise ResultError(f"{name} holds no settings by name", _KNOWN)
     references = References(root, name)
     if key_path is None:
-        found = ((kind, kind.find(references)) for kind in KINDS)
-        kind, block = next(((kind, block) for kind, block in found if block is not None), (None, None))
+        candidates = ((kind, kind.find(references)) for kind in KINDS)
+        kind, block = next(((kind, block) for kind, block in candidates if block is not None), (None, None))
         if kind is None or block is None:
             limit = next((key for key in LIMITS if root.get(key) is not None), None)
             what = (
                 f"has {limit}, but neither num_buckets nor bucket_boundaries" if limit else "holds no batching settings"
             )
             raise ResultError(f"{name} {what} that are known", f"{_KNOWN} Or say where: {OPTION} {name}:KEY.PATH.")
-        return _read(kind, block, references)
-    block = block_at(root, tuple(key_path.split(".")))
-    if block is None:
-        raise ResultError(
-            f"{name} has no settings at {shortened(key_path)}", "Give the path of a mapping, with dots between."
-        )
-    kind = next((kind for kind in KINDS if kind.claims(block.settings, block.keys)), None)
-    if kind is None:
-        raise ResultError(f"{name}: {key_path} holds no batching settings that are known", _KNOWN)
-    return _read(kind, block, references)
-
-
-def _read(kind: SettingsKind, block: Block, references: References) -> Current:
-    """Read the known keys of a block; all others may be made by code and are left alone."""
-    tag, name = block.node.tag, references.name
+    else:
+        block = block_at(root, tuple(key_path.split(".")))
+        if block is None:
+            raise ResultError(
+                f"{name} has no settings at {shortened(key_path)}", "Give the path of a mapping, with dots between."
+            )
+        kind = next((kind for kind in KINDS if kind.claims(block.settings, block.keys)), None)
+        if kind is None:
+            raise ResultError(f"{name}: {key_path} holds no batching settings that are known", _KNOWN)
+    tag = block.node.tag
     if tag is not None and tag.startswith("!include"):
         where = f"{name}, line {block.node.line}"
         raise ResultError(f"{where}: the settings are in another file ({tag[:60]})", "Give that file to --current.")
     nodes = {key: node for key, node in block.settings.items() if key in kind.keys}
     for key in kind.inherited:
-        if key not in nodes and (node := references.root.get(key)) is not None:
+        if key not in nodes and (node := root.get(key)) is not None:
             nodes[key] = node
-    return _checked(
-        kind,
-        Settings(
-            values={key: references.plain(node, block.chain) for key, node in nodes.items()},
-            source=name,
-            key_path=".".join(block.keys) or None,
-            lines={key: node.line for key, node in nodes.items()},
-        ),
-    )
+    values = {key: references.plain(node, block.chain) for key, node in nodes.items()}
+    lines = {key: node.line for key, node in nodes.items()}
+    return _checked(kind, Settings(values=values, source=name, key_path=".".join(block.keys) or None, lines=lines))
 
 
 def _checked(kind: SettingsKind, settings: Settings) -> Current:
-    found = kind.read(settings)
     return Current(
-        kind=kind.name,
-        settings=found,
+        kind=kind,
+        settings=kind.read(settings),
         source=settings.source,
         key_path=settings.key_path,
         notes=tuple(kind.notes(settings)),
@@ -151,30 +117,34 @@ def _checked(kind: SettingsKind, settings: Settings) -> Current:
 
 def _pairs(text: str) -> Current:
     if len(text) > _LONGEST_TEXT:
-        raise UsageError(f"{OPTION}: the settings are longer than {_LONGEST_TEXT:,} characters", _HOW)
+        raise UsageError(f"{OPTION}: the settings are longer than {_LONGEST_TEXT:,} characters", HOW)
     values: dict[str, Any] = {}
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not name:
-            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value", _HOW)
+            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value", HOW)
         if name in values:
             raise UsageError(f"{OPTION}: {name} is given twice", "Give each setting once.")
-        values[name] = _value(name, value)
+        if not value:
+            raise UsageError(f"{OPTION}: {name} has no value", HOW)
+        # A number, a list of numbers, true, false, or the word itself.
+        numbers = [_number(part) for part in value.split(":")]
+        values[name] = {"true": True, "false": False}.get(value.lower(), numbers if ":" in value else numbers[0])
     kind = next((kind for kind in KINDS if kind.claims(values)), None)
-    if kind is None:
-        raise _unknown(values, ("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets"))
-    if not values.keys() <= set(kind.keys):
-        raise _unknown(values, kind.keys)
-    return _checked(kind, Settings(values=values))
-
-
-def _value(name: str, text: str) -> Any:
-    """Read a number, a list of numbers (written with colons), true, false, or the word itself."""
-    if not text:
-        raise UsageError(f"{OPTION}: {name} has no value", _HOW)
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return [_number(part) for part in text.split(":")] if ":" in text else _number(text)
+    known = ("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets") if kind is None else kind.keys
+    if kind is not None and values.keys() <= set(known):
+        return _checked(kind, Settings(values=values))
+    unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
+    for name in set(unknown) & _GREEDY.keys():
+        raise UsageError(
+            f"{OPTION}: {name} is {_GREEDY[name]}'s, which sorts all examples and cuts them greedily: such batches are "
+            "no bucket table, and are not reproduced",
+            _KNOWN,
+        )
+    for name in unknown or [name for name in values if name not in known]:
+        problem = f"{name[:60]!r} is not a setting that goes here"
+        raise UsageError(f"{OPTION}: {problem}", f"Known: {', '.join(known)}.")
+    raise UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", _KNOWN)
 
 
 def _number(text: str) -> float | int | str:
@@ -183,23 +153,3 @@ def _number(text: str) -> float | int | str:
         return text
     number = float(text)
     return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else number
-
-
-def _unknown(values: dict[str, Any], known: tuple[str, ...]) -> UsageError:
-    """Return the error for names that are not known, or that alone say nothing."""
-    unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
-    greedy = next((name for name in unknown if name in _GREEDY), None)
-    if greedy is not None:
-        return UsageError(
-            f"{OPTION}: {greedy} is {_GREEDY[greedy]}'s, which sorts all examples and cuts them greedily: "
-            "such batches are no bucket table, and are not reproduced",
-            _KNOWN,
-        )
-    if not unknown and not any(name in known for name in values):
-        unknown = list(values)
-    others = unknown or [name for name in values if name not in known]
-    if others:
-        return UsageError(
-            f"{OPTION}: {others[0][:60]!r} is not a setting that goes here", f"Known: {', '.join(known)}."
-        )
-    return UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", _KNOWN)

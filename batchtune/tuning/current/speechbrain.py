@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from batchtune.batching.epochs import ORDERINGS
 from batchtune.batching.samplers import speechbrain_table
+from batchtune.batching.strategies.speechbrain import capped_by_num_buckets, single_bucket
 from batchtune.configs.recipes import BUCKETS, LIMITS, OLD_RULES, Block, training_block
 from batchtune.configs.references import References
 from batchtune.lengths import Lengths
-from batchtune.tuning.current.base import MOST_BUCKETS, OPTION, Current, CurrentTable, Settings, SettingsKind
+from batchtune.results import Row
+from batchtune.tuning.current.base import (
+    MOST_BUCKETS,
+    OPTION,
+    YOURS,
+    Current,
+    CurrentTable,
+    Settings,
+    SettingsKind,
+    longer_than,
+)
 from batchtune.units import format_length
 
-_ORDERINGS = ("random", "ascending", "descending")
+_OPTIONAL = ("bucket_boundaries", "max_batch_ex")
 _GIVE = "Give {} as SpeechBrain's DynamicBatchSampler does."
 
 
@@ -36,11 +49,10 @@ class SpeechBrainSettings(SettingsKind):
 
     def find(self, references: References) -> Block | None:
         """Find the training's block; None if `dynamic_batching` turns it off."""
-        root, name = references.root, references.name
-        switch = root.get("dynamic_batching")
-        if switch is not None and references.plain(switch, (root,)) is False:
+        switch = references.root.get("dynamic_batching")
+        if switch is not None and references.plain(switch, (references.root,)) is False:
             return None
-        return training_block(root, name, f"{OPTION} {name}:")
+        return training_block(references.root, references.name, f"{OPTION} {references.name}:")
 
     def read(self, settings: Settings) -> dict[str, object]:
         """Check the settings.
@@ -68,44 +80,57 @@ class SpeechBrainSettings(SettingsKind):
             **settings.given(settings.length, "feats_hop_size"),
             **({} if shuffle is None else {"shuffle": settings.flag(shuffle)}),
             **settings.given(settings.flag, "drop_last"),
-            **settings.given(lambda name: settings.choice(name, _ORDERINGS), "batch_ordering"),
+            **settings.given(lambda name: settings.choice(name, ORDERINGS), "batch_ordering"),
         }
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the buckets that SpeechBrain makes of these lengths, exactly."""
-        settings = current.settings
-        limit, boundaries = settings["max_batch_length"], settings.get("bucket_boundaries")
-        buckets = speechbrain_table(
-            lengths.histogram,
-            limit,
-            num_buckets=settings.get("num_buckets"),
-            bucket_boundaries=boundaries,
-            max_batch_ex=settings.get("max_batch_ex"),
-        )
+        settings, notes = current.settings, []
+        limit, boundaries, most = settings["max_batch_length"], *map(settings.get, _OPTIONAL)
+        hop = settings.get("feats_hop_size")
+        if hop is not None and lengths.unit != "frames":
+            notes.append(
+                f"max_batch_length counts frames of {hop:g} s (feats_hop_size), but the lengths are not known to "
+                f"be frames: read them with --length-scale 1/{hop:g} --unit frames where they are seconds"
+            )
+        if settings.get("shuffle") is False:
+            notes.append(
+                "with shuffle off, the order of the data decides padding; figures are those of shuffled examples"
+            )
+        if settings.get("drop_last"):
+            notes.append("drop_last leaves out each bucket's last batch where it is not full; it is counted here")
         words = f"{len(boundaries)} bucket_boundaries" if boundaries else f"num_buckets={settings['num_buckets']}"
-        capped = f", max_batch_ex={settings['max_batch_ex']}" if "max_batch_ex" in settings else ""
-        hop = settings.get("feats_hop_size") if lengths.unit != "frames" else None
         return CurrentTable(
-            table=buckets,
+            table=speechbrain_table(
+                lengths.histogram,
+                limit,
+                num_buckets=settings.get("num_buckets"),
+                bucket_boundaries=boundaries,
+                max_batch_ex=most,
+            ),
             lengths=lengths,
             sizing="length",
-            max_batch_length=limit,
-            describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}{capped}",
-            exact=hop is None and not settings.get("drop_last"),
-            notes=(*current.notes, *_notes(current, hop)),
+            describe=f"SpeechBrain, max_batch_length={format_length(limit, lengths.unit)}, {words}"
+            + ("" if most is None else f", max_batch_ex={most}"),
+            notes=tuple(notes),
         )
 
+    def cautions(self, settings: Mapping[str, Any], lengths: Lengths, row: Row) -> Iterator[str]:
+        """Warn of examples beyond max_batch_length, and of batches that num_buckets or boundaries keep small."""
+        limit, boundaries, most = settings["max_batch_length"], *map(settings.get, _OPTIONAL)
+        consequence = "SpeechBrain makes {each} a batch of one"
+        yield from longer_than(lengths, limit, f"max_batch_length of {YOURS},", consequence)
+        # Boundaries that are given stay where they are when max_batch_length is raised.
+        if boundaries is None:
+            yield from capped_by_num_buckets(lengths, limit, [row], YOURS)
+            yield from single_bucket([row], YOURS)
+        elif max(row.batch_sizes) == 1 and most != 1 and row.boundaries[0] > limit / 2:
+            smallest = format_length(row.boundaries[0], lengths.unit)
+            yield (
+                f"{YOURS} makes batches of one example, because its smallest boundary, {smallest}, is more than half "
+                f"of max_batch_length {format_length(limit, lengths.unit)}"
+            )
 
-def _notes(current: Current, hop: float | None) -> Sequence[str]:
-    """Return notes on the table; `hop` is that of frames, if the settings count them and the lengths do not."""
-    notes = []
-    if hop is not None:
-        notes.append(
-            f"max_batch_length counts frames of {hop:g} s (feats_hop_size), but the lengths are not known to "
-            f"be frames: read them with --length-scale 1/{hop:g} --unit frames where they are seconds"
-        )
-    if current.settings.get("shuffle") is False:
-        notes.append("with shuffle off, the order of the data decides padding; figures are those of shuffled examples")
-    if current.settings.get("drop_last"):
-        notes.append("drop_last leaves out each bucket's last batch where it is not full; it is counted here")
-    return notes
+    def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
+        """Return `max_batch_ex`, if it is set."""
+        return ("max_batch_ex", settings["max_batch_ex"]) if "max_batch_ex" in settings else None

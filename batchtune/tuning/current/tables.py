@@ -9,11 +9,10 @@ from batchtune.configs.recipes import Block, block_at
 from batchtune.configs.references import References
 from batchtune.errors import ResultError, shortened
 from batchtune.lengths import UNITS, Lengths
+from batchtune.results import SamplerConfig
 from batchtune.tuning.current.base import Current, CurrentTable, Settings, SettingsKind
 from batchtune.units import counted, format_length
 
-_FORMAT = "batchtune/sampler"
-_VERSION = 1
 _LOADERS = (
     "train_dataloader_opts",
     "train_dataloader_options",
@@ -36,13 +35,13 @@ class OwnTable(SettingsKind):
         declared, version = (None if node is None else node.value for node in (root.get("format"), root.get("version")))
         if not isinstance(declared, str) or not declared.startswith("batchtune/"):
             return None
-        if declared != _FORMAT:
+        if declared != SamplerConfig.FORMAT:
             raise ResultError(
                 f"{name} has the format {shortened(declared)}", "Of batchtune's files, only sampler.yaml is settings."
             )
-        if isinstance(version, int) and version > _VERSION:
+        if isinstance(version, int) and version > SamplerConfig.VERSION:
             raise ResultError(
-                f"{name} has version {version}; this batchtune knows versions up to {_VERSION}",
+                f"{name} has version {version}; this batchtune knows versions up to {SamplerConfig.VERSION}",
                 "Install a newer batchtune.",
             )
         return Block((root,), ())
@@ -54,12 +53,8 @@ class OwnTable(SettingsKind):
                 raise settings.wrong(name, "is missing", "A table needs boundaries and a batch size for each.")
         boundaries, sizes = settings.lengths("bucket_boundaries"), settings.counts("bucket_batch_sizes")
         if len(boundaries) != len(sizes):
-            raise settings.wrong(
-                "bucket_batch_sizes",
-                f"has {len(sizes):,} {'entry' if len(sizes) == 1 else 'entries'} for {len(boundaries):,} "
-                "bucket_boundaries",
-                "Give one batch size for each boundary.",
-            )
+            problem = f"has {counted(len(sizes), 'number')} for {len(boundaries):,} bucket_boundaries"
+            raise settings.wrong("bucket_batch_sizes", problem, "Give one batch size for each boundary.")
         return {
             "bucket_boundaries": boundaries,
             "bucket_batch_sizes": sizes,
@@ -70,13 +65,12 @@ class OwnTable(SettingsKind):
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
         settings = current.settings
-        unit = settings.get("unit")
+        unit, last = settings.get("unit"), settings["bucket_boundaries"][-1]
         if unit is not None and lengths.unit is not None and unit != lengths.unit:
             raise ResultError(
                 f"{current.source} counts {unit}, but the lengths count {lengths.unit}",
                 "Convert the lengths with --length-scale and --unit.",
             )
-        last = settings["bucket_boundaries"][-1]
         if lengths.longest > last:
             raise ResultError(
                 f"{current.source}: the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the "
@@ -86,11 +80,7 @@ class OwnTable(SettingsKind):
         return CurrentTable(
             table=BucketTable(np.array(settings["bucket_boundaries"]), np.array(settings["bucket_batch_sizes"])),
             lengths=lengths,
-            sizing="frontier",
-            max_batch_length=settings.get("max_batch_length"),
             describe=f"batchtune's sampler, {counted(len(settings['bucket_boundaries']), 'bucket')}",
-            exact=True,
-            notes=current.notes,
         )
 
 
@@ -121,17 +111,10 @@ class FixedSize(SettingsKind):
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return one bucket up to the longest length."""
         size, sorting = current.settings["batch_size"], current.settings.get("sorting")
-        notes = current.notes
-        if sorting is not None:
-            notes += (
-                f"the examples are sorted (sorting: {sorting}), which pads less than the shuffled batches counted here",
-            )
+        note = f"the examples are sorted (sorting: {sorting}), which pads less than the shuffled batches counted here"
         return CurrentTable(
             table=BucketTable(np.array([lengths.longest]), np.array([size], dtype=np.int64)),
             lengths=lengths,
-            sizing="frontier",
-            max_batch_length=None,
             describe=f"fixed batches of {size:,}",
-            exact=sorting is None,
-            notes=notes,
+            notes=() if sorting is None else (note,),
         )
