@@ -289,12 +289,6 @@ def test_float32_lengths_are_not_beyond_a_boundary_that_was_the_longest() -> Non
     assert BucketTable.of([longest], [1]).assign(np.array([longest], dtype=np.float32)).tolist() == [0]
 
 
-def test_to_sort_batches_lengths_are_needed() -> None:
-    grouped, layout = laid_out(np.array([1.0]), np.array([1, 1, 1]), Dealing())
-    with pytest.raises(ValueError, match="lengths are needed"):
-        epochs.assemble(grouped, layout, Drawing(ordering="ascending"))
-
-
 def test_each_epoch_and_each_seed_has_another_shuffle() -> None:
     lengths, sizes = np.full(40, 3.0), np.array([4, 1, 1])
     drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)]
