@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ import msgspec
 
 from batchtune.errors import ResultError, shortened
 from batchtune.files import read_regular, write_whole
-from batchtune.results.shared import Meta, Result
+from batchtune.results.shared import Meta, Record, Result
 
 RUN_FILE = "run.json"
 TRIALS_FILE = "trials.jsonl"
@@ -79,6 +80,18 @@ def read_result(path: Path, kind: type[R]) -> R:
         raise ResultError(f"{path} is edited or damaged: {error}", again) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ResultError(f"{path} is damaged: {error}", again) from error
-    for problem in found.problems():
+    for problem in _problems(found):
         raise ResultError(f"{path} is edited or damaged: {problem}", again)
     return found
+
+
+def _problems(record: Record, place: str = "") -> Iterator[str]:
+    """Yield what is wrong with a record, then with those that it holds."""
+    yield from (f"{place}{problem}" for problem in record.problems())
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, Record):
+            yield from _problems(value, f"{place}{name}: ")
+        elif isinstance(value, list) and value and isinstance(value[0], Record):
+            for index, one in enumerate(value):
+                yield from _problems(one, f"{place}{name}, entry {index}: ")

@@ -34,6 +34,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     VERSION: ClassVar[int] = 1
 
+    def problems(self) -> Iterator[str]:
+        """Yield each contradiction between numbers that follow from each other, a phrase that names the field."""
+        return iter(())
+
 
 class Meta(Record, frozen=True, kw_only=True):
     """What a result file is."""
@@ -49,10 +53,6 @@ class Result(Record, frozen=True, kw_only=True):
     FORMAT: ClassVar[str]
 
     meta: Meta
-
-    def problems(self) -> Iterator[str]:
-        """Yield each contradiction between numbers that follow from each other, a phrase that names the field."""
-        return iter(())
 
 
 class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,12 +112,12 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     left_out: dict[str, Count] = {}
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong, a phrase that names the field."""
+        """As for every record."""
         if self.min > self.max:
-            yield f"lengths: min is {self.min} and max {self.max}"
+            yield f"min is {self.min} and max {self.max}"
         low, high = self.max, self.max * self.count
         if not low * (1 - ROUNDING) <= self.total <= high * (1 + ROUNDING):
-            yield f"lengths: total is {self.total}, for {self.count} examples up to {self.max}"
+            yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -180,6 +180,15 @@ class Device(Record, frozen=True, kw_only=True):
     processors: Count | None = None
     load_average: Amount | None = None
     other_processors: Amount | None = None
+
+
+class Measured(Result, frozen=True, kw_only=True):
+    """Base of the files about what was measured with a workload on a device."""
+
+    lengths: LengthsSummary
+    workload: WorkloadRecord
+    device: Device
+    settings: dict[str, Any]
 
 
 def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[str]:
