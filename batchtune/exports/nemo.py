@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer
+from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer, unit_remark
 from batchtune.exports.text import (
     LengthLimits,
     about_data,
@@ -46,7 +46,10 @@ def render(tuned: Tuned) -> str:
     bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
     limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
     longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
-    sizes = _fillable(row, sweep)
+    sizes = row.batch_sizes
+    # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
+    if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
+        sizes = [max(1, min(size, use.examples)) for size, use in zip(sizes, sweep.buckets, strict=True)]
     settings = [
         "use_lhotse: true",
         "batch_size: null",
@@ -72,13 +75,6 @@ def render(tuned: Tuned) -> str:
     )
 
 
-def _fillable(row: Row, sweep: Sweep) -> list[int]:
-    """Return sizes that a bucket can fill: NeMo, which repeats the data, would fill larger ones, which were not run."""
-    if row is not sweep.recommended_row or len(sweep.buckets) != len(row.batch_sizes):
-        return row.batch_sizes
-    return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
-
-
 def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
     yield f"NeMo, model.train_ds: {about_row(row, sweep)}"
     yield about_data(sweep)
@@ -87,10 +83,7 @@ def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
         names = [("min_duration", limits.shortest), ("max_duration", limits.longest)]
         set_here = [name for name, limit in names if limit is not None]
         yield f"{' and '.join(set_here)} {'leaves' if len(set_here) == 1 else 'leave'} them out here, too"
-    if sweep.lengths.unit == "ms":
-        yield "Bins are in seconds, as NeMo counts them; the lengths counted milliseconds"
-    if sweep.lengths.unit is None:
-        yield "The unit of the lengths is not known: they are taken to be seconds, as NeMo counts them"
+    yield from unit_remark(sweep, "Bins", "NeMo")
     yield (
         "NeMo drops what is longer than the last bin or max_duration. What changes durations (perturb_speed, "
         "concatenate_samples, pad_min_duration) moves examples to other bins"
@@ -106,14 +99,10 @@ def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
     yield from padded_remark(sweep, "NeMo")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurationLimit:
-    """Lhotse's limit for a batch whose examples cost more than in proportion to their length.
+class DurationLimit(NamedTuple):
+    """Lhotse's limit for a batch whose examples cost more than in proportion to their length, in seconds.
 
-    Attributes:
-        batch_size: The most examples, C.
-        batch_duration: D, in seconds.
-        quadratic_duration: Q, in seconds; None where memory grows in proportion to the length.
+    They are called C, D and Q below; without Q memory grows in proportion to the length.
     """
 
     batch_size: int
@@ -144,28 +133,18 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     Source: `lhotse.dataset.sampling.base.TimeConstraint` and `.dynamic.DurationBatcher`, Lhotse 1.33; NeMo 3.0.0 gives
     it `batch_size` as `max_cuts`.
 
-    Args:
-        probe: Its frontier counts; that of an older batchtune proves nothing.
-        boundaries: Of the buckets, in the unit of the lengths; the last is at least the longest.
-
     Returns:
-        None where sizes are not proven at all lengths, without a model that grows with the length, where it depends on
-        target lengths, or where the longest examples would get less than half of what is proven.
+        None where sizes are not proven at all lengths, as by an older batchtune, without a model that grows with the
+        length, where it depends on target lengths, or where the longest examples would get less than half of what is
+        proven.
 
     Raises:
         ResultError: The lengths can't be turned into seconds.
     """
     model = probe.models.peak_bytes
-    if (
-        model is None
-        or model.target_linear
-        or model.target_quadratic
-        or model.cross
-        or not model.linear > 0
-        or model.quadratic < 0
-    ):
+    if model is None or model.target_linear or model.target_quadratic or model.cross or not model.linear > 0:
         return None
-    if not probe.is_proven or not probe.frontier:
+    if model.quadratic < 0 or not probe.is_proven or not probe.frontier:
         return None
     (second,) = in_seconds([1.0], probe.lengths.unit, "NeMo")
     quadratic = None
@@ -178,12 +157,8 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     counted = [_counted(second * end, quadratic) for end in ends.tolist()]
     most, *others = proven.tolist()
     limits = [(size + 1) * start * (1 - 1e-9) for start, size in zip(counted, others, strict=False) if size < most]
-    limit = DurationLimit(
-        batch_size=most,
-        # Where all buckets have one size, that alone is the limit.
-        batch_duration=_rounded_down(min([*limits, (most + 1) * counted[-1]])),
-        quadratic_duration=quadratic,
-    )
+    # Where all buckets have one size, that alone is the limit.
+    limit = DurationLimit(most, _rounded_down(min([*limits, (most + 1) * counted[-1]])), quadratic)
     return limit if limit.fitting(second * probe.lengths.max) >= _USED * proven[-1] else None
 
 
@@ -205,30 +180,29 @@ def _duration_alternative(tuned: Tuned, row: Row, bins: Sequence[float]) -> Iter
     limit = duration_limit(tuned.probe, row.boundaries)
     yield "\n"
     if limit is None:
-        yield commented(
-            [
-                "batch_duration with quadratic_duration can't be derived here: it needs batch sizes that are proven at "
-                "all lengths, and a memory model that grows with the length alone, and hardly with the number of "
-                "examples"
-            ],
-            indent=_INDENT,
-        )
+        yield commented([_NO_LIMIT], indent=_INDENT)
         return
-    yield commented(
-        [
-            "Or, with a limit in place of a batch size for each bucket. By the probe's memory model an example of L "
-            "seconds takes memory in proportion to L + L² / quadratic_duration. Lhotse lets a batch's last example "
-            "exceed batch_duration, where that is the longest: with these bins and this batch_size every batch is "
-            "still no larger than one that was run. That costs memory: the longest examples come in batches of "
-            f"{limit.fitting(bins[-1]):,}. How many batches an epoch has was not counted"
-        ],
-        indent=_INDENT,
-    )
-    yield f"{_INDENT}# bucket_batch_size: null\n"
-    yield f"{_INDENT}# batch_size: {limit.batch_size}\n"
-    yield f"{_INDENT}# batch_duration: {number(limit.batch_duration)}\n"
-    quadratic = "null" if limit.quadratic_duration is None else number(limit.quadratic_duration)
-    yield f"{_INDENT}# quadratic_duration: {quadratic}\n"
+    longest = f"{limit.fitting(bins[-1]):,}. How many batches an epoch has was not counted"
+    yield commented([f"{_LIMIT} {longest}"], indent=_INDENT)
+    settings = {
+        "bucket_batch_size": "null",
+        "batch_size": f"{limit.batch_size}",
+        "batch_duration": number(limit.batch_duration),
+        "quadratic_duration": "null" if limit.quadratic_duration is None else number(limit.quadratic_duration),
+    }
+    yield from (f"{_INDENT}# {name}: {value}\n" for name, value in settings.items())
+
+
+_NO_LIMIT = (
+    "batch_duration with quadratic_duration can't be derived here: it needs batch sizes that are proven at all "
+    "lengths, and a memory model that grows with the length alone, and hardly with the number of examples"
+)
+_LIMIT = (
+    "Or, with a limit in place of a batch size for each bucket. By the probe's memory model an example of L seconds "
+    "takes memory in proportion to L + L² / quadratic_duration. Lhotse lets a batch's last example exceed "
+    "batch_duration, where that is the longest: with these bins and this batch_size every batch is still no larger "
+    "than one that was run. That costs memory: the longest examples come in batches of"
+)
 
 
 def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
