@@ -32,8 +32,7 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
     not among the C - 1 shortest lengths: no batch goes on after its C-th example.
 
     Args:
-        sweep: With quantiles, these bound it. Without (older files), lengths are taken to be dense: an example is at
-            most the longest.
+        sweep: With quantiles, these bound it. Without (older files), lengths are taken to be dense.
         scale: What one of the lengths' unit is in ESPnet's.
         up_to: Only for examples up to this length, for data sets without the longer ones.
 
@@ -58,31 +57,24 @@ def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
 
     The second is among the r shortest examples.
     """
-    filled = [(bin.from_, bin.to) for bin in sweep.histogram if bin.count]
-    filled = filled or [(0.0, sweep.lengths.max)]
-    starts, ends = [start for start, _ in filled], [end for _, end in filled]
+    filled = [bin for bin in sweep.histogram if bin.count]
+    starts, ends = [bin.from_ for bin in filled] or [0.0], [bin.to for bin in filled] or [sweep.lengths.max]
     steps = len(sweep.quantiles) - 1
     for index, (low, high) in enumerate(pairwise(sweep.quantiles)):
         rank = math.ceil((index + 1) * sweep.lengths.count / steps)
         if low == high:
             yield low, high, rank
             continue
-        places = range(bisect_left(ends, low), bisect_left(starts, high))
-        for place in places:
-            following = ends[min(place + 1, len(ends) - 1)]
-            yield max(low, starts[place]), min(high, following), rank
-        if not places:  # a damaged histogram
+        first, last = bisect_left(ends, low), bisect_left(starts, high)
+        if first >= last:  # a damaged histogram
             yield low, high, rank
+        for place in range(first, last):
+            yield max(low, starts[place]), min(high, ends[min(place + 1, len(ends) - 1)]), rank
 
 
 def render(tuned: Tuned) -> str:
-    """Return the config fragment.
-
-    Raises:
-        ResultError: The sweep recommends nothing.
-    """
-    sweep = tuned.sweep
-    unit = sweep.lengths.unit
+    """Return the config fragment; raise ResultError if the sweep recommends nothing."""
+    sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
     bins = batch_bins(sweep, scale=scale)
     active, other = ("numel", "length") if unit in AUDIO_UNITS else ("length", "numel")
@@ -95,18 +87,12 @@ def render(tuned: Tuned) -> str:
         "ESPnet deals each batch to the GPUs: multiply batch_bins by their number; the last batches may then hold one "
         "example more",
     ]
-    return "".join(
-        [
-            commented(head),
-            f"batch_type: {active}\nbatch_bins: {bins}\n",
-            "\n",
-            commented([_COUNTS[active]]),
-            f"# batch_type: {other}\n# batch_bins: {bins}\n",
-            "#\n",
-            commented([_FOLDED]),
-            f"# batch_type: folded\n# batch_size: {max(1, int(sweep.max_batch_length / sweep.lengths.max))}\n",
-            f"# fold_length: [{at_least(sweep.lengths.max, scale)}, 1000000]\n",
-        ]
+    return (
+        f"{commented(head)}batch_type: {active}\nbatch_bins: {bins}\n\n"
+        f"{commented([_COUNTS[active]])}# batch_type: {other}\n# batch_bins: {bins}\n#\n"
+        f"{commented([_FOLDED])}# batch_type: folded\n"
+        f"# batch_size: {max(1, int(sweep.max_batch_length / sweep.lengths.max))}\n"
+        f"# fold_length: [{at_least(sweep.lengths.max, scale)}, 1000000]\n"
     )
 
 
@@ -124,14 +110,15 @@ _COUNTS = {
 
 def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
     """Explain why batch_bins is below max_batch_length, and how it could be larger."""
-    limit, cap = format_length(sweep.max_batch_length, sweep.lengths.unit), sweep.settings.get("max_batch_size")
+    unit, cap = sweep.lengths.unit, sweep.settings.get("max_batch_size")
+    capped = f", or holds more than {counted(cap, 'example')} (--max-batch-size)" if cap else ""
     yield (
-        f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}"
-        + (f", or holds more than {counted(cap, 'example')} (--max-batch-size)" if cap else "")
-        + f", it is {bins / (sweep.max_batch_length * scale):.1%} of that"
+        "ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds "
+        f"{format_length(sweep.max_batch_length, unit)}{capped}, it is "
+        f"{bins / (sweep.max_batch_length * scale):.1%} of that"
     )
     if sweep.lengths.max > sweep.max_batch_length:
-        longest = format_length(sweep.lengths.max, sweep.lengths.unit)
+        longest = format_length(sweep.lengths.max, unit)
         yield f"The longest example, {longest}, exceeds it by itself: leave out what does"
     if len(sweep.quantiles) < 2:
         yield "The sweep, of an older batchtune, does not hold what is needed to prove that: sweep again"
@@ -141,8 +128,8 @@ def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
     if larger > _WORTH_TELLING * bins:
         about = about_batches(sweep, lambda length: larger // (length * scale) + 1)
         yield (
-            f"Without the few examples longer than {format_length(cut, sweep.lengths.unit)}, batch_bins: {larger} "
-            f"would be as safe, with about {about} batches"
+            f"Without the few examples longer than {format_length(cut, unit)}, batch_bins: {larger} would be as safe, "
+            f"with about {about} batches"
         )
 
 

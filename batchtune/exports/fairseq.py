@@ -51,25 +51,22 @@ def render(tuned: Tuned) -> str:
         task["min-sample-size"] = str(at_least(limits.shortest, scale))
     if limits.longest is not None and unit not in AUDIO_UNITS:
         data["skip-invalid-size-inputs-valid-test"] = ""
-    return "".join(
-        [
-            commented(head),
-            " ".join(f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items()) + "\n",
-            commented(["The same for fairseq-hydra-train:"]),
-            *(f"#   {line}\n" for line in _hydra(data, task)),
-        ]
-    )
+    line = " ".join(f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items())
+    hydra = [
+        line
+        for group, flags in (("dataset", data), ("task", task))
+        for line in (f"{group}:", *(f"  {flag.replace('-', '_')}: {value or 'true'}" for flag, value in flags.items()))
+    ]
+    same = commented(["The same for fairseq-hydra-train:"])
+    return f"{commented(head)}{line}\n{same}" + "".join(f"#   {line}\n" for line in hydra)
 
 
 def _stops(sweep: Sweep, max_tokens: int, scale: float) -> Iterator[str]:
-    longest = format_length(sweep.lengths.max, sweep.lengths.unit)
+    longest = f"the longest here, {format_length(sweep.lengths.max, sweep.lengths.unit)},"
     if at_least(sweep.lengths.max, scale) > max_tokens:
-        yield (
-            f"fairseq WILL stop: an example must not exceed max-tokens, and the longest here, {longest}, does: leave "
-            "out what does"
-        )
+        yield f"fairseq WILL stop: an example must not exceed max-tokens, and {longest} does: leave out what does"
     else:
-        yield f"fairseq stops where an example exceeds max-tokens; the longest here, {longest}, does not"
+        yield f"fairseq stops where an example exceeds max-tokens; {longest} does not"
     if sweep.lengths.unit not in AUDIO_UNITS and sweep.lengths.unit != "frames":
         yield (
             "fairseq counts the end of a sentence as a token, and of source and target the longer: where your lengths "
@@ -102,13 +99,6 @@ def _leaving_out(sweep: Sweep, limits: LengthLimits, longest: int) -> Iterator[s
     elif limits.shortest is not None:
         shortest = format_length(limits.shortest, sweep.lengths.unit)
         yield f"fairseq can't leave out what is shorter than {shortest}: take it out of the data"
-
-
-def _hydra(data: dict[str, str], task: dict[str, str]) -> Iterator[str]:
-    for group, flags in (("dataset", data), ("task", task)):
-        yield f"{group}:"
-        for flag, value in flags.items():
-            yield f"  {flag.replace('-', '_')}: {value or 'true'}"
 
 
 EXPORTS = (Export(name="fairseq", title=_NAME, file=_FILE, render=render),)
