@@ -37,7 +37,7 @@ class BucketTable:
             same boundary. None for a table over one length.
 
     Raises:
-        ValueError: An array is empty, differs in shape, or breaks one of these rules; the message names the entry.
+        ValueError: Boundaries or batch sizes break one of these rules; the message names the entry.
     """
 
     boundaries: FloatArray
@@ -45,7 +45,7 @@ class BucketTable:
     target_boundaries: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        edges, sizes, tops = self.boundaries, self.batch_sizes, self.target_boundaries
+        edges, sizes = self.boundaries, self.batch_sizes
         if edges.ndim != 1 or edges.size == 0:
             raise ValueError(f"bucket_boundaries must be one-dimensional and not empty, got shape {edges.shape}")
         if sizes.shape != edges.shape:
@@ -55,17 +55,11 @@ class BucketTable:
             )
         _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
         rising = np.diff(edges) > 0
-        if tops is not None:
-            if tops.shape != edges.shape:
-                raise ValueError(f"{tops.size} target boundaries for {edges.size} boundaries")
-            _check_each("target boundaries must be finite and not negative", tops, (tops >= 0) & (tops < np.inf))
-            rising |= (np.diff(edges) == 0) & (np.diff(tops) > 0)
-        if not rising.all():
+        if self.target_boundaries is None and not rising.all():
             at = int(rising.argmin()) + 1
-            each = "" if tops is None else ", or its target boundary the one before it"
             raise ValueError(
-                f"bucket_boundaries must ascend{each}, but entry {at} ({edges[at]}) follows {edges[at - 1]}: sort "
-                "them, each once, and their batch sizes with them"
+                f"bucket_boundaries must ascend, but entry {at} ({edges[at]}) follows {edges[at - 1]}: sort them, each "
+                "once, and their batch sizes with them"
             )
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, sizes >= 1)
 
@@ -101,7 +95,10 @@ class BucketTable:
         """
         if self.target_boundaries is not None:
             assert targets is not None
-            return self._assign_pairs(lengths, targets)
+            found = np.full(lengths.size, self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
+            for bucket in range(self.num_buckets - 1, -1, -1):
+                found[(lengths <= self.boundaries[bucket]) & (targets <= self.target_boundaries[bucket])] = bucket
+            return found
         edges: npt.NDArray[Any] = self.boundaries
         if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
             edges = edges.astype(lengths.dtype)
@@ -109,18 +106,6 @@ class BucketTable:
         for start in range(0, lengths.size, _AT_ONCE):
             buckets[start : start + _AT_ONCE] = np.searchsorted(edges, lengths[start : start + _AT_ONCE], side="left")
         return buckets
-
-    def _assign_pairs(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Buckets:
-        boundaries, target_boundaries = self.pairs
-        ends, tops = np.unique(boundaries), np.unique(target_boundaries)
-        # The first bucket not below each pair of boundaries; the last row and column are beyond all of them.
-        first = np.full((ends.size + 1, tops.size + 1), self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
-        starts = np.searchsorted(boundaries, ends, side="left")
-        stops = np.searchsorted(boundaries, ends, side="right")
-        for row in range(ends.size - 1, -1, -1):
-            own = starts[row] + np.searchsorted(target_boundaries[starts[row] : stops[row]], tops)
-            first[row, :-1] = np.where(own < stops[row], own, first[row + 1, :-1])
-        return cast(Buckets, first[np.searchsorted(ends, lengths), np.searchsorted(tops, targets)])
 
     def extended_to(self, longest: float) -> BucketTable:
         """Return the table, with one bucket more, of batches of one, where `longest` is beyond the last boundary."""
@@ -192,13 +177,10 @@ def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Everything that limits the batch size.
+    """Everything that limits the batch size: max_batch_length, the most examples, and what fits on the device.
 
-    Attributes:
-        max_batch_length: The largest padded length that a batch may have.
-        max_batch_size: The most examples in a batch, or None.
-        frontier: Lengths → the largest batch size that fits on the device, at least 1; None without a probe.
-        measured_up_to: Beyond this length max_batch_length was not measured: there the frontier limits every size.
+    `frontier` gives the largest batch size that fits at each length, at least 1; None without a probe. Beyond
+    `measured_up_to` max_batch_length was not measured: there the frontier limits every size.
     """
 
     max_batch_length: float
