@@ -43,7 +43,7 @@ PAIRS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, ma
 
 
 @given(pairs=PAIRS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -> None:
     table = table_of(pairs)
     examples = [(length / 2, target / 2) for length in range(1, 13) for target in range(13)]
@@ -162,7 +162,7 @@ RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
 
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_two_dimensions_never_cost_more_than_the_best_of_one(
     examples: FloatArray, resolution: int, budget: int
 ) -> None:
@@ -184,7 +184,7 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
 
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_bucket_more_costs_no_more_and_every_boundary_is_an_examples(
     examples: FloatArray, resolution: int, budget: int
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_bucket_more_costs_no_more_and_every_boundary_is_an_examples(
 
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500), most=st.integers(1, 9))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     examples: FloatArray, resolution: int, budget: int, most: int
 ) -> None:
