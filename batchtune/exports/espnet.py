@@ -9,11 +9,10 @@ from itertools import pairwise
 
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.cutting import AUDIO_UNITS, SAMPLE_RATE, about_batches, at_least, counting_remark, what_runs
-from batchtune.exports.text import LengthLimits, commented, number
+from batchtune.exports.text import LengthLimits, from_template, number
 from batchtune.results import Sweep
 from batchtune.units import counted, format_length
 
-_NAME = "ESPnet"
 # A hint that costs a thousandth of the examples is worth a line only where it saves more than so much.
 _WORTH_TELLING = 1.05
 
@@ -77,35 +76,17 @@ def render(tuned: Tuned) -> str:
     sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
     bins = batch_bins(sweep, scale=scale)
-    active, other = ("numel", "length") if unit in AUDIO_UNITS else ("length", "numel")
-    head = [
-        f"{_NAME}: for the training config, or as the flags --batch_type and --batch_bins",
-        *what_runs(tuned, _NAME, lambda length: bins // (length * scale) + 1),
-        *_limits(sweep, bins, scale),
-        *_leaving_out(sweep, scale),
-        counting_remark(unit, "batch_bins"),
-        "ESPnet deals each batch to the GPUs: multiply batch_bins by their number; the last batches may then hold one "
-        "example more",
-    ]
-    return (
-        f"{commented(head)}batch_type: {active}\nbatch_bins: {bins}\n\n"
-        f"{commented([_COUNTS[active]])}# batch_type: {other}\n# batch_bins: {bins}\n#\n"
-        f"{commented([_FOLDED])}# batch_type: folded\n"
-        f"# batch_size: {max(1, int(sweep.max_batch_length / sweep.lengths.max))}\n"
-        f"# fold_length: [{at_least(sweep.lengths.max, scale)}, 1000000]\n"
+    return from_template(
+        "espnet.yaml.j2",
+        runs=what_runs(tuned, "ESPnet", lambda length: bins // (length * scale) + 1),
+        limit=_limits(sweep, bins, scale),
+        left_out=_leaving_out(sweep, scale),
+        counting=counting_remark(unit, "batch_bins"),
+        audio=unit in AUDIO_UNITS,
+        bins=bins,
+        batch_size=max(1, int(sweep.max_batch_length / sweep.lengths.max)),
+        fold_length=at_least(sweep.lengths.max, scale),
     )
-
-
-_FOLDED = (
-    "Or a fixed batch size of similar lengths, the largest for which the longest examples fit; one fold_length for "
-    "each shape file, in their order"
-)
-_COUNTS = {
-    "numel": "numel counts length × dimension of every shape file: also tokens × vocabulary of the text, which makes "
-    "batches smaller. length counts lengths alone, of audio and text",
-    "length": "length counts lengths alone, of every shape file. numel counts length × dimension: multiply batch_bins "
-    "by the features' (80 for 80 mel bands)",
-}
 
 
 def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
@@ -159,4 +140,4 @@ def _leaving_out(sweep: Sweep, scale: float) -> Iterator[str]:
     )
 
 
-EXPORTS = (Export(name="espnet", title=_NAME, file="batchtune_espnet.yaml", render=render),)
+EXPORTS = (Export(name="espnet", title="ESPnet", file="batchtune_espnet.yaml", render=render),)

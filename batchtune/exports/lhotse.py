@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Export, Tuned, recommended_row
-from batchtune.exports.text import (
-    LengthLimits,
-    about_data,
-    about_row,
-    broken,
-    flow_list,
-    from_template,
-    one_line,
-    padded_remark,
-)
+from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, one_line, padded_remark
 from batchtune.results import Row, Sweep
 from batchtune.units import format_number
-
-# Lhotse's own default.
-_BUFFER = 20_000
 
 # Unit → what a cut calls it, where Lhotse is not to measure seconds.
 _MEASURES = {"samples": "num_samples", "frames": "num_frames"}
@@ -96,39 +84,21 @@ def render(tuned: Tuned) -> str:
     boundaries = row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse")
     limits = LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0])
     return from_template(
-        "lhotse_sampler.py.j2",
-        remarks=_remarks(sweep, row, limits),
-        boundaries=broken(f"BOUNDARIES = {flow_list(boundaries)}"),
-        batch_sizes=broken(f"BATCH_SIZES = {flow_list(row.batch_sizes)}"),
-        buffer_size=max(_BUFFER, least_buffer(row.batch_sizes)),
+        "lhotse.py.j2",
+        about_row=about_row(row, sweep),
+        about_data=about_data(sweep),
+        units=unit_remark(sweep, "Boundaries", "Lhotse"),
+        padded=padded_remark(sweep, "Lhotse"),
+        two_dimensional=bool(sweep.two_dimensional),
+        boundaries=boundaries,
+        batch_sizes=row.batch_sizes,
+        buffer=least_buffer(row.batch_sizes),
         unit=unit,
         measure=measure,
         constraint="BatchSizes" if measure else "FixedBucketBatchSizeConstraint",
-        cuts="cuts.filter(is_kept)" if limits else "cuts",
-        condition=limits.condition(f"cut.{measure or 'duration'}") if limits else None,
+        limits=limits,
         seed=sweep.settings.get("seed", 0),
     )
-
-
-def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
-    yield f"Lhotse's DynamicBucketingSampler: {about_row(row, sweep)}"
-    yield about_data(sweep)
-    yield from unit_remark(sweep, "Boundaries", "Lhotse")
-    yield (
-        f"With a buffer of at least {least_buffer(row.batch_sizes):,} cuts, every batch but the last of its bucket is "
-        "full. A larger one shuffles better"
-    )
-    yield from limits.left_out
-    if limits:
-        yield "cuts.filter leaves them out here, too. Any other cut longer than the last boundary stops Lhotse"
-    else:
-        yield (
-            "A cut longer than the last boundary stops Lhotse with an error: filter such cuts out before, with "
-            "cuts.filter"
-        )
-    yield from padded_remark(sweep, "Lhotse")
-    if sweep.two_dimensional:
-        yield "The tables over length and target length in the sweep can't be expressed; NeMo's sampler can"
 
 
 EXPORTS = (Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render),)

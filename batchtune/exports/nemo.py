@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from batchtune.exports.text import (
     about_data,
     about_row,
     broken,
-    commented,
     flow_list,
+    from_template,
     number,
     padded_remark,
 )
@@ -28,7 +28,6 @@ from batchtune.units import counted, format_number, format_seconds
 _BUFFER = 10_000
 # A limit that Lhotse can express must give the longest examples this share of their proven batch size.
 _USED = 0.5
-_INDENT = "    "
 
 
 def render(tuned: Tuned) -> str:
@@ -50,53 +49,24 @@ def render(tuned: Tuned) -> str:
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
     if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
         sizes = [max(1, min(size, use.examples)) for size, use in zip(sizes, sweep.buckets, strict=True)]
-    settings = [
-        "use_lhotse: true",
-        "batch_size: null",
-        "batch_duration: null",
-        "use_bucketing: true",
-        f"num_buckets: {len(bins)}",
-        f"bucket_duration_bins: {flow_list(bins)}",
-        f"bucket_batch_size: {flow_list(sizes)}",
-        f"bucket_buffer_size: {max(_BUFFER, least_buffer(sizes))}",
-        *([] if limits.shortest is None else [f"min_duration: {number(limits.shortest)}"]),
-        f"max_duration: {number(longest)}",
-        "shuffle: true",
-        "drop_last: false",
-    ]
-    return "".join(
-        [
-            commented(_remarks(sweep, row, limits)),
-            "model:\n  train_ds:\n",
-            *(broken(f"{_INDENT}{line}") for line in settings),
-            *_duration_alternative(tuned, row, bins),
-            *_two_dimensional_alternative(sweep),
-        ]
+    filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
+    return from_template(
+        "nemo.yaml.j2",
+        about_row=about_row(row, sweep),
+        about_data=about_data(sweep),
+        limits=limits,
+        filters=[name for name, limit in filters if limit is not None],
+        units=unit_remark(sweep, "Bins", "NeMo"),
+        padded=padded_remark(sweep, "NeMo"),
+        buffer=least_buffer(row.batch_sizes),
+        buffer_size=max(_BUFFER, least_buffer(sizes)),
+        bins=bins,
+        sizes=sizes,
+        longest=longest,
+        probed=tuned.probe is not None,
+        limit=None if tuned.probe is None else duration_limit(tuned.probe, row.boundaries),
+        joint=_two_dimensional(sweep),
     )
-
-
-def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
-    yield f"NeMo, model.train_ds: {about_row(row, sweep)}"
-    yield about_data(sweep)
-    yield from limits.left_out
-    if limits:
-        names = [("min_duration", limits.shortest), ("max_duration", limits.longest)]
-        set_here = [name for name, limit in names if limit is not None]
-        yield f"{' and '.join(set_here)} {'leaves' if len(set_here) == 1 else 'leave'} them out here, too"
-    yield from unit_remark(sweep, "Bins", "NeMo")
-    yield (
-        "NeMo drops what is longer than the last bin or max_duration. What changes durations (perturb_speed, "
-        "concatenate_samples, pad_min_duration) moves examples to other bins"
-    )
-    yield (
-        "batch_duration, quadratic_duration and batch_size do nothing beside bucket_batch_size. To keep a batch_size "
-        "of your own as the most examples in a batch, sweep with it: --max-batch-size"
-    )
-    yield (
-        f"NeMo repeats the data without end unless force_finite is true. Until they end, every batch is full with "
-        f"bucket_buffer_size at least {least_buffer(row.batch_sizes):,}"
-    )
-    yield from padded_remark(sweep, "NeMo")
 
 
 class DurationLimit(NamedTuple):
@@ -174,48 +144,19 @@ def _rounded_down(value: float) -> float:
     return min(value, round(math.floor(value / step) * step, max(0, digits)))
 
 
-def _duration_alternative(tuned: Tuned, row: Row, bins: Sequence[float]) -> Iterable[str]:
-    if tuned.probe is None:
-        return
-    limit = duration_limit(tuned.probe, row.boundaries)
-    yield "\n"
-    if limit is None:
-        yield commented([_NO_LIMIT], indent=_INDENT)
-        return
-    longest = f"{limit.fitting(bins[-1]):,}. How many batches an epoch has was not counted"
-    yield commented([f"{_LIMIT} {longest}"], indent=_INDENT)
-    settings = {
-        "bucket_batch_size": "null",
-        "batch_size": f"{limit.batch_size}",
-        "batch_duration": number(limit.batch_duration),
-        "quadratic_duration": "null" if limit.quadratic_duration is None else number(limit.quadratic_duration),
-    }
-    yield from (f"{_INDENT}# {name}: {value}\n" for name, value in settings.items())
-
-
-_NO_LIMIT = (
-    "batch_duration with quadratic_duration can't be derived here: it needs batch sizes that are proven at all "
-    "lengths, and a memory model that grows with the length alone, and hardly with the number of examples"
-)
-_LIMIT = (
-    "Or, with a limit in place of a batch size for each bucket. By the probe's memory model an example of L seconds "
-    "takes memory in proportion to L + L² / quadratic_duration. Lhotse lets a batch's last example exceed "
-    "batch_duration, where that is the longest: with these bins and this batch_size every batch is still no larger "
-    "than one that was run. That costs memory: the longest examples come in batches of"
-)
-
-
-def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
+def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
+    """Describe the best table over length and target length; None without any."""
     if not sweep.two_dimensional:
-        return
+        return None
     timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
     row = min(
         sweep.two_dimensional,
         key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
     )
-    seconds, others, instead = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds, ""
+    seconds, others = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds
+    instead = format_number(row.one_dimensional_batches)
     if seconds is not None and others is not None:
-        instead = f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
+        instead += f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
     sizes = unproven_sizes(row)
     proof = "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
     if row.unproven == 0:
@@ -224,18 +165,7 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
     )
-    yield "\n"
-    yield commented(
-        [
-            f"Or with bins over duration and tokens, the same token counts that the sweep had as target lengths: "
-            f"{counted(len(row.buckets), 'bin')}, {format_number(row.batches)} batches an epoch, where the best table "
-            "over durations alone with as many bins needs "
-            f"{format_number(row.one_dimensional_batches)}{instead}. {proof}. The tokenizer must run before sampling "
-            "(pretokenize: true)"
-        ],
-        indent=_INDENT,
-    )
-    lines = [
+    settings = [
         f"num_buckets: {len(row.buckets)}",
         f"bucket_duration_bins: [{pairs}]",
         f"bucket_batch_size: {flow_list(row.batch_sizes)}",
@@ -243,8 +173,13 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
         # Strict, NeMo drops examples whose tokens no bin of their duration holds; else it takes the next that does.
         "bucketing_2d_strict_mode: false",
     ]
-    for line in lines:
-        yield from (f"{_INDENT}# {part}\n" for part in broken(line).splitlines())
+    return {
+        "buckets": counted(len(row.buckets), "bin"),
+        "batches": format_number(row.batches),
+        "instead": instead,
+        "proof": proof,
+        "lines": [line for setting in settings for line in broken(setting).splitlines()],
+    }
 
 
 EXPORTS = (Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),)

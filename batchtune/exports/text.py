@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
@@ -35,21 +36,36 @@ def commented(sentences: Iterable[str], *, indent: str = "") -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def from_template(name: str, **values: Any) -> str:
-    """Return a file made of a template of this package.
+class _Written(str):
+    """Text for a template that is ready: nothing in it is escaped."""
 
-    In it, the filter `commented` takes sentences, `comments` a text whose paragraphs are sentences.
+
+def from_template(name: str, **values: Any) -> str:
+    """Return a file made of a template of this package, in which all other text is put on one line.
+
+    The filter `comments` takes a text whose paragraphs are sentences, and `paragraphs` makes such a text of sentences.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    def comments(text: str, indent: str = "") -> str:
+        paragraphs = (re.sub(r"\s*\n\s*", " ", part).strip() for part in text.split("\n\n"))
+        return commented(filter(None, paragraphs), indent=indent)
 
     environment = Environment(
         loader=PackageLoader("batchtune.exports"),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
     )
-    environment.filters["commented"] = commented
-    environment.filters["comments"] = lambda text: commented(" ".join(part.split()) for part in text.split("\n\n"))
+    environment.filters.update(
+        comments=comments,
+        paragraphs=lambda sentences: _Written("\n\n".join(map(one_line, sentences))),
+        number=number,
+        flow=flow_list,
+        broken=lambda line: _Written(broken(line).rstrip("\n")),
+        literal=lambda text: _Written(literal(text)),
+    )
     return environment.get_template(name).render(values)
 
 

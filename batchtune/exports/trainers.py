@@ -8,34 +8,24 @@ from batchtune.exports.base import Export, Tuned, choose_row
 from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, literal, padded_remark
 from batchtune.results import ReadingRecord
 
-_LEAVE_OUT = (
-    "Leave them out of training, too: dataset, lengths = within_limits(dataset, lengths), before all else; the "
-    "sampler refuses longer ones. `lengths` is then an array, not the path of the manifest"
-)
-
 
 def _render(tuned: Tuned, *, name: str, title: str) -> str:
     sweep = tuned.sweep
     limits = LengthLimits.of(sweep)
-    after = [*padded_remark(sweep), *limits.left_out]
-    kept = ""
-    if limits:
-        after.append(_LEAVE_OUT)
-        sides = [LengthLimits(limits.shortest, None), LengthLimits(None, limits.longest)]
-        conditions = [side.condition("lengths") for side in sides if side]
-        kept = " & ".join(conditions if len(conditions) == 1 else [f"({side})" for side in conditions])
-    else:
-        reading = sweep.lengths.reading or ReadingRecord()
-        values = ((name, getattr(reading, name)) for name in reading.__struct_fields__)
-        if given := [f"{name}={literal(value)}" for name, value in values if isinstance(value, str)]:
-            after.append(f"With the path of the manifest, from_config needs to know how it is read: {', '.join(given)}")
+    sides = [LengthLimits(limits.shortest, None), LengthLimits(None, limits.longest)]
+    kept = [side.condition("lengths") for side in sides if side]
+    reading = sweep.lengths.reading or ReadingRecord()
+    values = ((option, getattr(reading, option)) for option in reading.__struct_fields__)
     return from_template(
         f"{name}.py.j2",
-        about=[f"{title}: {about_row(choose_row(sweep, title).row, sweep)}", about_data(sweep)],
-        after=after,
-        kept=kept,
-        condition=limits.condition("length"),
-        config=literal(tuned.config),
+        title=title,
+        about_row=about_row(choose_row(sweep, title).row, sweep),
+        about_data=about_data(sweep),
+        padded=padded_remark(sweep),
+        limits=limits,
+        kept=" & ".join(kept if len(kept) == 1 else [f"({side})" for side in kept]),
+        given=", ".join(f"{option}={literal(value)}" for option, value in values if isinstance(value, str)),
+        config=tuned.config,
         subset=", Subset" if limits else "",
     )
 
