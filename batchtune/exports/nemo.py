@@ -21,7 +21,7 @@ from batchtune.exports.text import (
     number,
     padded_remark,
 )
-from batchtune.results import Probe, Row, Sweep, unproven_sizes
+from batchtune.results import Probe, Sweep, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.

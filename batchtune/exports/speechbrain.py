@@ -14,18 +14,16 @@ from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_row
 from batchtune.exports.text import (
     LengthLimits,
+    Written,
     about_data,
     about_row,
-    broken,
     commented,
-    flow_list,
+    from_template,
     number,
     padded_remark,
 )
 from batchtune.results import Row, Sweep
 from batchtune.units import counted, format_number
-
-_OWN_CAP = "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
 
 
 def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
@@ -135,60 +133,37 @@ def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
     return commented([*limits.left_out, remedy], indent=indent) + code
 
 
-def _block(sweep: Sweep, row: Row, own: str) -> list[str]:
-    cap = needed_cap(sweep, row)
-    return [
-        "dynamic_batch_sampler:\n",
-        f"    max_batch_length: {number(sweep.max_batch_length)}\n",
-        broken(f"    {own}"),
-        *([] if cap is None else [f"    max_batch_ex: {cap}\n"]),
-        "    shuffle: True\n",
-        "    batch_ordering: random\n",
-    ]
-
-
 def render(tuned: Tuned) -> str:
     """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
 
     The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1;
-    what older recipes call them is what their YAML files, up to 2023, have. The form with `num_buckets` and those names
-    follows as comments.
+    what older recipes call them is what their YAML files, up to 2023, have. The form with `num_buckets` follows as
+    comments.
 
     Raises:
         ResultError: No row can be expressed, or nothing is recommended.
     """
     sweep = tuned.sweep
     chosen = table_row(sweep)
-    remarks = [
-        f"SpeechBrain's DynamicBatchSampler: {about_row(chosen.row, sweep)}",
-        about_data(sweep),
-        *chosen.remarks,
-        length_function(sweep.lengths.unit),
-        *([_OWN_CAP] if needed_cap(sweep, chosen.row) is None else []),
-        "An example longer than the last boundary is not dropped: it becomes a batch of one",
-        *padded_remark(sweep, "SpeechBrain"),
-        "It takes the place of the block of the same name; newer recipes call it dynamic_batch_sampler_train. train.py "
-        "must pass all of it on: DynamicBatchSampler(train_data, **dynamic_hparams, length_func=...)",
-    ]
-    block = _block(sweep, chosen.row, f"bucket_boundaries: {flow_list(chosen.row.boundaries)}")
-    text = commented(remarks) + leaving_out(sweep) + "dynamic_batching: True\n" + "".join(block) + "\n"
     try:
-        row = plain_row(sweep).row
+        plain = plain_row(sweep).row
     except ResultError:
-        return text + commented(["With num_buckets, and so SpeechBrain's own boundaries, this sweep has no row"])
-    plain = (
-        "Where train.py picks settings by name and knows no bucket_boundaries, num_buckets is all that can be set. The "
-        f"best with it is {about_row(row, sweep)}:"
+        plain = None
+    return from_template(
+        "speechbrain.yaml.j2",
+        about_row=about_row(chosen.row, sweep),
+        about_data=about_data(sweep),
+        remarks=chosen.remarks,
+        length_function=length_function(sweep.lengths.unit),
+        cap=needed_cap(sweep, chosen.row),
+        padded=padded_remark(sweep, "SpeechBrain"),
+        leaving_out=Written(leaving_out(sweep)),
+        max_batch_length=sweep.max_batch_length,
+        boundaries=chosen.row.boundaries,
+        plain=plain,
+        about_plain="" if plain is None else about_row(plain, sweep),
+        plain_cap=None if plain is None else needed_cap(sweep, plain),
     )
-    lines = (f"# {line}" for line in _block(sweep, row, f"num_buckets: {row.num_buckets}"))
-    return text + commented([plain]) + "".join(lines) + commented([_OLD_NAMES])
-
-
-_OLD_NAMES = (
-    "Recipes before SpeechBrain 1.0 write max_batch_len for max_batch_length and shuffle_ex for shuffle; with "
-    "feats_hop_size they count frames. left_bucket_len, multiplier and num_quantiles belong to a sampler that is gone: "
-    "no table can be expressed with them"
-)
 
 
 def _patch(*file: Any, **options: Any) -> Patched:

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from functools import cache
 from typing import Any, NamedTuple
 
 from batchtune.errors import ResultError, without_commands
@@ -36,7 +37,7 @@ def commented(sentences: Iterable[str], *, indent: str = "") -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-class _Written(str):
+class Written(str):
     """Text for a template that is ready: nothing in it is escaped."""
 
 
@@ -45,6 +46,11 @@ def from_template(name: str, **values: Any) -> str:
 
     The filter `comments` takes a text whose paragraphs are sentences, and `paragraphs` makes such a text of sentences.
     """
+    return str(_environment().get_template(name).render(values))
+
+
+@cache
+def _environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     def comments(text: str, indent: str = "") -> str:
@@ -60,13 +66,13 @@ def from_template(name: str, **values: Any) -> str:
     )
     environment.filters.update(
         comments=comments,
-        paragraphs=lambda sentences: _Written("\n\n".join(map(one_line, sentences))),
+        paragraphs=lambda sentences: Written("\n\n".join(map(one_line, sentences))),
         number=number,
         flow=flow_list,
-        broken=lambda line: _Written(broken(line).rstrip("\n")),
-        literal=lambda text: _Written(literal(text)),
+        broken=lambda line: Written(broken(line).rstrip("\n")),
+        literal=lambda text: Written(literal(text)),
     )
-    return environment.get_template(name).render(values)
+    return environment
 
 
 def literal(text: str) -> str:
