@@ -108,15 +108,6 @@ def group(buckets: npt.NDArray[np.integer[Any]], num_buckets: int) -> Grouped:
     return Grouped(order, cast(IntArray, np.bincount(buckets, minlength=num_buckets).astype(np.int64)))
 
 
-def group_descending(lengths: FloatArray, boundaries: FloatArray) -> Grouped:
-    """Group examples that lie in descending order of their lengths, as those of `Lengths` do, faster."""
-    starts = lengths.size - np.searchsorted(lengths[::-1], boundaries, side="right")
-    ends = np.concatenate(([lengths.size], starts[:-1]))
-    dtype = index_dtype(lengths.size)
-    parts = [np.arange(start, end, dtype=dtype) for start, end in zip(starts, ends, strict=True)]
-    return Grouped(np.concatenate(parts), (ends - starts).astype(np.int64))
-
-
 def shuffled(grouped: Grouped, drawing: Drawing) -> Indices:
     """Return the examples in this epoch's order, bucket after bucket.
 

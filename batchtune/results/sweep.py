@@ -316,22 +316,19 @@ class Sweep(Result, frozen=True, kw_only=True):
         missing = [(name, index) for name, index in chosen if index is not None and index >= len(self.rows)]
         for name, index in missing:
             yield f"{name} is row {index} of {len(self.rows)}"
-        if not missing and self.recommended_row is not None:
-            for wrong in self._disagreements(self.recommended_row):
-                yield f"row {self.recommended}: {wrong}"
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):
             yield "quantiles do not ascend"
-
-    def _disagreements(self, row: Row) -> Iterator[str]:
-        """Yield where the numbers of the recommended row do not follow from each other."""
-        count, total = self.lengths.count, self.lengths.total
+        row, count, total = None if missing else self.recommended_row, self.lengths.count, self.lengths.total
+        if row is None:
+            return
+        it = f"row {self.recommended}: "
         if not math.isclose(row.mean_batch_size * row.batches, count + (row.repeated_examples or 0), rel_tol=ROUNDING):
-            yield f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
+            yield f"{it}batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
         if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=ROUNDING, abs_tol=ROUNDING):
-            yield f"padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,} in all"
+            yield f"{it}padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,}"
         batches = sum(bucket.batches for bucket in self.buckets)
         if self.buckets and batches != row.batches:
-            yield f"batches is {row.batches}, but those of its buckets are {batches}"
+            yield f"{it}batches is {row.batches}, but those of its buckets are {batches}"
 
     @property
     def recommended_row(self) -> Row | None:

@@ -325,7 +325,7 @@ def shuffled_epochs(lengths: Lengths, candidate: Candidate, seed: int) -> Iterat
 def epoch_shapes(lengths: Lengths, candidate: Candidate, seed: int) -> EpochShapes:
     """Return the shapes of one epoch's batches, drawn as `BucketBatchSampler` draws them."""
     dealing = Dealing(drop_last=candidate.drop_last)
-    grouped = epochs.group_descending(lengths.values, candidate.table.boundaries)
+    grouped = epochs.group(candidate.table.assign(lengths.values), candidate.table.num_buckets)
     layout = lay_out(grouped.counts, candidate.table.batch_sizes, dealing)
     drawing = epochs.Drawing(ordering=candidate.ordering, seed=seed)
     return epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)

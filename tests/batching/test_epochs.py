@@ -244,15 +244,6 @@ def test_many_batches_are_lists_like_few() -> None:
     ]
 
 
-@given(LENGTHS)
-@settings(deadline=None, max_examples=25)
-def test_sorted_lengths_are_grouped_as_any_others(values: FloatArray) -> None:
-    lengths = Lengths.of(values).values
-    fast, usual = epochs.group_descending(lengths, BOUNDARIES), epochs.group(np.searchsorted(BOUNDARIES, lengths), 3)
-    assert np.array_equal(fast.order, usual.order)
-    assert np.array_equal(fast.counts, usual.counts)
-
-
 def test_the_largest_batches_are_split_first_and_in_near_equal_halves() -> None:
     layout = layouts.lay_out(np.array([9, 14]), np.array([9, 7]), Dealing(world_size=5))
     assert layout.batch_sizes.tolist() == [5, 4, 4, 3, 7]
@@ -314,7 +305,7 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     random = np.random.default_rng(3)
     lengths = Lengths.of(np.round(random.lognormal(1.5, 0.6, 400).clip(1, 30), 1))
     table = BucketTable(BOUNDARIES, np.array([16, 7, 3]))
-    grouped = epochs.group_descending(lengths.values, table.boundaries)
+    grouped = epochs.group(table.assign(lengths.values), table.num_buckets)
     layout = layouts.lay_out(grouped.counts, table.batch_sizes, Dealing())
     padded = []
     for seed in range(100):
