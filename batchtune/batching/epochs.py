@@ -124,17 +124,9 @@ def shuffled(grouped: Grouped, drawing: Drawing) -> Indices:
 
 
 def drawn(layout: Layout, examples: Indices, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -> Indices:
-    """Return in which order the batches come.
+    """Return the indices of batches in their order, shape (steps × world_size,); `examples` are those of `shuffled`.
 
-    Args:
-        layout: The batches.
-        examples: Shape (examples,), as `shuffled` gives them.
-        drawing: How they are put in order.
-        lengths: Needed where batches are sorted.
-
-    Returns:
-        Shape (steps × world_size,): indices of batches. Batch i is the one of rank i % world_size at step
-        i // world_size.
+    Batch i is the one of rank i % world_size at step i // world_size. `lengths` are needed where batches are sorted.
     """
     together, ranks = layout.dealing.together, layout.dealing.world_size
     units = layout.starts.size // together
@@ -181,13 +173,9 @@ def assemble(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochShapes:
-    """The shapes of an epoch's batches, in their order. All arrays have the shape (batches of all ranks,).
+    """The shapes of an epoch's batches, in their order, with the longest target, and the bucket of each.
 
-    Attributes:
-        batch_sizes: Number of examples.
-        lengths: Length of the longest.
-        targets: The longest target length, or None where there are none.
-        buckets: Index of the bucket.
+    All arrays have the shape (batches of all ranks,).
     """
 
     batch_sizes: IntArray

@@ -22,10 +22,10 @@ _SAMPLE_STEP = 64
 def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]) -> list[FloatArray]:
     """Return the boundaries that minimise the cost of all examples, for several bucket counts in one run.
 
-    An example costs what its bucket's end says: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the
-    example costs and C the number of examples up to a length. With f_k(j) the least cost of the examples up
-    to u_j in at most k buckets, f_k(j) = w_j·C_j + min over i of (f_{k-1}(i) - w_j·C_i): the least of lines
-    at w_j, read off the lower convex hull of the points (C_i, f_{k-1}(i)).
+    An example costs what its bucket's end says: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the example
+    costs and C the number of examples up to a length. With f_k(j) the least cost of the examples up to u_j in at most k
+    buckets, f_k(j) = w_j·C_j + min over i of (f_{k-1}(i) - w_j·C_i): the least of lines at w_j, read off the lower
+    convex hull of the points (C_i, f_{k-1}(i)).
 
     Two facts make it O(K·U) after the hull, and all of it array operations; both hold for any costs:
 

@@ -44,39 +44,35 @@ def optimal_table_2d(
 ) -> list[BucketTable]:
     """Return the tables that minimise the cost of all examples, for several bucket counts in one run.
 
-    The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin
-    of a bin ends at the largest target in it, so every example has its bucket, with and without NeMo's strict
-    mode. The table is the best of all those whose
+    The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin of a bin
+    ends at the largest target in it, so every example has its bucket, with and without NeMo's strict mode. The table is
+    the best of all those whose
 
     - length boundaries are among at most `resolution` quantiles of the lengths and the `candidates`,
-    - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the
-      largest of these. (Where there are more than 16·`resolution` distinct targets, quantiles are taken of
-      targets rounded up to so many values.)
+    - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the largest
+      of these. (Of more than 16·`resolution` distinct targets, quantiles are taken of targets rounded up to so many.)
 
-    Where there are no more distinct values than `resolution`, that is every table there is, whatever the costs.
+    Where there are no more distinct values than `resolution`, that is every table, whatever the costs.
 
-    Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up
-    to its target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number
-    of targets in (v_s, v_t]); the examples up to u_j, in exactly k buckets, f_k(j) = min over i < j and m of
-    f_{k-m}(i) + g_m(largest target of the bin). With E length ends and R = `resolution`, O(K·E²·R²) steps.
+    Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up to its
+    target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number of targets in
+    (v_s, v_t]); the examples up to u_j, in exactly k buckets, f_k(j) = min over i < j and m of f_{k-m}(i) + g_m(largest
+    target of the bin). With E length ends and R = `resolution`, O(K·E²·R²) steps.
 
-    Where costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table,
-    the result costs no more than that table with the same number of buckets: each of its buckets is a bin with
-    one sub-bin, which ends at the largest target in it, not at the largest of all examples up to that length.
+    Where costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table, the
+    result costs no more than that table with the same number of buckets: each of its buckets is a bin with one sub-bin.
 
     Args:
         lengths: Shape (examples,), positive and finite, in any order.
         targets: Shape (examples,), not negative and finite: the target length of the same example.
         costs: What an example costs in a bucket, not negative and finite. Called with two-dimensional arrays.
         num_buckets: The largest number of buckets allowed, at least 1 each.
-        candidates: Shape (any,): more length boundaries to choose from. The longest length not above each
-            takes its place: that holds the same examples.
+        candidates: More length boundaries to choose from; the longest length not above each takes its place.
         resolution: The most quantiles, at least 1.
 
     Returns:
-        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its length
-        boundaries are lengths of examples, its target boundaries are targets of examples, the last length boundary is
-        the longest length. Where fewer buckets cost the same, fewer are given.
+        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its boundaries are
+        lengths and targets of examples. Where fewer buckets cost the same, fewer are given.
     """
     ends = _quantiles(lengths, resolution)
     if candidates is not None:
