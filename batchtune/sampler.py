@@ -7,9 +7,9 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from fractions import Fraction
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,17 +17,14 @@ import numpy.typing as npt
 import torch.distributed  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 from torch.utils.data import Sampler  # noqa: TID253  # as above
 
-from batchtune.batching import epochs, given
-from batchtune.batching.delivery import Pass, loader_of
-from batchtune.batching.epochs import ORDERINGS, Drawing, Grouped, Ordering
-from batchtune.batching.given import Numbers
-from batchtune.batching.layout import Dealing, Layout, batches_per_rank, lay_out
-from batchtune.batching.table import BucketTable
+from batchtune.batching import epochs
+from batchtune.batching.epochs import ORDERINGS, Drawing, EpochBatches, Ordering
+from batchtune.batching.layout import Dealing, Layout, lay_out
+from batchtune.batching.table import BucketTable, OverlongError, bucketed, checked_lengths
 from batchtune.exports.sampler import read_sampler_yaml
-from batchtune.lengths import FloatArray, Lengths
+from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
-from batchtune.results import SamplerConfig
 
 _AT_ONCE = 1 << 18
 _MOST_RANKS = 1_000_000
@@ -105,21 +102,29 @@ class BucketBatchSampler(Sampler[list[int]]):
         same_bucket: bool = False,
         overlong: Literal["error", "single"] = "error",
     ) -> None:
-        _check_choices(batch_ordering, overlong, rank, world_size)
+        if batch_ordering not in ORDERINGS:
+            raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {batch_ordering!r}")
+        if overlong not in ("error", "single"):
+            raise ValueError(f"overlong must be error or single, got {overlong!r}")
         self.seed, self.shuffle, self.drop_last = _whole("seed", seed), bool(shuffle), bool(drop_last)
         self.batch_ordering: Ordering = batch_ordering
         self.same_bucket = bool(same_bucket)
-        self._ranks = (rank, world_size)
-        values = given.checked_lengths(lengths)
-        self._table, buckets = given.bucketed(values, BucketTable.of(bucket_boundaries, bucket_batch_sizes), overlong)
-        self._grouped: Grouped = epochs.group(buckets, self._table.num_buckets)
+        self._ranks = _checked_ranks(rank, world_size)
+        values = checked_lengths(lengths)
+        self._table, buckets = bucketed(values, BucketTable.of(bucket_boundaries, bucket_batch_sizes), overlong)
+        self._grouped = epochs.group(buckets, self._table.num_buckets)
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
-        self._digest = self._digest_of(values)
+        table = [self._table.boundaries.tolist(), self._table.batch_sizes.tolist()]
+        options = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
+        digest = hashlib.blake2b(json.dumps([table, options]).encode(), digest_size=16)
+        for start in range(0, values.size, _AT_ONCE):
+            digest.update(np.ascontiguousarray(values[start : start + _AT_ONCE], dtype="<f8").data)
+        self._digest = digest.hexdigest()
         self._layout: Layout | None = None
+        # Epoch and batch that the next pass begins with, and the last pass that gave a batch.
         self._next = (_whole("epoch", epoch), 0)
-        self._running: tuple[int, int] | None = None
-        self._pass: Pass | None = None
+        self._pass: _Pass | None = None
 
     @classmethod
     def from_config(
@@ -131,10 +136,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> BucketBatchSampler:
-        """Make the sampler that a `sampler.yaml` describes.
+        """Make the sampler that the `sampler.yaml` at `path` describes.
 
         Args:
-            path: Of the `sampler.yaml`.
+            path: Of the file.
             lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
                 row i is example i; or a data set, with `length_of`.
             length_of: An example of the data set → its length.
@@ -154,7 +159,15 @@ class BucketBatchSampler(Sampler[list[int]]):
         config = read_sampler_yaml(Path(path))
         reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
         if isinstance(lengths, (str, Path)):
-            lengths, targets = _of_manifest(lengths, reading, config, str(path))
+            if reading.get("length_scale") is not None:
+                reading["length_scale"] = parse_scale(str(reading["length_scale"]))
+            found = load_ordered_lengths(lengths, ReadOptions(**reading))
+            if None not in (found.unit, config.unit) and found.unit != config.unit:
+                raise ValueError(
+                    f"{lengths} counts lengths in {found.unit}, {path} in {config.unit}: say the length_scale (and the "
+                    "unit) that it was tuned with"
+                )
+            lengths, targets = found.values, found.targets
         elif reading:
             raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
         elif length_of is not None:
@@ -163,15 +176,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         evidence = config.evidence
         try:
             made = cls(lengths, **{**options, **overrides})
-        except given.OverlongError as error:
+        except OverlongError as error:
             if evidence.max_length is None:
                 raise
-            raise given.OverlongError(
-                error.problem,
-                f"{path} was tuned with --max-length {evidence.max_length:.15g}: leave what is longer out of the data "
-                'set and of the lengths, tune anew without it, or say overlong="single" for batches of one, whose '
-                "memory nothing has measured",
-            ) from None
+            limit = f"{path} was tuned with --max-length {evidence.max_length:.15g}"
+            raise OverlongError(f"{error}, whose memory nothing has measured: {limit}") from None
         if Lengths.of(lengths, targets).fingerprint != evidence.fingerprint:
             known = "" if targets is not None else " (or together with target lengths, which `targets` can give)"
             limits = f", with {evidence.filters}" if evidence.filters else ""
@@ -205,43 +214,37 @@ class BucketBatchSampler(Sampler[list[int]]):
     @property
     def dropped_examples(self) -> int:
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
-        if not self.drop_last:
-            return 0
-        drawing = Drawing(shuffle=self.shuffle, seed=self.seed, epoch=self.epoch)
-        layout = self._laid_out()
+        layout, drawing = self._laid_out(), Drawing(shuffle=self.shuffle, seed=self.seed, epoch=self.epoch)
         return epochs.dropped_examples(layout, epochs.drawn(layout, self._grouped.order, drawing))
 
     @property
-    def sampler(self) -> _SetsEpoch:
+    def sampler(self) -> SimpleNamespace:
         """Where Lightning, accelerate and (as `batch_sampler`) transformers' Trainer look for `set_epoch`."""
-        return _SetsEpoch(self)
+        return SimpleNamespace(set_epoch=self.set_epoch)
 
     batch_sampler = sampler
 
     def __len__(self) -> int:
         """Number of batches that this rank has in an epoch."""
-        return batches_per_rank(self._grouped.counts, self._table.batch_sizes, self._dealing())
+        return self._laid_out().starts.size // self.world_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._running = self._pass = None
-        return self._batches(loader_of(sys._getframe(1)))
+        self._pass = None
+        return self._batches(_loader_of(sys._getframe(1)))
 
     def _batches(self, loader: Mapping[str, Any] | None) -> Iterator[list[int]]:
         # All of this runs with the first batch: a DataLoader with workers makes an iterator that it never uses.
         epoch, first = self._next
-        self._next, self._running = (epoch + 1, 0), (epoch, first)
-        now = self._pass = Pass(epoch, first, loader, first)
-        batches = epochs.assemble(
-            self._grouped,
-            self._laid_out(),
-            Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch),
-            rank=self.rank,
-            lengths=self._lengths,
-        )
-        for done, batch in enumerate(batches.lists(first), first + 1):
-            self._pass, self._running, now.handed_out = now, (epoch, done), done
+        self._next = (epoch + 1, 0)
+        now = self._pass = _Pass(epoch, first, first, loader)
+        for now.handed_out, batch in enumerate(self._epoch_batches(epoch).lists(first), first + 1):
+            self._pass = now
             yield batch
-        self._running = None
+        now.running = False
+
+    def _epoch_batches(self, epoch: int) -> EpochBatches:
+        drawing = Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
+        return epochs.assemble(self._grouped, self._laid_out(), drawing, rank=self.rank, lengths=self._lengths)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
@@ -249,9 +252,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         Unless this is called, an iteration that has given its first batch is followed by the next epoch.
         """
         wanted = _whole("epoch", epoch)
-        if wanted != self._next[0] or self._running is not None:
+        if wanted != self._next[0] or (self._pass is not None and self._pass.running):
             self._next = (wanted, 0)
-        self._running = self._pass = None
+        self._pass = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return what `load_state_dict` needs to go on after the delivered batches; the same on every rank.
@@ -264,24 +267,18 @@ class BucketBatchSampler(Sampler[list[int]]):
             ValueError: So many were not handed out.
 
         Warns:
-            UserWarning: The DataLoader has workers, and this torch does not tell how many batches it has delivered.
+            UserWarning: The DataLoader has workers, and this torch does not say how many batches it has delivered.
         """
         epoch, position = self._cursor
         if batches is not None:
             epoch, position = self._after(_whole("batches", batches))
-        elif self._pass is not None and self._pass.runs_ahead_unseen:
+        elif (now := self._pass) is not None and now.delivered is None and now.workers:
             warnings.warn(
                 "the DataLoader's workers are ahead of the training, so this state would leave out batches: say how "
                 "many were trained on with state_dict(batches=...), or use torchdata's StatefulDataLoader.",
                 stacklevel=2,
             )
-        return {
-            "epoch": epoch,
-            "position": position,
-            "seed": self.seed,
-            "world_size": self.world_size,
-            "digest": self._digest,
-        }
+        return {"epoch": epoch, "position": position, **self._identity}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iteration go on where the state was taken.
@@ -289,11 +286,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: The state is of another sampler: other lengths, another table, seed or number of ranks.
         """
-        if not isinstance(state_dict, Mapping):
-            raise ValueError(f"no state of a BucketBatchSampler: {type(state_dict).__name__} instead of a dict")
-        if missing := {"epoch", "position", "seed", "world_size", "digest"} - state_dict.keys():
+        given = state_dict.keys() if isinstance(state_dict, Mapping) else ()
+        if missing := {"epoch", "position", *self._identity}.difference(given):
             raise ValueError(f"no state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
-        for name, ours in (("seed", self.seed), ("world_size", self.world_size), ("digest", self._digest)):
+        for name, ours in self._identity.items():
             if state_dict[name] != ours:
                 differs = f"has {name} {state_dict[name]}, this sampler {ours}"
                 if name == "digest":
@@ -305,17 +301,22 @@ class BucketBatchSampler(Sampler[list[int]]):
         epoch, position = _whole("epoch", state_dict["epoch"]), _whole("position", state_dict["position"])
         if position > len(self):
             raise ValueError(f"the state is at batch {position}, but an epoch has {len(self)}")
-        self._next, self._running, self._pass = (epoch, position), None, None
+        self._next, self._pass = (epoch, position), None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the view of a running loader, which can't be copied to another process."""
-        return {**self.__dict__, "_pass": None}
+        return {**self.__dict__, "_pass": None if self._pass is None else replace(self._pass, loader=None)}
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"seed": self.seed, "world_size": self.world_size, "digest": self._digest}
 
     @property
     def _cursor(self) -> tuple[int, int]:
-        if self._pass is not None and (delivered := self._pass.delivered) is not None:
-            return self._after(delivered)
-        return self._next if self._running is None else self._running
+        now = self._pass
+        if now is not None and now.delivered is not None:
+            return self._after(now.delivered)
+        return (now.epoch, now.handed_out) if now is not None and now.running else self._next
 
     def _after(self, batches: int) -> tuple[int, int]:
         """Return epoch and position after so many batches of the last pass; raise ValueError if it gave fewer."""
@@ -324,75 +325,69 @@ class BucketBatchSampler(Sampler[list[int]]):
         if batches > handed_out:
             raise ValueError(f"batches is {batches}, but the sampler has handed out {handed_out} in this pass")
         # Lightning says the epoch again when its loader has begun it: then what is next is not said yet.
-        if now is None or (self._running is None and batches == handed_out and self._next[0] != now.epoch):
+        if now is None or (not now.running and batches == handed_out and self._next[0] != now.epoch):
             return self._next
         return now.epoch, now.first + batches
 
     def _place(self) -> tuple[int, int]:
-        rank, world_size = self._ranks
-        if rank is not None and world_size is not None:
-            return rank, world_size
+        if self._ranks is not None:
+            return self._ranks
         # Asked anew each time: a sampler may be made before the process group is.
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
 
-    def _dealing(self) -> Dealing:
-        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
-
     def _laid_out(self) -> Layout:
-        dealing = self._dealing()
+        dealing = Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
         if self._layout is None or self._layout.dealing != dealing:
             self._layout = lay_out(self._grouped.counts, self._table.batch_sizes, dealing)
         return self._layout
 
-    def _digest_of(self, values: Numbers) -> str:
-        table = [self._table.boundaries.tolist(), self._table.batch_sizes.tolist()]
-        options = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
-        digest = hashlib.blake2b(json.dumps([table, options]).encode(), digest_size=16)
-        for start in range(0, values.size, _AT_ONCE):
-            digest.update(np.ascontiguousarray(values[start : start + _AT_ONCE], dtype="<f8").data)
-        return digest.hexdigest()
+
+@dataclass(slots=True)
+class _Pass:
+    """One iteration over the sampler: a run of this epoch that skips the `first` batches, delivered by an earlier pass.
+
+    `handed_out` counts those too. `loader` holds the attributes of the plain DataLoader's iterator that takes the
+    batches; None for any other taker.
+    """
+
+    epoch: int
+    first: int
+    handed_out: int
+    loader: Mapping[str, Any] | None
+    running: bool = True
+
+    @property
+    def delivered(self) -> int | None:
+        """How many batches of this pass the loader, whose workers fetch ahead, has delivered; None if unknown."""
+        count = None if self.loader is None else self.loader.get("_num_yielded")
+        return count if isinstance(count, int) else None
+
+    @property
+    def workers(self) -> bool:
+        """Whether the loader may have workers."""
+        return self.loader is not None and self.loader.get("_num_workers", 1) != 0
 
 
-@dataclass(frozen=True, slots=True)
-class _SetsEpoch:
-    """Hands `set_epoch` on: frameworks look for it one sampler further in than where it is."""
+def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
+    """Return the attributes of the plain DataLoader's iterator that runs in a frame; None where none does.
 
-    owner: BucketBatchSampler
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make this epoch the sampler's next."""
-        self.owner.set_epoch(epoch)
-
-
-def _of_manifest(
-    manifest: str | Path, reading: dict[str, Any], config: SamplerConfig, path: str
-) -> tuple[FloatArray, FloatArray | None]:
-    """Read lengths and targets of a manifest, in its order and in the unit of the config."""
-    if (scale := reading.get("length_scale")) is not None and not isinstance(scale, Fraction):
-        reading["length_scale"] = parse_scale(str(scale))
-    found = load_ordered_lengths(manifest, ReadOptions(**reading))
-    if None not in (found.unit, config.unit) and found.unit != config.unit:
-        raise ValueError(
-            f"{manifest} counts lengths in {found.unit}, {path} in {config.unit}: say the length_scale (and the unit) "
-            "that it was tuned with"
-        )
-    return found.values, found.targets
+    Those of a class derived from it, as torchdata's, save the sampler's state with each batch themselves. The
+    attributes outlive the iterator: `_num_yielded` counts what it has delivered until it was given up.
+    """
+    caller = frame.f_locals.get("self")
+    return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
 
 
-def _check_choices(ordering: str, overlong: str, rank: int | None, world_size: int | None) -> None:
-    if ordering not in ORDERINGS:
-        raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {ordering!r}")
-    if overlong not in ("error", "single"):
-        raise ValueError(f"overlong must be error or single, got {overlong!r}")
-    if (rank is None) != (world_size is None):
+def _checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
         raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if rank is not None and world_size is not None:
-        if _whole("world_size", world_size) > _MOST_RANKS:
-            raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
-        if not _whole("rank", rank) < world_size:
-            raise ValueError(f"rank must be at least 0 and below world_size, got rank {rank} of {world_size}")
+    if not _whole("rank", rank) < _whole("world_size", world_size) <= _MOST_RANKS:
+        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size:,} (at most {_MOST_RANKS:,})")
+    return rank, world_size
 
 
 def _whole(name: str, value: int) -> int:

@@ -7,30 +7,22 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from batchtune.reports.json_format import Report
 from batchtune.results import Doctor, Exported, Probe, Record, Run, SamplerConfig, Scan, Sweep, Trial, Verification
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # One entry of a Google-style section: one or several names, a colon, the text.
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.*)")
+_NONE = re.compile(r"\bNone\b")
 # What begins the next attribute within an entry.
 _NEXT = re.compile(r"; ([a-z]\w*): ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """What a schema can be asked for.
-
-    Attributes:
-        record: The record that the file holds.
-        file: Where it is found.
-        one_line: What it holds.
-    """
+class Described(NamedTuple):
+    """What a schema can be asked for: the record that a file holds, where it is found, and what it holds."""
 
     record: type[Record]
     file: str
@@ -38,47 +30,28 @@ class Described:
 
 
 SCHEMAS = {
-    "run": Described(record=Run, file="run.json", one_line="what a run folder's trials were measured for"),
-    "probe": Described(record=Probe, file="probe.json", one_line="what fits on the device, and what a batch costs"),
-    "sweep": Described(record=Sweep, file="sweep.json", one_line="the bucket tables compared, and the recommended one"),
-    "verify": Described(
-        record=Verification, file="verify.json", one_line="what running the recommended batches showed"
-    ),
-    "trials": Described(record=Trial, file="trials.jsonl, each line", one_line="one batch shape that was measured"),
-    "sampler": Described(
-        record=SamplerConfig, file="sampler.yaml", one_line="the recommendation; YAML with the same content as JSON"
-    ),
-    "report": Described(
-        record=Report,
-        file="report --format json, tune --json",
-        one_line="the summary of a run, and its result files",
-    ),
-    "export": Described(
-        record=Exported, file="export --json", one_line="the recommendation in another framework's words"
-    ),
-    "scan": Described(record=Scan, file="scan --json", one_line="what the lengths of a data set look like"),
-    "doctor": Described(record=Doctor, file="doctor --json", one_line="what a machine offers"),
+    "run": Described(Run, "run.json", "what a run folder's trials were measured for"),
+    "probe": Described(Probe, "probe.json", "what fits on the device, and what a batch costs"),
+    "sweep": Described(Sweep, "sweep.json", "the bucket tables compared, and the recommended one"),
+    "verify": Described(Verification, "verify.json", "what running the recommended batches showed"),
+    "trials": Described(Trial, "trials.jsonl, each line", "one batch shape that was measured"),
+    "sampler": Described(SamplerConfig, "sampler.yaml", "the recommendation; YAML with the same content as JSON"),
+    "report": Described(Report, "report --format json, tune --json", "the summary of a run, and its result files"),
+    "export": Described(Exported, "export --json", "the recommendation in another framework's words"),
+    "scan": Described(Scan, "scan --json", "what the lengths of a data set look like"),
+    "doctor": Described(Doctor, "doctor --json", "what a machine offers"),
 }
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """Return the schema of a file.
-
-    Args:
-        name: A name from `SCHEMAS`.
-
-    Raises:
-        ValueError: There is no such schema.
-    """
-    if name not in SCHEMAS:
-        raise ValueError(f"name must be one of {', '.join(SCHEMAS)}, got {name!r}")
+    """Return the schema of a file, by its name in `SCHEMAS`."""
     record = SCHEMAS[name].record
     (_,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
     records = {kind.__name__: kind for kind in (record, *_subclasses(Record)) if kind.__name__ in components}
     definitions = {own: _described(schema, records[own]) for own, schema in components.items()}
     root = definitions.pop(record.__name__)
     return {
-        "$schema": _DIALECT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": identifier_of(name),
         **root,
         "title": f"batchtune: {SCHEMAS[name].file}",
@@ -87,11 +60,7 @@ def schema_of(name: str) -> dict[str, Any]:
 
 
 def render_schema(name: str) -> str:
-    """Return the schema as JSON text, with a line break at its end; the same bytes each time.
-
-    Raises:
-        ValueError: There is no such schema.
-    """
+    """Return the schema as JSON text, with a line break at its end; the same bytes each time."""
     return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -105,11 +74,8 @@ def render_list() -> str:
     """Return the names of all schemas as JSON text."""
     listed = [
         {
-            "name": name,
-            "file": one.file,
-            "description": one.one_line,
-            "version": one.record.VERSION,
-            "id": identifier_of(name),
+            **{"name": name, "file": one.file, "description": one.one_line},
+            **{"version": one.record.VERSION, "id": identifier_of(name)},
         }
         for name, one in SCHEMAS.items()
     ]
@@ -127,35 +93,24 @@ def _subclasses(kind: type[Record]) -> Iterator[type[Record]]:
         yield from _subclasses(one)
 
 
-def _described(schema: dict[str, Any], record: type[Record]) -> dict[str, Any]:
+def _described(schema: dict[str, Any], record: Any) -> dict[str, Any]:
     """Describe a record's schema by its docstring: the text at the top, each attribute's at its property."""
     text, attributes = read_docstring(inspect.getdoc(record) or "")
     properties: dict[str, Any] = schema["properties"]
     for name, words in attributes.items():
-        properties[name] = {**properties[name], "description": _in_json(words)}
+        properties[name] = {**properties[name], "description": _NONE.sub("null", words)}
     if hasattr(record, "FORMAT"):
-        _pin_format(properties, record)
-    return {**schema, "description": _in_json(text), "properties": properties}
-
-
-def _in_json(words: str) -> str:
-    return re.sub(r"\bNone\b", "null", words)
-
-
-def _pin_format(properties: dict[str, Any], record: Any) -> None:
-    """Say which format and version the file is of, where its record says it: in `meta`, or at its top."""
-    own = {
-        "format": {"type": "string", "const": record.FORMAT},
-        "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
-    }
-    if "meta" in properties:
-        properties["meta"] = {**properties["meta"], "properties": own}
-    else:
-        properties.update(own)
+        own = {
+            "format": {"type": "string", "const": record.FORMAT},
+            "version": {"type": "integer", "minimum": 1, "maximum": record.VERSION},
+        }
+        # A file says which format and version it is of in `meta`, or at its top.
+        properties.update({"meta": {**properties["meta"], "properties": own}} if "meta" in properties else own)
+    return {**schema, "description": _NONE.sub("null", text), "properties": properties}
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return A Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
+    """Return a Google-style docstring as its text, paragraph by paragraph, and the attributes that it describes.
 
     Several names before one colon share its text; one entry may hold several attributes, as `a: ...; b: ...`.
     """

@@ -43,19 +43,14 @@ def examples(batches: list[list[int]]) -> list[int]:
     ("options", "message"),
     [
         ({"bucket_boundaries": []}, "bucket_boundaries must be one-dimensional and not empty"),
-        ({"bucket_boundaries": [[1, 2, 30]]}, "bucket_boundaries must be one-dimensional"),
         ({"bucket_boundaries": [12, 5, 30]}, r"must ascend, but entry 1 \(5.0\) follows 12.0: sort them"),
-        ({"bucket_boundaries": [5, 5, 30]}, r"must ascend, but entry 1 \(5.0\) follows 5.0"),
         ({"bucket_boundaries": [0, 5, 30]}, "positive and finite, but entry 0 is 0.0"),
-        ({"bucket_boundaries": [-1, 5, 30]}, "positive and finite, but entry 0 is -1.0"),
         ({"bucket_boundaries": [5, 12, float("inf")]}, "positive and finite, but entry 2 is inf"),
-        ({"bucket_boundaries": [5, float("nan"), 30]}, "positive and finite, but entry 1 is nan"),
         ({"bucket_boundaries": ["a", "b", "c"]}, "bucket_boundaries must be numbers"),
         ({"bucket_batch_sizes": [9, 4]}, "2 bucket_batch_sizes for 3 bucket_boundaries: give one"),
         ({"bucket_batch_sizes": [9, 0, 2]}, "from 1 to 2\\*\\*53, but entry 1 is 0"),
         ({"bucket_batch_sizes": [9, 4, 2.5]}, "whole numbers from 1 to 2\\*\\*53, but entry 2 is 2.5"),
         ({"bucket_batch_sizes": [9, float("inf"), 2]}, "whole numbers from 1 to 2\\*\\*53, but entry 1 is inf"),
-        ({"bucket_batch_sizes": [9, float("nan"), 2]}, "whole numbers from 1 to 2\\*\\*53, but entry 1 is nan"),
         ({"batch_ordering": "shuffled"}, "batch_ordering must be one of random, ascending, descending"),
         ({"overlong": "drop"}, "overlong must be error or single"),
         ({"seed": -1}, "seed must be a whole number, at least 0, got -1"),
@@ -74,9 +69,7 @@ def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
     [
         ([], "lengths must be one-dimensional and not empty"),
         ([3.0, float("nan")], "lengths must be positive and finite, but entry 1 is nan"),
-        ([3.0, float("inf")], "but entry 1 is inf"),
         ([3, 4, 0], "but entry 2 is 0"),
-        ([3, -4], "but entry 1 is -4"),
         (["3"], "lengths must be numbers"),
         ("train.csv", r"got shape \(\); for a manifest or a data set there is from_config"),
     ],
@@ -236,12 +229,9 @@ def test_set_epoch_of_another_epoch_leaves_the_place() -> None:
     ("options", "message"),
     [
         ({"lengths": LENGTHS + 1e-9, "overlong": "single"}, "other lengths"),
-        ({"lengths": LENGTHS[:-1]}, "other lengths"),
         ({"bucket_batch_sizes": [8, 4, 2]}, "batch sizes or options"),
         ({"batch_ordering": "ascending"}, "batch sizes or options"),
-        ({"shuffle": False}, "batch sizes or options"),
         ({"drop_last": True}, "batch sizes or options"),
-        ({"same_bucket": True}, "batch sizes or options"),
         ({"seed": 4}, "has seed 0, this sampler 4"),
         ({"rank": 0, "world_size": 2}, "has world_size 1, this sampler 2"),
     ],
@@ -415,9 +405,7 @@ def test_what_is_longer_than_the_limit_of_the_tuning_is_told_with_that_limit(tmp
     config = config_of(Lengths.of(LENGTHS))
     limited = msgspec.structs.replace(config.evidence, max_length=float(LENGTHS.max()))
     path.write_text(render_sampler_yaml(msgspec.structs.replace(config, evidence=limited)), encoding="utf-8")
-    said = (
-        rf"example {LENGTHS.size} has the length 82\.5, .* 1 of .* was tuned with --max-length {LENGTHS.max():g}: leave"
-    )
+    said = rf"example {LENGTHS.size} has the length 82\.5, .* 1 of .* was tuned with --max-length {LENGTHS.max():g}"
     with pytest.raises(ValueError, match=said):
         BucketBatchSampler.from_config(path, np.append(LENGTHS, 82.5))
 

@@ -34,17 +34,11 @@ class ShapeCost(Protocol):
 class ExactCosts:
     """Sum the cost over every length that can be the longest, as `ExpectedBatches.sum_of` does.
 
-    It takes O(U²) evaluations of the cost for each end, for U distinct lengths.
+    It takes O(U²) evaluations of the cost for each end, for U distinct lengths, each of which may be an end;
+    `batch_sizes` are those of buckets that end there.
     """
 
     def __init__(self, histogram: Histogram, batch_sizes: IntArray, cost: ShapeCost) -> None:
-        """Take the data; each distinct length may be an end.
-
-        Args:
-            histogram: The distinct lengths and their counts.
-            batch_sizes: Shape (distinct lengths,), at least 1 each: of a bucket that ends there.
-            cost: Of a batch.
-        """
         self._lengths = histogram.lengths
         self._below = np.concatenate(([0.0], histogram.lengths))
         self._counts = counts_up_to(histogram, np.arange(histogram.lengths.size))
@@ -85,18 +79,11 @@ class SmoothCosts:
     The remainder, one batch in each bucket: by the longest at three points of its distribution,
     P(longest ≤ c-th) ≈ ((c - 1/2 - h) / (n - h))^r with h = (r - 1) / 2, whose mean is exact; its cost from a table.
 
-    What is typical of a bucket's targets is taken from the examples nearest in length: no `above` is given.
+    What is typical of a bucket's targets is taken from the examples nearest in length: no `above` is given. `ends` and
+    `batch_sizes` are as for `BatchCounts`.
     """
 
     def __init__(self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray, cost: ShapeCost) -> None:
-        """Take the data.
-
-        Args:
-            histogram: The distinct lengths and their counts.
-            ends: Shape (ends,): indices of distinct lengths, ascending, the last one the longest.
-            batch_sizes: Shape (ends,), at least 1 each: of a bucket that ends there.
-            cost: Of a batch.
-        """
         self._counts = counts_up_to(histogram, ends)
         # No batch is larger than the data set.
         self._sizes = np.minimum(batch_sizes, histogram.count + 1).tolist()
@@ -119,17 +106,16 @@ class SmoothCosts:
 
     def _set_full_costs(self, cost: ShapeCost) -> None:
         """The points that stand for all ends up to each one, and what its full batches cost with those as longest."""
-        self._points = [self._spread(end) for end in range(1, self.num_ends + 1)]
-        edges = np.cumsum([points.size for points in self._points])[:-1]
-        sizes = np.repeat(np.asarray(self._sizes, dtype=np.float64), [points.size for points in self._points])
+        self._points: list[npt.NDArray[np.intp]] = []
+        for end in range(1, self.num_ends + 1):
+            # As far apart as they are before the end in numbers of examples, or next to each other.
+            log_before = np.log(self._counts[end] - self._counts[:end]) * (1 / np.log(_SPACING))
+            first = np.flatnonzero(np.diff(np.floor(log_before))) + 1
+            self._points.append(np.unique(np.concatenate(([0], first, [end - 1, end]))))
+        numbers = [points.size for points in self._points]
+        sizes = np.repeat(np.asarray(self._sizes, dtype=np.float64), numbers)
         each = np.asarray(cost(sizes, self._lengths[np.concatenate(self._points)]), dtype=np.float64)
-        self._full_costs = np.split(each, edges)
-
-    def _spread(self, end: int) -> npt.NDArray[np.intp]:
-        """Indices from 0 to `end`: as far apart as they are before it in numbers of examples, or next to each other."""
-        log_before = np.log(self._counts[end] - self._counts[:end]) * (1 / np.log(_SPACING))
-        first = np.flatnonzero(np.diff(np.floor(log_before))) + 1
-        return np.unique(np.concatenate(([0], first, [end - 1, end])))
+        self._full_costs = np.split(each, np.cumsum(numbers)[:-1])
 
     def _full(self, end: int) -> FloatArray:
         """Shape (end,): the mean cost of a full batch of each bucket that ends here."""

@@ -8,7 +8,8 @@ Batches are made in four steps, each a function of arrays:
 3. `shuffled` and `drawn`: for each epoch another order of the examples within their buckets, and of the batches.
 4. `assemble`: the batches of one rank; or `simulate`: only the shapes of all.
 
-The sampler, the verification and the simulation of an epoch are the same steps.
+The sampler, the verification and the simulation of an epoch are the same steps. In all of them `lengths` has the shape
+(examples,), by index of the example.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class EpochBatches:
         return self.lists()
 
     def lists(self, first: int = 0) -> Iterator[list[int]]:
-        """The batches as lists, from the one at `first` on."""
+        """Yield the batches as lists, from the one at `first` on."""
         while first < len(self):
             last = int(np.searchsorted(self.starts, self.starts[first] + _AS_LISTS, side="right")) - 1
             last = min(max(last, first + 1), len(self))
@@ -84,7 +85,7 @@ class Drawing:
     epoch: int = 0
 
     def stream(self, of: int) -> np.random.Generator:
-        """The random numbers of this epoch for one purpose."""
+        """Return the random numbers of this epoch for one purpose."""
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.epoch, of)))
 
 
@@ -100,39 +101,15 @@ class Grouped:
     order: Indices
     counts: IntArray
 
-    @property
-    def edges(self) -> IntArray:
-        """Shape (buckets + 1,): bucket b is order[edges[b] : edges[b + 1]]."""
-        return cast(IntArray, np.concatenate(([0], np.cumsum(self.counts))))
-
 
 def group(buckets: npt.NDArray[np.integer[Any]], num_buckets: int) -> Grouped:
-    """Sorts examples into their buckets.
-
-    Args:
-        buckets: Shape (examples,): the bucket of each example; of 8 or 16 bits it is fast and lean.
-        num_buckets: Their number.
-    """
+    """Sort examples into their buckets; `buckets`, one for each example, of 8 or 16 bits is fast and lean."""
     order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
     return Grouped(order, cast(IntArray, np.bincount(buckets, minlength=num_buckets).astype(np.int64)))
 
 
-def group_descending(lengths: FloatArray, boundaries: FloatArray) -> Grouped:
-    """Groups examples that lie in descending order of their lengths, as those of `Lengths` do.
-
-    Args:
-        lengths: Shape (examples,), descending, none beyond the last boundary.
-        boundaries: Shape (buckets,), ascending.
-    """
-    starts = lengths.size - np.searchsorted(lengths[::-1], boundaries, side="right")
-    ends = np.concatenate(([lengths.size], starts[:-1]))
-    dtype = index_dtype(lengths.size)
-    parts = [np.arange(start, end, dtype=dtype) for start, end in zip(starts, ends, strict=True)]
-    return Grouped(np.concatenate(parts), (ends - starts).astype(np.int64))
-
-
 def shuffled(grouped: Grouped, drawing: Drawing) -> Indices:
-    """The examples in this epoch's order, bucket after bucket.
+    """Return the examples in this epoch's order, bucket after bucket.
 
     A shuffle of all examples that are then sorted into buckets, as streaming samplers work, gives each bucket's
     examples in a uniformly random order; so does a shuffle of each bucket.
@@ -141,39 +118,31 @@ def shuffled(grouped: Grouped, drawing: Drawing) -> Indices:
         return grouped.order
     random = drawing.stream(_EXAMPLES)
     order: Indices = grouped.order.copy()
-    for start, end in pairwise(grouped.edges.tolist()):
+    for start, end in pairwise([0, *np.cumsum(grouped.counts).tolist()]):
         random.shuffle(order[start:end])
     return order
 
 
 def drawn(layout: Layout, examples: Indices, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -> Indices:
-    """In which order the batches come.
+    """Return the indices of batches in their order, shape (steps × world_size,); `examples` are those of `shuffled`.
 
-    Args:
-        layout: The batches.
-        examples: Shape (examples,), as `shuffled` gives them.
-        drawing: How they are put in order.
-        lengths: Shape (examples,), by index of the example; needed where they are sorted.
-
-    Returns:
-        Shape (steps × world_size,): indices of batches. Batch i is the one of rank i % world_size at step
-        i // world_size.
-
-    Raises:
-        ValueError: Batches are to be sorted without lengths.
+    Batch i is the one of rank i % world_size at step i // world_size. `lengths` are needed where batches are sorted.
     """
-    together, ranks = layout.together, layout.dealing.world_size
+    together, ranks = layout.dealing.together, layout.dealing.world_size
     units = layout.starts.size // together
     if drawing.shuffle:
         order: Indices = np.arange(units, dtype=index_dtype(layout.starts.size))
         drawing.stream(_BATCHES).shuffle(order)
     else:
-        order = np.argsort(_completed(layout, examples), kind="stable")
+        # As a sampler that reads the examples one by one has a step's batches together: full ones when their last
+        # example was read, then the rests, bucket by bucket.
+        last = examples[layout.starts + layout.batch_sizes - 1].reshape(-1, together).max(axis=1)
+        after_all = layout.count + layout.buckets[::together].astype(np.int64)
+        order = np.argsort(np.where(layout.rest[::together], after_all, last), kind="stable")
     if layout.dealing.drop_last:
         order = order[: units - units % (ranks // together)]
     if drawing.ordering != "random":
-        if lengths is None:
-            raise ValueError("to sort batches by length, the lengths are needed")
+        assert lengths is not None
         longest = _longest(lengths, examples, layout.starts, layout.batch_sizes).reshape(-1, together).max(axis=1)
         keys = longest[order] if drawing.ordering == "ascending" else -longest[order]
         order = order[np.argsort(keys, kind="stable")]
@@ -182,61 +151,31 @@ def drawn(layout: Layout, examples: Indices, drawing: Drawing, lengths: npt.NDAr
     return (order[:, np.newaxis] * together + np.arange(together, dtype=order.dtype)).ravel()
 
 
-def _completed(layout: Layout, examples: Indices) -> IntArray:
-    """When a sampler that reads the examples one by one has a step's batches together.
-
-    Full batches when their last example was read, then the rests, bucket by bucket.
-    """
-    last = examples[layout.starts + layout.batch_sizes - 1].reshape(-1, layout.together).max(axis=1)
-    rest, buckets = layout.rest[:: layout.together], layout.buckets[:: layout.together]
-    return cast(IntArray, np.where(rest, layout.count + buckets.astype(np.int64), last.astype(np.int64)))
-
-
 def dropped_examples(layout: Layout, batches: Indices) -> int:
     """Return how many examples are in none of the batches that were drawn."""
     return layout.count - int(layout.batch_sizes[batches].sum(dtype=np.int64)) + layout.repeated_examples
 
 
 def assemble(
-    grouped: Grouped,
-    layout: Layout,
-    drawing: Drawing,
-    *,
-    rank: int = 0,
-    lengths: npt.NDArray[Any] | None = None,
+    grouped: Grouped, layout: Layout, drawing: Drawing, *, rank: int = 0, lengths: npt.NDArray[Any] | None = None
 ) -> EpochBatches:
-    """The batches of one rank in one epoch.
-
-    Args:
-        grouped: The examples.
-        layout: Made of `grouped.counts`.
-        drawing: Seed, epoch and order.
-        rank: Whose batches.
-        lengths: Shape (examples,), by index of the example; needed where batches are sorted.
-
-    Raises:
-        ValueError: Batches are to be sorted without lengths.
-    """
+    """Return the batches of one rank in one epoch; `lengths` are needed where batches are sorted."""
     examples = shuffled(grouped, drawing)
     mine = drawn(layout, examples, drawing, lengths)[rank :: layout.dealing.world_size]
-    buckets, starts, sizes = layout.buckets[mine], layout.starts[mine], layout.batch_sizes[mine]
+    starts, sizes = layout.starts[mine], layout.batch_sizes[mine]
     bounds = np.zeros(mine.size + 1, dtype=np.int64)
     np.cumsum(sizes, out=bounds[1:])
     order = np.empty(int(bounds[-1]), dtype=examples.dtype)
     for batches, positions, _ in _positions(starts, sizes):
         order[bounds[batches.start] : bounds[batches.stop]] = examples[positions]
-    return EpochBatches(order, bounds, buckets)
+    return EpochBatches(order, bounds, layout.buckets[mine])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochShapes:
-    """The shapes of an epoch's batches, in their order. All arrays have the shape (batches of all ranks,).
+    """The shapes of an epoch's batches, in their order, with the longest target, and the bucket of each.
 
-    Attributes:
-        batch_sizes: Number of examples.
-        lengths: Length of the longest.
-        targets: The longest target length, or None where there are none.
-        buckets: Index of the bucket.
+    All arrays have the shape (batches of all ranks,).
     """
 
     batch_sizes: IntArray
@@ -251,15 +190,7 @@ class EpochShapes:
 def simulate(
     grouped: Grouped, layout: Layout, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None
 ) -> EpochShapes:
-    """The shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1.
-
-    Args:
-        grouped: The examples.
-        layout: Made of `grouped.counts`.
-        drawing: Seed, epoch and order.
-        lengths: Shape (examples,), by index of the example.
-        targets: Likewise, or None.
-    """
+    """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
     examples = shuffled(grouped, drawing)
     batches = drawn(layout, examples, drawing, lengths)
     starts, sizes = layout.starts[batches], layout.batch_sizes[batches]

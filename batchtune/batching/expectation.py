@@ -1,4 +1,10 @@
-"""The cost of an epoch's batches on average over all shuffles, exactly and without shuffling."""
+"""The cost of an epoch's batches on average over all shuffles, exactly and without shuffling.
+
+On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally` says
+how many of which size. In a uniform shuffle each of them is a uniformly drawn subset, so P(longest of s ≤ x) =
+C(c, s) / C(n, s) with c the number of the bucket's examples up to x; expectations are linear, so that says all about
+sums over batches.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +35,6 @@ BatchCost = Callable[[FloatArray, FloatArray], FloatArray]
 class ExpectedBatches:
     """The expected number of batches of each size with each length as their longest, over shuffles.
 
-    What takes long is worked out when it is first asked for.
-
     Attributes:
         histogram: The distinct lengths and their counts.
         table: The buckets.
@@ -52,10 +56,17 @@ class ExpectedBatches:
 
         The size of its batches in the length's bucket, and how many of them are expected to have it as their longest.
         """
-        found = []
+        edges, counts = self.table.edges(self.histogram), self.table.counts(self.histogram)
+        per_bucket = np.diff(edges)
+        in_bucket = np.repeat(counts, per_bucket)
+        at_most = self.histogram.cumulative - np.repeat(np.cumsum(counts) - counts, per_bucket)
+        logs, found = log_factorials_up_to(self.histogram.count), []
         for sizes, numbers in zip(self.tally.batch_sizes, self.tally.numbers, strict=True):
-            drawn, number = np.repeat(sizes, self._per_bucket), np.repeat(numbers, self._per_bucket)
-            found.append((drawn, number * self._longest_probability(drawn)))
+            drawn = np.repeat(sizes, per_bucket)
+            within = all_within(at_most, in_bucket, drawn, logs)
+            shorter = np.concatenate(([0.0], within[:-1]))
+            shorter[edges[:-1][per_bucket > 0]] = 0.0
+            found.append((drawn, np.repeat(numbers, per_bucket) * np.maximum(within - shorter, 0.0)))
         return tuple(found)
 
     @cached_property
@@ -64,11 +75,11 @@ class ExpectedBatches:
         return cast(FloatArray, sum(batches for _, batches in self.kinds))
 
     def sum_of(self, cost: BatchCost) -> float:
-        """The expected sum of a cost over the epoch's batches."""
+        """Return the expected sum of a cost over the epoch's batches."""
         (sizes, batches), *others = self.kinds
         total = float(np.sum(batches * np.asarray(cost(sizes.astype(np.float64), self.lengths))))
         for numbers, (sizes, batches) in zip(self.tally.numbers[1:], others, strict=True):
-            some = np.repeat(numbers > 0, self._per_bucket)
+            some = np.repeat(numbers > 0, np.diff(self.table.edges(self.histogram)))
             if some.any():
                 costs = np.asarray(cost(sizes[some].astype(np.float64), self.lengths[some]))
                 total += float(np.sum(batches[some] * costs))
@@ -85,13 +96,8 @@ class ExpectedBatches:
         """Return where groups of neighbouring lengths begin, none across buckets, that one length can stand for each.
 
         Besides its first length, each has at most 2 / `most` of the batches, and none spans more than 2 / `most` of
-        the lengths' range.
-
-        Args:
-            most: At most so many groups, and one more for each bucket; up to so many lengths each is its own group.
-
-        Returns:
-            Indices of distinct lengths, ascending from 0.
+        the lengths' range. They are at most so many, and one more for each bucket; up to so many lengths each is its
+        own group.
         """
         lengths = self.lengths
         if lengths.size <= most:
@@ -105,8 +111,7 @@ class ExpectedBatches:
     def representatives(self, most: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Return batch sizes, longest lengths and expected numbers of the shapes that stand for all batches.
 
-        Args:
-            most: How many groups of lengths, as for `group_starts`; each has a shape of every kind.
+        Each of the groups (`group_starts` of `most`) has a shape of every kind.
         """
         starts = self.group_starts(most)
         last = np.append(starts[1:], self.lengths.size) - 1
@@ -121,50 +126,17 @@ class ExpectedBatches:
             counts.append(count[some])
         return np.concatenate(sizes), np.concatenate(lengths), np.concatenate(counts)
 
-    @cached_property
-    def _edges(self) -> IntArray:
-        return self.table.edges(self.histogram)
-
-    @cached_property
-    def _counts(self) -> IntArray:
-        return self.table.counts(self.histogram)
-
-    @property
-    def _per_bucket(self) -> IntArray:
-        return np.diff(self._edges)
-
-    @cached_property
-    def _in_bucket(self) -> IntArray:
-        return np.repeat(self._counts, self._per_bucket)
-
-    @cached_property
-    def _at_most(self) -> IntArray:
-        """Number of the bucket's examples up to each length."""
-        before = np.cumsum(self._counts) - self._counts
-        return self.histogram.cumulative - np.repeat(before, self._per_bucket)
-
-    def _longest_probability(self, drawn: IntArray) -> FloatArray:
-        """Probability that each length is the longest of so many drawn out of its bucket."""
-        within = all_within(self._at_most, self._in_bucket, drawn, log_factorials_up_to(self.histogram.count))
-        shorter = np.concatenate(([0.0], within[:-1]))
-        shorter[self._edges[:-1][self._per_bucket > 0]] = 0.0
-        return np.maximum(within - shorter, 0.0)
-
     def _padded_length_by_examples(self) -> float:
-        """The padded length where lengths seldom repeat, several times as fast.
-
-        With x_1 ≤ ... ≤ x_n the lengths of a bucket, the longest of s drawn is on average x_n less the sum over c < n
-        of C(c, s) / C(n, s) · (x_(c+1) - x_c).
-        """
-        steps, log_factorials = _steps(self.histogram), log_factorials_up_to(self.histogram.count)
+        """The padded length where lengths seldom repeat, several times as fast."""
+        counts, ends = self.table.counts(self.histogram), self.table.edges(self.histogram)[1:]
+        steps, logs = _steps(self.histogram), log_factorials_up_to(self.histogram.count)
         total, start = 0.0, 0
-        for bucket in np.flatnonzero(self._counts).tolist():
-            count = int(self._counts[bucket])
-            longest = float(self.lengths[self._edges[bucket + 1] - 1])
+        for bucket in np.flatnonzero(counts).tolist():
+            count, longest = int(counts[bucket]), float(self.lengths[ends[bucket] - 1])
             sizes, numbers = self.tally.batch_sizes[:, bucket].tolist(), self.tally.numbers[:, bucket].tolist()
             for drawn, batches in zip(sizes, numbers, strict=True):
                 if batches:
-                    below = _mean_below_longest(steps[start : start + count - 1], drawn, log_factorials)
+                    below = _mean_below_longest(steps[start : start + count - 1], drawn, logs)
                     total += batches * drawn * (longest - below)
             start += count
         return total
@@ -172,16 +144,6 @@ class ExpectedBatches:
 
 def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing = ON_ONE_RANK) -> ExpectedBatches:
     """Return the batches to expect when each bucket's examples are shuffled and cut into batches.
-
-    On one rank a bucket of n examples gives floor(n / B) batches of B and one of the remainder; on several, `tally`
-    says how many of which size. In a uniform shuffle each of them is a uniformly drawn subset, so
-    P(longest of s ≤ x) = C(c, s) / C(n, s) with c the number of the bucket's examples up to x; expectations are
-    linear, so that says all about sums over batches.
-
-    Args:
-        histogram: The distinct lengths and their counts.
-        table: Its last boundary is at least the longest length.
-        dealing: How the batches of all ranks are cut.
 
     Raises:
         ValueError: The longest length is beyond the last boundary.
@@ -192,10 +154,8 @@ def expected_batches(histogram: Histogram, table: BucketTable, dealing: Dealing 
 def _mean_below_longest(steps: FloatArray, drawn: int, log_factorials: FloatArray) -> float:
     """Return how far the longest of `drawn` examples is below the longest of all, on average.
 
-    Args:
-        steps: Shape (examples - 1,): from each example's length to the next, ascending.
-        drawn: 1 to the number of examples.
-        log_factorials: The logarithms of 0!, 1! and so on.
+    With x_1 ≤ ... ≤ x_n the lengths and `steps` from each to the next, the sum over c < n of
+    C(c, s) / C(n, s) · (x_(c+1) - x_c).
     """
     count = steps.size + 1
     log_all = log_factorials[count] - log_factorials[count - drawn]
@@ -224,7 +184,7 @@ def _steps(histogram: Histogram) -> FloatArray:
 
 
 def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorials: FloatArray) -> FloatArray:
-    """C(within, drawn) / C(count, drawn): P(all of `drawn` out of `count` lie among the first `within`)."""
+    """Return P(all of `drawn` out of `count` lie among the first `within`): C(within, drawn) / C(count, drawn)."""
     possible = drawn <= within
     some = np.where(possible, drawn, 0)
     # Grouped so that within = count cancels exactly: the last probability of a bucket is 1, not nearly 1.
@@ -236,7 +196,7 @@ def all_within(within: IntArray, count: IntArray, drawn: IntArray, log_factorial
 
 @lru_cache(maxsize=1)  # the tables of a sweep are all for the same number of examples
 def log_factorials_up_to(largest: int) -> FloatArray:
-    """Shape (largest + 1,): the logarithms of 0!, 1!, 2! and so on."""
+    """Return the logarithms of 0!, 1!, 2! and so on, shape (largest + 1,)."""
     from scipy.special import gammaln
 
     values = gammaln(np.arange(1.0, largest + 2))

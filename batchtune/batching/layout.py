@@ -31,6 +31,11 @@ class Dealing:
     same_bucket: bool = False
     drop_last: bool = False
 
+    @property
+    def together(self) -> int:
+        """The number of batches in a row that make one step, and stay together when batches are put in order."""
+        return self.world_size if self.same_bucket else 1
+
 
 ON_ONE_RANK = Dealing()
 
@@ -46,7 +51,6 @@ class Layout:
         rest: Whether the batch is of what the bucket's full batches leave over.
         dealing: As it was laid out.
         count: Number of examples of the data set.
-        repeated_examples: How many examples stand in batches a second time.
     """
 
     starts: Indices
@@ -55,12 +59,11 @@ class Layout:
     rest: npt.NDArray[np.bool_]
     dealing: Dealing
     count: int
-    repeated_examples: int = 0
 
     @property
-    def together(self) -> int:
-        """The number of batches in a row that make one step, and stay together when batches are put in order."""
-        return self.dealing.world_size if self.dealing.same_bucket else 1
+    def repeated_examples(self) -> int:
+        """How many examples stand in batches a second time."""
+        return 0 if self.dealing.drop_last else int(self.batch_sizes.sum(dtype=np.int64)) - self.count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,11 +129,10 @@ def batches_per_rank(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) 
     return tally(counts, batch_sizes, dealing).batches // dealing.world_size
 
 
-def _group_sizes(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> IntArray:
-    """Shape (buckets,): the examples of a full batch, or of one for each rank where these are of one bucket."""
+def _full_batches(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> IntArray:
+    """Shape (buckets,): the number of full batches, as many for each rank where these are of one bucket."""
     # Sizes beyond any count are as good as one beyond it, and do not overflow.
-    sizes = np.minimum(batch_sizes, counts + 1)
-    return sizes * dealing.world_size if dealing.same_bucket else sizes
+    return cast(IntArray, counts // (np.minimum(batch_sizes, counts + 1) * dealing.together) * dealing.together)
 
 
 def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
@@ -144,8 +146,7 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
         batch_sizes: Shape (buckets,), at least 1.
         dealing: How they are dealt.
     """
-    ranks = dealing.world_size if dealing.same_bucket else 1
-    full = counts // _group_sizes(counts, batch_sizes, dealing) * ranks
+    ranks, full = dealing.together, _full_batches(counts, batch_sizes, dealing)
     left = counts - full * np.where(full > 0, batch_sizes, 0)
     if dealing.drop_last:
         return Tally(batch_sizes[np.newaxis], full[np.newaxis])
@@ -195,55 +196,25 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
     dealt twice. With `same_bucket`, a bucket is cut into groups of one full batch for each rank, and the rest is dealt
     evenly in smaller batches; where that holds fewer examples than there are ranks, others of the bucket are dealt
     twice. With `drop_last` nothing is split or repeated: rests are left out here, and full batches that are not enough
-    for all ranks in `drawn`.
-
-    Args:
-        counts: Shape (buckets,): number of examples in each bucket.
-        batch_sizes: Shape (buckets,), at least 1.
-        dealing: How they are dealt.
+    for all ranks in `drawn`. The arguments are as for `tally`.
     """
-    cut = _cut_for_ranks if dealing.same_bucket else _cut
     edges = np.concatenate(([0], np.cumsum(counts))).tolist()
-    full = counts - counts % _group_sizes(counts, batch_sizes, dealing)
-    dtype = index_dtype(edges[-1])
-    parts: list[tuple[Indices, Indices, npt.NDArray[np.bool_]]] = []
-    for bucket, edge in enumerate(edges[:-1]):
-        firsts, sizes = cut(int(counts[bucket]), int(batch_sizes[bucket]), dealing)
-        parts.append(((firsts + edge).astype(dtype), sizes.astype(dtype), firsts >= full[bucket]))
-    made = [firsts.size for firsts, _, _ in parts]
-    starts, made_sizes, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    buckets = np.repeat(np.arange(len(parts), dtype=dtype), made)
-    if dealing.same_bucket:
-        # A batch that is dealt twice starts anywhere; it belongs to the rest all the same, as the batch next to it.
-        rest = np.repeat(rest[:: dealing.world_size], dealing.world_size)
-    layout = Layout(starts, made_sizes, buckets, rest, dealing, edges[-1])
-    if not (dealing.same_bucket or dealing.drop_last):
-        layout = _evened(layout)
-    if dealing.drop_last:
-        return layout
-    return replace(layout, repeated_examples=int(layout.batch_sizes.sum(dtype=np.int64)) - layout.count)
-
-
-def _cut(count: int, size: int, dealing: Dealing) -> tuple[IntArray, IntArray]:
-    """Starts and sizes of a bucket's batches: full ones and, unless it is dropped, a rest."""
-    kept = count - count % size if dealing.drop_last else count
-    starts = np.arange(0, kept, size, dtype=np.int64)
-    return starts, np.minimum(size, kept - starts)
-
-
-def _cut_for_ranks(count: int, size: int, dealing: Dealing) -> tuple[IntArray, IntArray]:
-    """Starts and sizes of groups of one batch for each rank; the rest in batches that differ by one example at most."""
-    ranks = dealing.world_size
-    left = count % (size * ranks)
-    starts = np.arange(0, count - left, size, dtype=np.int64)
-    sizes = np.full(starts.size, size, dtype=np.int64)
-    if left == 0 or dealing.drop_last:
-        return starts, sizes
-    dealt = left // ranks + (np.arange(ranks) < left % ranks)
-    firsts = count - left + np.cumsum(dealt) - dealt
-    empty = dealt == 0
-    firsts[empty] = np.arange(int(empty.sum())) % count
-    return np.concatenate((starts, firsts)), np.concatenate((sizes, np.maximum(dealt, 1)))
+    dtype, ranks, full = index_dtype(edges[-1]), dealing.together, _full_batches(counts, batch_sizes, dealing)
+    parts: list[tuple[Indices, Indices, Indices, npt.NDArray[np.bool_]]] = []
+    for bucket, (count, whole) in enumerate(zip(counts.tolist(), full.tolist(), strict=True)):
+        size = min(int(batch_sizes[bucket]), count + 1)
+        left = count - whole * size
+        starts, sizes = np.arange(whole, dtype=np.int64) * size, np.full(whole, size, dtype=np.int64)
+        if left and not dealing.drop_last:
+            dealt = left // ranks + (np.arange(ranks) < left % ranks)
+            firsts = count - left + np.cumsum(dealt) - dealt
+            firsts[dealt == 0] = np.arange(np.count_nonzero(dealt == 0)) % count
+            starts, sizes = np.append(starts, firsts), np.append(sizes, np.maximum(dealt, 1))
+        positions, rest = (starts + edges[bucket]).astype(dtype), np.arange(starts.size) >= whole
+        parts.append((positions, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
+    positions, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    layout = Layout(positions, sizes, buckets, rest, dealing, edges[-1])
+    return layout if dealing.same_bucket or dealing.drop_last else _evened(layout)
 
 
 def _evened(layout: Layout) -> Layout:
@@ -255,15 +226,13 @@ def _evened(layout: Layout) -> Layout:
     # Each split takes the largest, so no more than the `wanted` largest are touched; of equals the first.
     touched = np.argsort(-layout.batch_sizes.astype(np.int64), kind="stable")[:wanted]
     pieces = _split([(int(layout.batch_sizes[at]), int(layout.starts[at]), int(at)) for at in touched], wanted)
-    made = np.array(sorted(pieces, key=lambda piece: piece[1]), dtype=np.int64).reshape(-1, 3)
-    kept = np.ones(layout.starts.size, dtype=np.bool_)
-    kept[touched] = False
-    starts = np.concatenate((layout.starts[kept], made[:, 1]))
-    sizes = np.concatenate((layout.batch_sizes[kept], made[:, 0]))
-    source = np.concatenate((np.flatnonzero(kept), made[:, 2]))
+    made_sizes, made_starts, made_of = np.array(sorted(pieces, key=lambda piece: piece[1]), dtype=np.int64).T
+    kept = np.delete(np.arange(layout.starts.size), touched)
+    starts = np.concatenate((layout.starts[kept], made_starts))
+    sizes = np.concatenate((layout.batch_sizes[kept], made_sizes))
+    source = np.concatenate((kept, made_of))
     order = np.argsort(starts, kind="stable")
-    repeats = -order.size % ranks
-    if repeats:
+    if repeats := -order.size % ranks:
         order = np.sort(np.concatenate((order, np.resize(order, repeats))))
     dtype, source = layout.starts.dtype, source[order]
     return replace(

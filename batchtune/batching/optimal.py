@@ -8,10 +8,8 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.remainders import TIE
 from batchtune.lengths import FloatArray, Histogram, IntArray
-
-# Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
-_TIE = 1e-12
 
 # Where a vectorised pass over the hull's points drops less than this part of them, their neighbourhoods go one by one.
 _WORTHWHILE_PASS = 0.02
@@ -24,10 +22,10 @@ _SAMPLE_STEP = 64
 def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buckets: Sequence[int]) -> list[FloatArray]:
     """Return the boundaries that minimise the cost of all examples, for several bucket counts in one run.
 
-    An example costs what its bucket's end says: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the
-    example costs and C the number of examples up to a length. With f_k(j) the least cost of the examples up
-    to u_j in at most k buckets, f_k(j) = w_j·C_j + min over i of (f_{k-1}(i) - w_j·C_i): the least of lines
-    at w_j, read off the lower convex hull of the points (C_i, f_{k-1}(i)).
+    An example costs what its bucket's end says: a bucket (u_i, u_j] costs w_j·(C_j - C_i), where w are the example
+    costs and C the number of examples up to a length. With f_k(j) the least cost of the examples up to u_j in at most k
+    buckets, f_k(j) = w_j·C_j + min over i of (f_{k-1}(i) - w_j·C_i): the least of lines at w_j, read off the lower
+    convex hull of the points (C_i, f_{k-1}(i)).
 
     Two facts make it O(K·U) after the hull, and all of it array operations; both hold for any costs:
 
@@ -47,36 +45,15 @@ def optimal_boundaries(histogram: Histogram, example_costs: FloatArray, num_buck
         For each entry of `num_buckets` the boundaries: ascending, all of them lengths of examples, the last
         one the longest. Where fewer buckets cost the same, fewer are given.
     """
-    ends = _useful_ends(example_costs)
+    least_after = np.minimum.accumulate(example_costs[::-1])[::-1]
+    ends = np.flatnonzero(np.append(example_costs[:-1] < least_after[1:], True))
     costs = example_costs[ends]
     counts = np.concatenate(([0], histogram.cumulative[ends])).astype(np.float64)
-    totals, previous = _solve(costs, counts, min(max(num_buckets), ends.size))
-    return [histogram.lengths[ends[_buckets(totals, previous, most) - 1]] for most in num_buckets]
-
-
-def _useful_ends(example_costs: FloatArray) -> npt.NDArray[np.intp]:
-    """Indices of the lengths that are cheaper than every longer one; the longest is always among them."""
-    least_after = np.minimum.accumulate(example_costs[::-1])[::-1]
-    useful = np.append(example_costs[:-1] < least_after[1:], True)
-    return np.flatnonzero(useful)
-
-
-def _solve(costs: FloatArray, counts: FloatArray, most: int) -> tuple[list[float], list[IntArray]]:
-    """Runs the programme's layers.
-
-    Args:
-        costs: Shape (n,), strictly ascending.
-        counts: Shape (n + 1,), strictly ascending from 0.
-        most: Number of layers, at least 1.
-
-    Returns:
-        The least cost of everything in at most k buckets, k = 1, 2, …, and for each k the end before each
-        end, counted from 1 (0: the bucket begins at the shortest length).
-    """
     own = np.arange(1, counts.size)
     least = np.concatenate(([0.0], costs * counts[1:]))
+    # The least cost of everything in at most 1, 2, … buckets, and for each the end before each end, counted from 1.
     totals, previous = [float(least[-1])], [np.zeros(counts.size, dtype=np.int64)]
-    for _ in range(most - 1):
+    for _ in range(min(max(num_buckets), ends.size) - 1):
         hull = _lower_hull(counts, least)
         slopes = np.diff(least[hull]) / np.diff(counts[hull])
         # Rounding can make an end beyond one's own look as good as one's own; it never is better.
@@ -84,13 +61,13 @@ def _solve(costs: FloatArray, counts: FloatArray, most: int) -> tuple[list[float
         least = np.concatenate(([0.0], least[before] + costs * (counts[1:] - counts[before])))
         totals.append(float(least[-1]))
         previous.append(np.concatenate(([0], before)))
-    return totals, previous
+    return [histogram.lengths[ends[_buckets(totals, previous, most) - 1]] for most in num_buckets]
 
 
 def _buckets(totals: list[float], previous: list[IntArray], most: int) -> IntArray:
     """The ends (from 1) of the best buckets, at most `most` of them, as few as cost the same."""
     most = min(most, len(totals))
-    enough = next(k for k in range(most) if totals[k] <= totals[most - 1] * (1 + _TIE))
+    enough = next(k for k in range(most) if totals[k] <= totals[most - 1] * (1 + TIE))
     end, ends = previous[0].size - 1, []
     for layer in range(enough, -1, -1):
         before = int(previous[layer][end])
@@ -119,7 +96,10 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
         if bent.size >= _WORTHWHILE_PASS * kept.size:
             kept = np.delete(kept, bent)
             continue
-        near = _neighbourhood(bent, reach, kept.size)
+        # All that are at most `reach` from one of these.
+        steps = np.bincount(np.maximum(bent - reach, 0), minlength=kept.size)
+        steps -= np.bincount(np.minimum(bent + reach + 1, kept.size), minlength=kept.size + 1)[:-1]
+        near = np.flatnonzero(np.cumsum(steps) > 0)
         corners = _lower_hull_one_by_one(x[kept[near]].tolist(), y[kept[near]].tolist())
         kept = np.delete(kept, np.delete(near, corners))
         reach *= _WIDENING
@@ -136,14 +116,6 @@ def _below_a_sample(x: FloatArray, y: FloatArray) -> npt.NDArray[np.intp]:
     below = np.append((y[:-1] - from_y) * dx < dy * (x[:-1] - from_x), True)
     below[corners] = True
     return np.flatnonzero(below)
-
-
-def _neighbourhood(indices: npt.NDArray[np.intp], reach: int, size: int) -> npt.NDArray[np.intp]:
-    """All indices below `size` that are at most `reach` from one of those given, ascending."""
-    steps = np.zeros(size + 1, dtype=np.int64)
-    np.add.at(steps, np.maximum(indices - reach, 0), 1)
-    np.add.at(steps, np.minimum(indices + reach + 1, size), -1)
-    return np.flatnonzero(np.cumsum(steps[:-1]) > 0)
 
 
 def _lower_hull_one_by_one(x: list[float], y: list[float]) -> npt.NDArray[np.intp]:

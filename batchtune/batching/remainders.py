@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -29,13 +28,7 @@ class BatchCounts:
     """Count the batches of a bucket: ceil(n / B) of its n examples, B being the batch size at its end."""
 
     def __init__(self, histogram: Histogram, ends: IntArray, batch_sizes: IntArray) -> None:
-        """Take the ends that are allowed.
-
-        Args:
-            histogram: The distinct lengths and their counts.
-            ends: Shape (ends,): indices of distinct lengths, ascending, the last one the longest.
-            batch_sizes: Shape (ends,), at least 1 each, in any order: the batch size of a bucket that ends there.
-        """
+        """Take the ends that are allowed, as `few_ends` gives them, and the batch size at each."""
         self._counts = counts_up_to(histogram, ends)
         self._sizes = batch_sizes.tolist()
         self.num_ends = len(self._sizes)
@@ -47,7 +40,7 @@ class BatchCounts:
 
 
 def counts_up_to(histogram: Histogram, ends: IntArray) -> IntArray:
-    """Shape (ends + 1,): the number of examples up to each end, and 0 before the first."""
+    """Return the number of examples up to each end, and 0 before the first: shape (ends + 1,)."""
     return cast(IntArray, np.concatenate(([0], histogram.cumulative[ends])).astype(np.int64))
 
 
@@ -65,39 +58,32 @@ class BestBuckets:
     previous: npt.NDArray[np.int32]
 
     def improving(self, least_gain: float = TIE) -> list[int]:
-        """Numbers of buckets that cost less than all fewer ones, by more than this share of the cost; 1 is the first.
+        """Return the numbers of buckets that cost less than all fewer ones, by more than this share of the cost.
 
-        Which these are up to any number does not depend on what is known beyond it.
+        1 is the first. Which these are up to any number does not depend on what is known beyond it.
         """
-        found: list[int] = []
+        found = [1]
         for buckets, total in enumerate(self.totals.tolist(), 1):
-            if not found or total < self.totals[found[-1] - 1] * (1 - least_gain):
+            if total < self.totals[found[-1] - 1] * (1 - least_gain):
                 found.append(buckets)
         return found
 
     def ends(self, buckets: int) -> IntArray:
-        """The ends of the cheapest so many buckets, counted from 0, ascending."""
-        return np.array(list(self._backwards(buckets))[::-1], dtype=np.int64) - 1
-
-    def _backwards(self, buckets: int) -> Iterator[int]:
-        end = self.previous.shape[1] - 1
-        for layer in range(buckets - 1, -1, -1):
-            yield end
-            end = int(self.previous[layer, end])
+        """Return the ends of the cheapest so many buckets, counted from 0, ascending."""
+        found = [self.previous.shape[1] - 1]
+        for layer in range(buckets - 1, 0, -1):
+            found.append(int(self.previous[layer, found[-1]]))
+        return np.array(found[::-1], dtype=np.int64) - 1
 
 
 def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
-    """Find the cheapest buckets for each number of them up to `most`.
+    """Find the cheapest buckets for each number of them up to `most`, at least 1 and no more than there are ends.
 
     Unlike the cost per example (`optimal_boundaries`), the cost of whole batches is no function of a bucket's end
     alone: each bucket adds a batch that is half empty on average. So more buckets are not always better, and no end
-    can be left out beforehand. With c(i, j) the cost of the bucket (u_i, u_j], the least cost of the examples up to
-    u_j in exactly k buckets is f_k(j) = min over i < j of f_{k-1}(i) + c(i, j), for any c. It takes O(K·U²) steps,
-    as array operations over i and k for each j, and O(K·U) numbers are kept.
-
-    Args:
-        costs: Of the buckets, not negative and finite.
-        most: The largest number of buckets, at least 1; no more than there are ends are tried.
+    can be left out beforehand. With c(i, j) the cost of the bucket (u_i, u_j], not negative and finite, the least cost
+    of the examples up to u_j in exactly k buckets is f_k(j) = min over i < j of f_{k-1}(i) + c(i, j), for any c. It
+    takes O(K·U²) steps, as array operations over i and k for each j, and O(K·U) numbers are kept.
     """
     ends = costs.num_ends
     layers = min(most, ends)
@@ -117,7 +103,7 @@ def best_buckets(costs: BucketCosts, most: int) -> BestBuckets:
 
 
 def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray:
-    """Choose ends that stand for all.
+    """Return the indices of distinct lengths, ascending, that stand for all as ends; all where they are few.
 
     The longest length is one of them, and up to `most` / 2 lengths before which the batch size changes: the last of
     those that share a size holds all that its bucket can. The others share out the range of lengths, the number
@@ -127,9 +113,6 @@ def few_ends(histogram: Histogram, batch_sizes: IntArray, most: int) -> IntArray
         histogram: The distinct lengths and their counts.
         batch_sizes: Shape (distinct lengths,): of a bucket that ends there.
         most: At most so many ends, and at least 8.
-
-    Returns:
-        Indices of distinct lengths, ascending; all where there are no more than `most`.
     """
     lengths = histogram.lengths
     if lengths.size <= most:

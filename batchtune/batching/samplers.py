@@ -10,15 +10,12 @@ from batchtune.lengths import FloatArray, Histogram
 
 
 def speechbrain_boundaries(num_buckets: int, max_batch_length: float) -> FloatArray:
-    """The boundaries that SpeechBrain's DynamicBatchSampler takes, to the bit.
+    """Return the boundaries that SpeechBrain's DynamicBatchSampler takes, to the bit.
 
     Quantiles of lognormal(s=1), that is exp of the normal's, at the points i / (num_buckets + 1), scaled so
     that the last is max_batch_length (but for rounding). They depend on neither data nor seed.
 
     Source: `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0.
-
-    Returns:
-        Shape (num_buckets,), ascending.
 
     Raises:
         ValueError: `num_buckets` is below 1.
@@ -40,17 +37,11 @@ def speechbrain_table(
     bucket_boundaries: npt.ArrayLike | None = None,
     max_batch_ex: int | None = None,
 ) -> BucketTable:
-    """The buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into.
+    """Return the buckets that SpeechBrain's DynamicBatchSampler sorts these lengths into, by its own arguments.
 
-    It has one bucket more than boundaries, of batch size 1, for what is longer than the last; it is in the
-    table, with the longest length as its boundary, only where there are such examples.
-
-    Args:
-        histogram: The distinct lengths and their counts.
-        max_batch_length: As SpeechBrain's.
-        num_buckets: As SpeechBrain's; needed without `bucket_boundaries`.
-        bucket_boundaries: As SpeechBrain's, positive; they go before `num_buckets`.
-        max_batch_ex: As SpeechBrain's.
+    `bucket_boundaries`, positive, go before `num_buckets`. It has one bucket more than boundaries, of batch size 1, for
+    what is longer than the last; it is in the table, with the longest length as its boundary, only where there are such
+    examples.
 
     Raises:
         ValueError: Neither boundaries nor their number are given, or they break a rule of `BucketTable`.
@@ -66,7 +57,7 @@ def speechbrain_table(
 
 
 def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
-    """The inner boundaries that Lhotse estimates, to the bit: buckets of about the same total length.
+    """Return the inner boundaries that Lhotse estimates, to the bit: buckets of about the same total length.
 
     It goes through the sorted lengths and begins a bucket as soon as the one before holds more than
     total / num_buckets. So a boundary is the shortest length of a bucket that was to begin there; but its sampler
@@ -78,15 +69,12 @@ def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
 
     Source: `lhotse.dataset.sampling.dynamic_bucketing.estimate_duration_buckets`, Lhotse 1.33.
 
-    Args:
-        lengths: Shape (examples,), not negative.
-        num_buckets: At least 2, at most the number of examples.
-
     Returns:
         At most num_buckets - 1 boundaries, ascending.
 
     Raises:
-        ValueError: `num_buckets` is out of range, where Lhotse fails an assertion; or a length is negative or NaN.
+        ValueError: `num_buckets` is below 2 or above the number of examples, where Lhotse fails an assertion; or a
+            length is negative or NaN.
     """
     values = np.array(lengths, dtype=np.float64)
     if values.ndim != 1:
@@ -96,17 +84,14 @@ def lhotse_boundaries(lengths: npt.ArrayLike, num_buckets: int) -> FloatArray:
     if not 2 <= num_buckets <= values.size:
         raise ValueError(f"num_buckets must be from 2 to the number of lengths, {values.size}, got {num_buckets}")
     values.sort()
-    share = values.sum() / num_buckets
-    boundaries = []
-    start = _overshoot(values, 0, share, values.size // num_buckets)
-    while start < values.size:
+    share, boundaries, start = values.sum() / num_buckets, [], 0
+    while (start := _overshoot(values, start, share, values.size // num_buckets)) < values.size:
         boundaries.append(values[start])
-        start = _overshoot(values, start, share, values.size // num_buckets)
     return np.array(boundaries, dtype=np.float64)
 
 
 def _overshoot(values: FloatArray, start: int, share: float, window: int) -> int:
-    """The end of the shortest run from `start` that sums to more than `share`; all there are where none does."""
+    """The end of the shortest run from `start` that sums to more than `share`; that of all values where none does."""
     while True:
         # Summed one after another, as Lhotse does: another order would round differently.
         totals = np.cumsum(values[start : start + window])

@@ -37,7 +37,7 @@ class BucketTable:
             same boundary. None for a table over one length.
 
     Raises:
-        ValueError: An array is empty, differs in shape, or breaks one of these rules; the message names the entry.
+        ValueError: Boundaries or batch sizes break one of these rules; the message names the entry.
     """
 
     boundaries: FloatArray
@@ -45,7 +45,7 @@ class BucketTable:
     target_boundaries: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        edges, sizes, tops = self.boundaries, self.batch_sizes, self.target_boundaries
+        edges, sizes = self.boundaries, self.batch_sizes
         if edges.ndim != 1 or edges.size == 0:
             raise ValueError(f"bucket_boundaries must be one-dimensional and not empty, got shape {edges.shape}")
         if sizes.shape != edges.shape:
@@ -55,28 +55,18 @@ class BucketTable:
             )
         _check_each("bucket_boundaries must be positive and finite", edges, (edges > 0) & (edges < np.inf))
         rising = np.diff(edges) > 0
-        if tops is not None:
-            if tops.shape != edges.shape:
-                raise ValueError(f"{tops.size} target boundaries for {edges.size} boundaries")
-            _check_each("target boundaries must be finite and not negative", tops, (tops >= 0) & (tops < np.inf))
-            rising |= (np.diff(edges) == 0) & (np.diff(tops) > 0)
-        if not rising.all():
+        if self.target_boundaries is None and not rising.all():
             at = int(rising.argmin()) + 1
-            each = "" if tops is None else ", or its target boundary the one before it"
             raise ValueError(
-                f"bucket_boundaries must ascend{each}, but entry {at} ({edges[at]}) follows {edges[at - 1]}: sort "
-                "them, each once, and their batch sizes with them"
+                f"bucket_boundaries must ascend, but entry {at} ({edges[at]}) follows {edges[at - 1]}: sort them, each "
+                "once, and their batch sizes with them"
             )
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, sizes >= 1)
 
     @classmethod
     def of(cls, boundaries: npt.ArrayLike, batch_sizes: npt.ArrayLike) -> BucketTable:
-        """Return the table of plain numbers, as users and files give them.
-
-        Raises:
-            ValueError: They are no numbers, or break a rule of the class.
-        """
-        edges, sizes = numbers("bucket_boundaries", boundaries), numbers("bucket_batch_sizes", batch_sizes)
+        """Return the table of plain numbers, as users and files give them; raise ValueError where they are wrong."""
+        edges, sizes = _numbers("bucket_boundaries", boundaries), _numbers("bucket_batch_sizes", batch_sizes)
         whole = (sizes >= 1) & (sizes <= _LARGEST_BATCH_SIZE) & (sizes == np.floor(sizes))
         _check_each("bucket_batch_sizes must be whole numbers from 1 to 2**53", sizes, whole)
         return cls(edges.astype(np.float64), sizes.astype(np.int64))
@@ -99,16 +89,16 @@ class BucketTable:
         are compared with the boundaries rounded alike: the longest length, rounded, is then still not beyond the last
         boundary, where that was the longest length itself.
 
-        With target boundaries it is NeMo's rule without its strict mode. The strict one gives the same bucket to all
-        examples whose target is at most the last target boundary of their own boundary, and none to the others.
-
-        Args:
-            lengths: Shape (examples,), numbers.
-            targets: Shape (examples,), for a table with target boundaries.
+        With target boundaries, `targets` are needed too, and it is NeMo's rule without its strict mode. The strict one
+        gives the same bucket to all examples whose target is at most the last target boundary of their own boundary,
+        and none to the others.
         """
         if self.target_boundaries is not None:
             assert targets is not None
-            return self._assign_pairs(lengths, targets)
+            found = np.full(lengths.size, self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
+            for bucket in range(self.num_buckets - 1, -1, -1):
+                found[(lengths <= self.boundaries[bucket]) & (targets <= self.target_boundaries[bucket])] = bucket
+            return found
         edges: npt.NDArray[Any] = self.boundaries
         if lengths.dtype.kind == "f" and lengths.dtype.itemsize < edges.dtype.itemsize:
             edges = edges.astype(lengths.dtype)
@@ -116,18 +106,6 @@ class BucketTable:
         for start in range(0, lengths.size, _AT_ONCE):
             buckets[start : start + _AT_ONCE] = np.searchsorted(edges, lengths[start : start + _AT_ONCE], side="left")
         return buckets
-
-    def _assign_pairs(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Buckets:
-        boundaries, target_boundaries = self.pairs
-        ends, tops = np.unique(boundaries), np.unique(target_boundaries)
-        # The first bucket not below each pair of boundaries; the last row and column are beyond all of them.
-        first = np.full((ends.size + 1, tops.size + 1), self.num_buckets, dtype=np.min_scalar_type(self.num_buckets))
-        starts = np.searchsorted(boundaries, ends, side="left")
-        stops = np.searchsorted(boundaries, ends, side="right")
-        for row in range(ends.size - 1, -1, -1):
-            own = starts[row] + np.searchsorted(target_boundaries[starts[row] : stops[row]], tops)
-            first[row, :-1] = np.where(own < stops[row], own, first[row + 1, :-1])
-        return cast(Buckets, first[np.searchsorted(ends, lengths), np.searchsorted(tops, targets)])
 
     def extended_to(self, longest: float) -> BucketTable:
         """Return the table, with one bucket more, of batches of one, where `longest` is beyond the last boundary."""
@@ -137,17 +115,13 @@ class BucketTable:
 
     def lower_edges(self, lengths: FloatArray) -> FloatArray:
         """Return the boundary below the bucket of each length: all of its examples are longer than that."""
-        below = np.concatenate(([0.0], self.boundaries[:-1]))
-        return cast(FloatArray, below[np.searchsorted(self.boundaries, lengths)])
+        return cast(FloatArray, np.append(0.0, self.boundaries)[np.searchsorted(self.boundaries, lengths)])
 
     def edges(self, histogram: Histogram) -> IntArray:
-        """Return where the buckets begin and end in the distinct lengths.
-
-        Returns:
-            Shape (buckets + 1,): bucket b holds the distinct lengths edges[b] : edges[b + 1].
+        """Return where the buckets begin and end: bucket b holds the distinct lengths edges[b] : edges[b + 1].
 
         Raises:
-            ValueError: The longest length is beyond the last boundary.
+            ValueError: The longest length is beyond the last boundary, here and in what follows.
         """
         if histogram.lengths[-1] > self.boundaries[-1]:
             raise ValueError(f"length {histogram.lengths[-1]} is beyond the last boundary {self.boundaries[-1]}")
@@ -155,33 +129,20 @@ class BucketTable:
         return cast(IntArray, np.concatenate(([0], ends)).astype(np.int64))
 
     def counts(self, histogram: Histogram) -> IntArray:
-        """Return the number of examples in each bucket, shape (buckets,).
-
-        Raises:
-            ValueError: The longest length is beyond the last boundary.
-        """
+        """Return the number of examples in each bucket, shape (buckets,)."""
         ends = self.edges(histogram)[1:]
         up_to = np.where(ends > 0, histogram.cumulative[ends - 1], 0)
         return np.diff(up_to, prepend=0)
 
     def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
-        """Return the sizes and the longest lengths of the largest batch of each bucket that holds an example.
-
-        Raises:
-            ValueError: The longest length is beyond the last boundary.
-        """
+        """Return the sizes and the longest lengths of the largest batch of each bucket that holds an example."""
         counts = self.counts(histogram)
         used = counts > 0
         longest = histogram.lengths[self.edges(histogram)[1:][used] - 1]
         return np.minimum(self.batch_sizes, counts)[used], longest
 
 
-def numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:
-    """Return an argument as an array.
-
-    Raises:
-        ValueError: It is not one-dimensional, empty, or not numbers.
-    """
+def _numbers(name: str, given: npt.ArrayLike, hint: str = "") -> npt.NDArray[Any]:
     values = np.asarray(given)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"{name} must be one-dimensional and not empty, got shape {values.shape}{hint}")
@@ -201,14 +162,6 @@ def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batc
 
     The division and the cut are SpeechBrain's own, so that the sizes agree in every case of rounding.
 
-    Args:
-        boundaries: Shape (buckets,), positive.
-        max_batch_length: The largest padded length of a batch, in the unit of the boundaries.
-        max_batch_size: The most examples in a batch, or None.
-
-    Returns:
-        Shape (buckets,).
-
     Raises:
         ValueError: `max_batch_length` is not positive and finite, or `max_batch_size` is below 1.
     """
@@ -224,13 +177,10 @@ def batch_sizes_for(boundaries: npt.ArrayLike, max_batch_length: float, max_batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Everything that limits the batch size.
+    """Everything that limits the batch size: max_batch_length, the most examples, and what fits on the device.
 
-    Attributes:
-        max_batch_length: The largest padded length that a batch may have.
-        max_batch_size: The most examples in a batch, or None.
-        frontier: Lengths → the largest batch size that fits on the device, at least 1; None without a probe.
-        measured_up_to: Beyond this length max_batch_length was not measured: there the frontier limits every size.
+    `frontier` gives the largest batch size that fits at each length, at least 1; None without a probe. Beyond
+    `measured_up_to` max_batch_length was not measured: there the frontier limits every size.
     """
 
     max_batch_length: float
@@ -244,19 +194,51 @@ class Limits:
         return ("length",) if self.frontier is None else ("length", "frontier")
 
     def batch_sizes(self, lengths: FloatArray, sizing: Sizing) -> IntArray:
-        """Return the batch size of a bucket that ends at each length.
-
-        Raises:
-            ValueError: `frontier` is asked for without one, or it gave a size below 1.
-        """
+        """Return the batch size of a bucket that ends at each length."""
         if sizing == "length":
             sizes = batch_sizes_for(lengths, self.max_batch_length, self.max_batch_size)
             if self.measured_up_to is None or self.frontier is None:
                 return sizes
             return np.where(lengths > self.measured_up_to, np.minimum(sizes, self.frontier(lengths)), sizes)
-        if self.frontier is None:
-            raise ValueError("sizing by the frontier needs a frontier")
+        assert self.frontier is not None
         sizes = np.asarray(self.frontier(lengths), dtype=np.int64)
-        if sizes.size and sizes.min() < 1:
-            raise ValueError(f"the frontier must be at least 1 everywhere, got {sizes.min()}")
         return sizes if self.max_batch_size is None else np.minimum(sizes, self.max_batch_size)
+
+
+class OverlongError(ValueError):
+    """Examples beyond the last boundary."""
+
+
+def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return the lengths that a user gave as an array; raise ValueError for one that is not positive and finite."""
+    values = _numbers("lengths", lengths, "; for a manifest or a data set there is from_config")
+    for start in range(0, values.size, _AT_ONCE):
+        part = values[start : start + _AT_ONCE]
+        wrong = ~((part > 0) & (part < np.inf))
+        if wrong.any():
+            index = start + int(wrong.argmax())
+            raise ValueError(
+                f"lengths must be positive and finite, but entry {index} is {values[index]}: fix it, or leave the "
+                "example out of the data set"
+            )
+    return values
+
+
+def bucketed(values: npt.NDArray[Any], table: BucketTable, overlong: str) -> tuple[BucketTable, Buckets]:
+    """Return the bucket of each example, and the table, with one bucket more where there are overlong examples.
+
+    Raises:
+        OverlongError: There are overlong examples, and `overlong` is "error".
+    """
+    buckets = table.assign(values)
+    beyond = np.flatnonzero(buckets == table.num_buckets)
+    if beyond.size == 0:
+        return table, buckets
+    if overlong == "error":
+        index, last = int(beyond[0]), float(table.boundaries[-1])
+        raise OverlongError(
+            f"example {index} has the length {values[index]}, beyond the last of bucket_boundaries, {last}; "
+            f"{beyond.size:,} of {values.size:,} examples are. Leave them out of the data set and of the lengths, add "
+            'a boundary, or say overlong="single" for batches of one'
+        )
+    return table.extended_to(float(values[beyond].max())), buckets

@@ -15,21 +15,19 @@ Lhotse itself has buckets by one length only (`SamplingConstraint.select_bucket`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from batchtune.batching.remainders import TIE
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
 ExampleCostsOf = Callable[[FloatArray, FloatArray], FloatArray]
 """(boundaries, target boundaries) → what one example costs in each such bucket, element by element."""
-
-# Sums of the same costs in another order differ by rounding; what differs by less than this is a tie.
-_TIE = 1e-12
 
 # The targets are distinguished this many times finer than one bin's grid: a bin has a small part of them.
 _CELLS_PER_GRID_POINT = 16
@@ -46,56 +44,51 @@ def optimal_table_2d(
 ) -> list[BucketTable]:
     """Return the tables that minimise the cost of all examples, for several bucket counts in one run.
 
-    The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin
-    of a bin ends at the largest target in it, so every example has its bucket, with and without NeMo's strict
-    mode. The table is the best of all those whose
+    The lengths are cut into bins, and each bin's targets into sub-bins, as many as pay there. The last sub-bin of a bin
+    ends at the largest target in it, so every example has its bucket, with and without NeMo's strict mode. The table is
+    the best of all those whose
 
     - length boundaries are among at most `resolution` quantiles of the lengths and the `candidates`,
-    - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the
-      largest of these. (Where there are more than 16·`resolution` distinct targets, quantiles are taken of
-      targets rounded up to so many values.)
+    - target boundaries in each bin are among at most `resolution` quantiles of the bin's own targets, and the largest
+      of these. (Of more than 16·`resolution` distinct targets, quantiles are taken of targets rounded up to so many.)
 
-    Where there are no more distinct values than `resolution`, that is every table there is, whatever the costs.
+    Where there are no more distinct values than `resolution`, that is every table, whatever the costs.
 
-    Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up
-    to its target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number
-    of targets in (v_s, v_t]); the examples up to u_j, in exactly k buckets, f_k(j) = min over i < j and m of
-    f_{k-m}(i) + g_m(largest target of the bin). With E length ends and R = `resolution`, O(K·E²·R²) steps.
+    Two programmes, one in the other: with c(u, v) the cost of one example, the examples of a bin (u_i, u_j] up to its
+    target v_t cost, in exactly m sub-bins, g_m(t) = min over s < t of g_{m-1}(s) + c(u_j, v_t)·(number of targets in
+    (v_s, v_t]); the examples up to u_j, in exactly k buckets, f_k(j) = min over i < j and m of f_{k-m}(i) + g_m(largest
+    target of the bin). With E length ends and R = `resolution`, O(K·E²·R²) steps.
 
-    Where costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table,
-    the result costs no more than that table with the same number of buckets: each of its buckets is a bin with
-    one sub-bin, which ends at the largest target in it, not at the largest of all examples up to that length.
+    Where costs do not fall as a boundary rises, and `candidates` has the boundaries of a one-dimensional table, the
+    result costs no more than that table with the same number of buckets: each of its buckets is a bin with one sub-bin.
 
     Args:
         lengths: Shape (examples,), positive and finite, in any order.
         targets: Shape (examples,), not negative and finite: the target length of the same example.
         costs: What an example costs in a bucket, not negative and finite. Called with two-dimensional arrays.
         num_buckets: The largest number of buckets allowed, at least 1 each.
-        candidates: Shape (any,): more length boundaries to choose from. The longest length not above each
-            takes its place: that holds the same examples.
+        candidates: More length boundaries to choose from; the longest length not above each takes its place.
         resolution: The most quantiles, at least 1.
 
     Returns:
-        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its length
-        boundaries are lengths of examples, its target boundaries are targets of examples, the last length boundary is
-        the longest length. Where fewer buckets cost the same, fewer are given.
+        For each entry of `num_buckets` a table, with batches of one: the sizes are the caller's. Its boundaries are
+        lengths and targets of examples. Where fewer buckets cost the same, fewer are given.
     """
-    ends = _length_ends(lengths, candidates, resolution)
-    bins = _Bins(_Cells.of(lengths, targets, ends, resolution), costs, resolution)
-    most = max(num_buckets)
-    of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
-    least = _solve(of_bins, most)
-    return [_table(bins, of_bins, least, limit) for limit in num_buckets]
-
-
-def _length_ends(lengths: FloatArray, candidates: FloatArray | None, resolution: int) -> FloatArray:
-    """The lengths at which bins may end, ascending, the longest last."""
     ends = _quantiles(lengths, resolution)
-    if candidates is None:
-        return ends
-    distinct = np.unique(lengths)
-    not_above = np.searchsorted(distinct, candidates, side="right") - 1
-    return np.union1d(ends, distinct[not_above[not_above >= 0]])
+    if candidates is not None:
+        distinct = np.unique(lengths)
+        not_above = np.searchsorted(distinct, candidates, side="right") - 1
+        ends = np.union1d(ends, distinct[not_above[not_above >= 0]])
+    bins, most = _Bins.of(lengths, targets, ends, costs, resolution), max(num_buckets)
+    of_bins = [bins.ending_at(end).least(most)[-1] for end in range(1, ends.size + 1)]
+    # Row k: the least cost of the examples up to each end in exactly k buckets.
+    least = np.full((most + 1, ends.size + 1), np.inf)
+    least[0, 0] = 0.0
+    for end, of_bin in enumerate(of_bins, 1):
+        for sub_bins, each in enumerate(of_bin, 1):
+            sums = least[:-sub_bins, :end] + each
+            least[sub_bins:, end] = np.minimum(least[sub_bins:, end], sums.min(axis=1))
+    return [_table(bins, of_bins, least, limit) for limit in num_buckets]
 
 
 def _quantiles(values: FloatArray, most: int) -> FloatArray:
@@ -112,35 +105,8 @@ def _shares(totals: IntArray, parts: int) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cells:
-    """The examples counted by length and target.
-
-    Attributes:
-        ends: Shape (ends,): the lengths at which bins may end.
-        tops: Shape (tops,): targets, ascending, the largest last.
-        counts: Shape (ends + 1, tops): number of examples up to the end before (first row: none) and up to the top.
-        largest: Shape (ends,): the largest target among the lengths from behind the end before up to this end.
-    """
-
-    ends: FloatArray
-    tops: FloatArray
-    counts: IntArray
-    largest: FloatArray
-
-    @classmethod
-    def of(cls, lengths: FloatArray, targets: FloatArray, ends: FloatArray, resolution: int) -> _Cells:
-        tops = _quantiles(targets, _CELLS_PER_GRID_POINT * resolution)
-        rows, columns = np.searchsorted(ends, lengths), np.searchsorted(tops, targets)
-        counts = np.bincount(rows * tops.size + columns, minlength=ends.size * tops.size).reshape(ends.size, -1)
-        counts = np.pad(counts.cumsum(axis=0).cumsum(axis=1), ((1, 0), (0, 0)))
-        largest = np.zeros(ends.size)
-        np.maximum.at(largest, rows, targets)
-        return cls(ends, tops, counts.astype(np.int64), largest)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """The places where the targets of some bins may be cut; all arrays have the shape (cuts, bins).
+class _Cuts:
+    """The places where the targets of some bins may be cut; all arrays have the shape (cuts, bins), contiguous.
 
     Attributes:
         tops: Target boundaries, ascending in each bin; the last is the largest target in the bin.
@@ -173,29 +139,50 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Bins:
-    """Looks up the bins; ends are counted from 1, the end 0 is before the shortest length."""
+    """The examples counted by length and target, and the bins that they make.
 
-    cells: _Cells
+    Ends are counted from 1; the end 0 is before the shortest length.
+
+    Attributes:
+        ends: Shape (ends,): the lengths at which bins may end.
+        tops: Shape (tops,): targets, ascending, the largest last.
+        counts: Shape (ends + 1, tops): number of examples up to the end before (first row: none) and up to the top.
+        largest: Shape (ends,): the largest target among the lengths from behind the end before up to this end.
+    """
+
+    ends: FloatArray
+    tops: FloatArray
+    counts: IntArray
+    largest: FloatArray
     costs: ExampleCostsOf
     resolution: int
 
-    def ending_at(self, end: int, begin: int | None = None) -> _Columns:
+    @classmethod
+    def of(
+        cls, lengths: FloatArray, targets: FloatArray, ends: FloatArray, costs: ExampleCostsOf, resolution: int
+    ) -> _Bins:
+        tops = _quantiles(targets, _CELLS_PER_GRID_POINT * resolution)
+        rows, columns = np.searchsorted(ends, lengths), np.searchsorted(tops, targets)
+        counts = np.bincount(rows * tops.size + columns, minlength=ends.size * tops.size).reshape(ends.size, -1)
+        counts = np.pad(counts.cumsum(axis=0).cumsum(axis=1), ((1, 0), (0, 0)))
+        largest = np.zeros(ends.size)
+        np.maximum.at(largest, rows, targets)
+        return cls(ends, tops, counts.astype(np.int64), largest, costs, resolution)
+
+    def ending_at(self, end: int, begin: int | None = None) -> _Cuts:
         """The bins (u_i, u_end] for i = 0, …, end - 1, or for i = `begin` alone."""
         begins = slice(0, end) if begin is None else slice(begin, begin + 1)
-        up_to = self.cells.counts[end] - self.cells.counts[begins]
-        largest = np.maximum.accumulate(self.cells.largest[:end][::-1])[::-1][begins]
+        up_to = self.counts[end] - self.counts[begins]
+        largest = np.maximum.accumulate(self.largest[:end][::-1])[::-1][begins]
         cuts = _quantile_cells(up_to, self.resolution)
-        below = self.cells.tops[cuts] < largest[:, None]
-        once = np.diff(cuts, axis=1, prepend=-1) > 0
-        tops = _by_cut(self.cells.tops[cuts], largest)
-        counts = _by_cut(np.take_along_axis(up_to, cuts, axis=1), up_to[:, -1])
-        return _Columns(tops, counts, self._costs(end, tops), _by_cut(below & once, np.ones_like(largest, dtype=bool)))
-
-    def _costs(self, end: int, tops: FloatArray) -> FloatArray:
-        return np.asarray(self.costs(np.full_like(tops, self.cells.ends[end - 1]), tops), dtype=np.float64)
+        usable = (self.tops[cuts] < largest[:, None]) & (np.diff(cuts, axis=1, prepend=-1) > 0)
+        tops = _with_last(self.tops[cuts], largest)
+        counts = _with_last(np.take_along_axis(up_to, cuts, axis=1), up_to[:, -1])
+        costs = np.asarray(self.costs(np.full_like(tops, self.ends[end - 1]), tops), dtype=np.float64)
+        return _Cuts(tops, counts, costs, _with_last(usable, np.ones_like(largest, dtype=bool)))
 
 
-def _by_cut(values: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _with_last(values: npt.NDArray[Any], last: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Shape (cuts + 1, bins), contiguous, from shape (bins, cuts) and what the bin's last cut has, shape (bins,)."""
     return np.ascontiguousarray(np.column_stack((values, last)).T)
 
@@ -216,50 +203,21 @@ def _quantile_cells(up_to: IntArray, most: int) -> IntArray:
     return cast(IntArray, found - np.arange(up_to.shape[0])[:, None] * up_to.shape[1])
 
 
-def _solve(of_bins: list[FloatArray], most: int) -> FloatArray:
-    """Shape (most + 1, ends + 1): the least cost of the examples up to each end in exactly that many buckets.
-
-    Args:
-        of_bins: For each end, shape (sub-bins, begins): the least cost of the bin from each begin up to it in
-            exactly 1, 2, … sub-bins.
-        most: The most buckets.
-    """
-    least = np.full((most + 1, len(of_bins) + 1), np.inf)
-    least[0, 0] = 0.0
-    for end, of_bin in enumerate(of_bins, 1):
-        for sub_bins, costs in enumerate(of_bin, 1):
-            sums = least[:-sub_bins, :end] + costs
-            least[sub_bins:, end] = np.minimum(least[sub_bins:, end], sums.min(axis=1))
-    return least
-
-
 def _table(bins: _Bins, of_bins: list[FloatArray], least: FloatArray, most: int) -> BucketTable:
-    """The best table of at most `most` buckets, of as few as cost the same."""
+    """The best table of at most `most` buckets, of as few as cost the same, found from its last bucket on."""
     totals = least[1 : most + 1, -1]
-    buckets = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + _TIE))[0])
-    pairs = np.array(list(_backwards(bins, of_bins, least, buckets))[::-1])
-    return BucketTable(pairs[:, 0].copy(), np.ones(len(pairs), dtype=np.int64), pairs[:, 1].copy())
-
-
-def _backwards(
-    bins: _Bins, of_bins: list[FloatArray], least: FloatArray, buckets: int
-) -> Iterator[tuple[float, float]]:
-    """The pairs of boundaries, from the last to the first."""
-    end = least.shape[1] - 1
+    buckets, end = 1 + int(np.flatnonzero(totals <= totals.min() * (1 + TIE))[0]), least.shape[1] - 1
+    pairs: list[tuple[float, float]] = []
     while end > 0:
-        of_bin = of_bins[end - 1][:buckets]
-        # The very sums that `_solve` compared, so the least of them is the one that it took.
-        sums = [least[buckets - sub_bins, :end] + costs for sub_bins, costs in enumerate(of_bin, 1)]
-        sub_bins, begin = (int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end)))
-        for top in _tops_backwards(bins.ending_at(end, begin), sub_bins + 1):
-            yield float(bins.cells.ends[end - 1]), top
-        end, buckets = begin, buckets - sub_bins - 1
-
-
-def _tops_backwards(columns: _Columns, sub_bins: int) -> Iterator[float]:
-    """The target boundaries of the one bin of `columns`, in so many sub-bins, from the last to the first."""
-    least, cut = columns.least(sub_bins), columns.tops.shape[0] - 1
-    for before in range(sub_bins - 1, -1, -1):
-        yield float(columns.tops[cut, 0])
-        if before:
-            cut = int(np.argmin(least[:cut, before - 1, 0] + columns.last_sub_bin(cut)[:, 0]))
+        # The very sums that were compared, so the least of them is the one that was taken.
+        sums = [least[buckets - sub_bins, :end] + each for sub_bins, each in enumerate(of_bins[end - 1][:buckets], 1)]
+        more, begin = (int(i) for i in np.unravel_index(np.argmin(sums), (len(sums), end)))
+        cuts = bins.ending_at(end, begin)
+        up_to, cut = cuts.least(more + 1), cuts.tops.shape[0] - 1
+        for before in range(more, -1, -1):
+            pairs.append((bins.ends[end - 1], cuts.tops[cut, 0]))
+            if before:
+                cut = int(np.argmin(up_to[:cut, before - 1, 0] + cuts.last_sub_bin(cut)[:, 0]))
+        end, buckets = begin, buckets - more - 1
+    boundaries, target_boundaries = np.array(pairs[::-1]).T.copy()
+    return BucketTable(boundaries, np.ones(len(pairs), dtype=np.int64), target_boundaries)

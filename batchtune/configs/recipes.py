@@ -20,12 +20,7 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A mapping in the file.
-
-    Attributes:
-        chain: The mappings from the document's top to this one.
-        keys: The path of keys that leads to it.
-    """
+    """A mapping in the file: the last of a chain of mappings from the document's top, and the keys that lead there."""
 
     chain: tuple[Node, ...]
     keys: Keys
@@ -45,27 +40,17 @@ def block_at(root: Node, keys: Keys) -> Block | None:
     """Return the mapping at a path of keys; None without one."""
     chain: tuple[Node, ...] = (root,)
     for key in keys:
-        found = chain[-1].get(key)
-        if found is None:
+        if (found := chain[-1].get(key)) is None:
             return None
         chain = (*chain, found)
     return Block(chain, keys) if isinstance(chain[-1].value, dict) else None
 
 
 def training_block(root: Node, name: str, choose: str) -> Block | None:
-    """Find the settings of the sampler that a recipe trains with.
+    """Find the settings of the sampler that a recipe trains with; None without any.
 
-    Args:
-        root: The document.
-        name: What to call it in messages.
-        choose: The option that names one of several, up to its path of keys.
-
-    Returns:
-        Of several blocks the one with `train` in its path, then one that is not named for validation or test; None
-        without any.
-
-    Raises:
-        ResultError: Several are left.
+    Of several blocks it is the one with `train` in its path, then one that is not named for validation or test. If
+    several are left, ResultError names them, and `choose`, the option that names one, up to its path of keys.
     """
     blocks = [block for block in _mappings(root) if not block.settings.keys().isdisjoint(LIMITS)]
     # References start from settings at the top: the block is what the sampler gets.
@@ -94,12 +79,8 @@ def _mappings(root: Node) -> Iterator[Block]:
     waiting = [Block((root,), ())]
     while waiting:
         block = waiting.pop()
-        if id(block.node) in seen:
-            continue
-        seen.add(id(block.node))
-        yield block
-        waiting += [
-            Block((*block.chain, node), (*block.keys, key))
-            for key, node in reversed(block.settings.items())
-            if isinstance(node.value, dict)
-        ]
+        if id(block.node) not in seen:
+            seen.add(id(block.node))
+            yield block
+            inner = [(key, node) for key, node in block.settings.items() if isinstance(node.value, dict)]
+            waiting += [Block((*block.chain, node), (*block.keys, key)) for key, node in reversed(inner)]

@@ -39,12 +39,7 @@ def reference_path(reference: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class References:
-    """Turns nodes into plain values.
-
-    Attributes:
-        root: The whole document, where references point.
-        name: What to call the file in messages.
-    """
+    """Turns nodes of a document, which messages call `name`, into plain values."""
 
     root: Node
     name: str
@@ -53,10 +48,7 @@ class References:
     def plain(self, node: Node, chain: tuple[Node, ...], depth: int = 0) -> Any:
         """Return the value of a node: a number, a word, None, or a list of them.
 
-        Args:
-            node: The value of a key.
-            chain: The mappings from the document's top to the one that holds it.
-            depth: How many references led here.
+        `chain` holds the mappings from the document's top to the one that holds it; `depth` references led here.
 
         Raises:
             ResultError: It is a mapping, a missing value, made by code, or a reference that can't be followed.
@@ -78,15 +70,12 @@ class References:
         if isinstance(value, list):
             # Aliases may name one list thousands of times, and it is read once.
             if id(node) not in self._known:
-                self._known[id(node)] = [self._entry(node, entry, chain, depth) for entry in value]
+                entries = [self.plain(entry, chain, depth + 1) for entry in value]
+                if any(isinstance(inner, list) for entry in entries if isinstance(entry, list) for inner in entry):
+                    raise self._wrong(node, "its lists nest more than two deep")
+                self._known[id(node)] = entries
             return self._known[id(node)]
         return self._interpolated(node, value, chain, depth) if isinstance(value, str) and "${" in value else value
-
-    def _entry(self, node: Node, entry: Node, chain: tuple[Node, ...], depth: int) -> Any:
-        value = self.plain(entry, chain, depth + 1)
-        if isinstance(value, list) and any(isinstance(inner, list) for inner in value):
-            raise self._wrong(node, "its lists nest more than two deep")
-        return value
 
     def _referred(self, node: Node, text: str, depth: int) -> Any:
         """Read `<key>`, `<key[inner]>`, or arithmetic with them, as hyperpyyaml 1.2 reads them."""
@@ -135,8 +124,7 @@ class References:
         """Return the node at these keys, and the mappings from the document's top to the one that holds it."""
         chain, target = start[:-1], start[-1]
         for key in keys:
-            chain = (*chain, target)
-            found = target.get(key)
+            chain, found = (*chain, target), target.get(key)
             if found is None:
                 raise self._wrong(node, f"{shown} points to {key!r}, which does not exist")
             target = found

@@ -97,12 +97,7 @@ def walk(root: Node) -> Iterator[tuple[Keys, Node]]:
 
 
 def read_text(path: Path, name: str, hint: str | None = None) -> str:
-    """Return the text of a small file.
-
-    Args:
-        path: Of the file.
-        name: What to call it in messages.
-        hint: What to give instead.
+    """Return the text of a small file, which messages call `name`; `hint` says what to give instead.
 
     Raises:
         ResultError: It can't be read, is no ordinary file, is larger than 2 MiB, or not UTF-8 text.
@@ -115,11 +110,7 @@ def read_text(path: Path, name: str, hint: str | None = None) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Node:
-    """Parse one YAML document into nodes.
-
-    Args:
-        text: The document.
-        name: What to call it in messages.
+    """Parse one YAML document, which messages call `name`, into nodes.
 
     Raises:
         ResultError: It is not YAML, empty, too large or nested too deeply, has several documents or a repeated key.
@@ -163,27 +154,24 @@ def plain_value(node: Node) -> Any:
     made: dict[int, Any] = {}
 
     def plain(node: Node) -> Any:
-        if not isinstance(node.value, (dict, list)):
-            return node.value
-        if id(node) not in made:
+        if isinstance(node.value, (dict, list)) and id(node) not in made:
             made[id(node)] = None  # an anchor within itself
             if isinstance(node.value, dict):
                 made[id(node)] = {key: plain(value) for key, value in node.value.items()}
             else:
                 made[id(node)] = [plain(value) for value in node.value]
-        return made[id(node)]
+        return made.get(id(node), node.value)
 
     return plain(node)
 
 
 @dataclass(slots=True)
 class _Builder:
-    """Puts the parser's events together; `keys` holds, for each open collection, the key that waits for its value."""
+    """Puts the parser's events together; `open` holds each open collection with the key that waits for its value."""
 
     name: str
     root: Node | None = None
-    open: list[Node] = field(default_factory=list)
-    keys: list[Node | None] = field(default_factory=list)
+    open: list[tuple[Node, Node | None]] = field(default_factory=list)
     anchors: dict[str, Node] = field(default_factory=dict)
     merged: int = 0
 
@@ -196,11 +184,15 @@ class _Builder:
             if isinstance(event, events.CollectionStartEvent):
                 if len(self.open) >= DEEPEST:
                     raise self._wrong(node, f"nests more than {DEEPEST} levels deep")
-                self.open.append(node)
-                self.keys.append(None)
+                self.open.append((node, None))
         elif isinstance(event, events.CollectionEndEvent):
-            self.keys.pop()
-            self._close(self.open.pop(), int(event.end_mark.index))
+            node, _ = self.open.pop()
+            if node.style == "flow":
+                node.end = int(event.end_mark.index)
+            elif node.pieces:
+                node.end = max(piece.end for piece in node.pieces[-1] if piece is not None)
+            if isinstance(node.value, dict) and "<<" in node.value:
+                self._merge(node.value.pop("<<"), node.value)
         elif isinstance(event, events.DocumentStartEvent) and self.root is not None:
             raise ResultError(f"{self.name} holds more than one document", "Give a file with one.")
 
@@ -233,27 +225,19 @@ class _Builder:
         if not self.open:
             self.root = node
             return
-        parent, key, found = self.open[-1], self.keys[-1], node.target or node
+        (parent, key), found = self.open[-1], node.target or node
+        if isinstance(parent.value, dict) and key is None:
+            self.open[-1] = (parent, node)
+            return
+        parent.pieces.append((key, node))
         if isinstance(parent.value, list):
-            parent.pieces.append((None, node))
             parent.value.append(found)
-        elif key is None:
-            self.keys[-1] = node
-        elif isinstance(parent.value, dict):
+        elif isinstance(parent.value, dict) and key is not None:
             name = printable(key.text) if key.is_scalar else ""
             if name in parent.value and name != "":
                 raise self._wrong(key, f"has the key {shortened(name)} a second time", "Keep the one that counts.")
-            parent.pieces.append((key, node))
             parent.value[name] = found
-            self.keys[-1] = None
-
-    def _close(self, node: Node, end: int) -> None:
-        if node.style == "flow":
-            node.end = end
-        elif node.pieces:
-            node.end = max(piece.end for piece in node.pieces[-1] if piece is not None)
-        if isinstance(node.value, dict) and "<<" in node.value:
-            self._merge(node.value.pop("<<"), node.value)
+            self.open[-1] = (parent, None)
 
     def _merge(self, given: Node, into: dict[str, Node]) -> None:
         """Add what `<<` names; a mapping's own keys go before, then the first named."""

@@ -19,20 +19,13 @@ _MODULES = {
     "lhotse": "lhotse",
     "espnet": "espnet",
     "fairseq": "fairseq",
-    "transformers": "trainers",
-    "accelerate": "trainers",
-    "lightning": "trainers",
-    "pytorch": "trainers",
+    **dict.fromkeys(("transformers", "accelerate", "lightning", "pytorch"), "trainers"),
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 
 
 def export_of(name: str) -> Export:
-    """Return the export for a framework.
-
-    Raises:
-        UsageError: There is none of that name.
-    """
+    """Return the export for a framework; raise UsageError if the name is unknown."""
     if name not in _MODULES:
         known = f"Known ones: {', '.join(FRAMEWORKS)}."
         raise UsageError(f"{shortened(name)} is no framework that batchtune exports to", known)

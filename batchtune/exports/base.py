@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Row, Sweep
+from batchtune.results import Probe, Row, Sweep, have_times
 from batchtune.units import counted, format_number, format_seconds
 
 
@@ -25,14 +26,8 @@ class Tuned:
     config: str = "batchtune-run/sampler.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class Patched:
-    """A patched file.
-
-    Attributes:
-        text: The new text; the same where the file holds these numbers already.
-        notes: Full sentences that the user should read.
-    """
+class Patched(NamedTuple):
+    """A patched file: its new text, the same if it holds these numbers already, and full sentences for the user."""
 
     text: str
     notes: tuple[str, ...]
@@ -59,14 +54,10 @@ class Export:
     patch: Callable[..., Patched] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """The row that an export writes.
+class Chosen(NamedTuple):
+    """The row that an export writes, the best that the framework can express.
 
-    Attributes:
-        row: The best that the framework can express.
-        remarks: Sentences without a full stop, for comments: which row was taken instead of the recommended one, and
-            what that costs. Empty where the framework can express the recommended one.
+    `remarks`, sentences without a full stop, say which row it is instead of the recommended one, and what that costs.
     """
 
     row: Row
@@ -74,11 +65,7 @@ class Chosen:
 
 
 def recommended_row(sweep: Sweep) -> Row:
-    """Return the row that the sweep recommends.
-
-    Raises:
-        ResultError: It recommends nothing.
-    """
+    """Return the row that the sweep recommends; raise ResultError if it recommends nothing."""
     if sweep.recommended_row is None:
         raise ResultError(
             f"The sweep recommends no bucket table: {sweep.reason}",
@@ -93,45 +80,36 @@ def choose_row(
     """Choose the recommended row if the framework can express it; else the best that it can.
 
     The best is one whose batch sizes are all proven, if there is one; then that with the lowest estimated time
-    (number of batches, where a time is unknown), then the fewest buckets.
-
-    Args:
-        sweep: The sweep.
-        framework: Its name, for remarks.
-        expresses: Whether the framework can express a row.
-        why: Why it can't express others, "SpeechBrain derives batch sizes from max_batch_length".
+    (number of batches, where a time is unknown), then the fewest buckets. `why` says why the framework can't express
+    others: "SpeechBrain derives batch sizes from max_batch_length".
 
     Raises:
         ResultError: The sweep recommends nothing, or holds no row that the framework can express.
     """
     recommended = recommended_row(sweep)
     if expresses(recommended):
-        return Chosen(row=recommended)
+        return Chosen(recommended)
     rows = [row for row in sweep.rows if expresses(row)]
     if not rows:
         raise ResultError(
             f"The sweep holds no row that {framework} can express: {why}",
             "Sweep again with all strategies, without --strategy.",
         )
-    timed = all(row.estimated_epoch_seconds is not None for row in sweep.rows)
+    timed = have_times(sweep.rows)
 
     def cost(row: Row) -> float:
         return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
 
+    def described(row: Row) -> str:
+        sized = " sized by the frontier" if row.sizing == "frontier" else ""
+        time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
+        buckets = counted(len(row.boundaries), "bucket")
+        return f"{row.strategy} with {buckets}{sized} ({format_number(row.batches)} batches{time})"
+
     row = min(rows, key=lambda row: (bool(row.unproven), cost(row), len(row.boundaries)))
     more = cost(row) / cost(recommended) - 1 if cost(recommended) else 0.0
     remark = (
-        f"batchtune recommends {_name(recommended)}, which {framework} can't express: {why}; "
-        f"this is {_name(row)}, {abs(more):.1%} {'more' if more >= 0 else 'less'}"
+        f"batchtune recommends {described(recommended)}, which {framework} can't express: {why}; "
+        f"this is {described(row)}, {abs(more):.1%} {'more' if more >= 0 else 'less'}"
     )
-    return Chosen(row=row, remarks=(remark,))
-
-
-def _name(row: Row) -> str:
-    """`optimal with 13 buckets sized by the frontier (634 batches, 10 min an epoch)`."""
-    sized = " sized by the frontier" if row.sizing == "frontier" else ""
-    time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
-    return (
-        f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}{sized} ({format_number(row.batches)} "
-        f"batches{time})"
-    )
+    return Chosen(row, (remark,))

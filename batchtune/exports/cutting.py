@@ -19,36 +19,25 @@ AUDIO_UNITS: dict[str | None, float] = {"s": SAMPLE_RATE, "ms": SAMPLE_RATE / 10
 def what_runs(tuned: Tuned, toolkit: str, batch_size_at: Callable[[float], float]) -> Iterator[str]:
     """Yield what was tuned, and what the toolkit makes of it instead of a bucket table.
 
-    Args:
-        tuned: The run.
-        toolkit: Its name.
-        batch_size_at: Length → how many examples of it are a batch.
+    `batch_size_at` says of a length how many examples of it are a batch.
 
     Raises:
         ResultError: The sweep recommends nothing, or has no row with batch sizes from max_batch_length.
     """
-    sweep = tuned.sweep
+    sweep, probe = tuned.sweep, tuned.probe
     why = f"{toolkit} knows no bucket table, only a limit for a batch"
     chosen = choose_row(sweep, toolkit, lambda row: row.sizing == "length", why)
     yield about_data(sweep)
     yield f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}"
     yield from chosen.remarks
-    yield from _beyond_measured(tuned)
-    yield from padded_remark(sweep, toolkit)
-    about = about_batches(sweep, batch_size_at)
-    yield (
-        f"{toolkit} does not run it: it sorts the examples by length and cuts the list into batches"
-        + (f", about {about} an epoch" if about else "")
-    )
-    yield "The same examples are together in every epoch; only the order of the batches is shuffled"
-
-
-def _beyond_measured(tuned: Tuned) -> Iterator[str]:
-    """Warn of a max_batch_length above the one that was measured to fit."""
-    sweep, probe = tuned.sweep, tuned.probe
     if probe is not None and sweep.max_batch_length > probe.max_batch_length * (1 + 1e-9):
         used, fits = (format_length(one.max_batch_length, sweep.lengths.unit) for one in (sweep, probe))
         yield f"max_batch_length {used} is more than the {fits} that was measured to fit: batches may run out of memory"
+    yield from padded_remark(sweep, toolkit)
+    about = about_batches(sweep, batch_size_at)
+    epoch = f", about {about} an epoch" if about else ""
+    yield f"{toolkit} does not run it: it sorts the examples by length and cuts the list into batches{epoch}"
+    yield "The same examples are together in every epoch; only the order of the batches is shuffled"
 
 
 def at_most(length: float, scale: float) -> int:
@@ -64,22 +53,15 @@ def at_least(length: float, scale: float) -> int:
 def counting_remark(unit: str | None, what: str) -> str:
     """Say what a toolkit's setting counts, and what to do where the data differ."""
     if unit in ("s", "ms"):
-        return (
-            f"{what} counts audio samples, here at {SAMPLE_RATE:,} a second: at another rate multiply by rate / "
-            f"{SAMPLE_RATE:,}"
-        )
+        rate = f"{SAMPLE_RATE:,}"
+        return f"{what} counts audio samples, here at {rate} a second: at another rate multiply by rate / {rate}"
     if unit in ("samples", "frames", "tokens"):
         return f"{what} counts {unit}, as the lengths do"
     return f"{what} is in the unit of the lengths, {unit or 'which is unknown'}: multiply by what one is in the toolkit"
 
 
 def about_batches(sweep: Sweep, batch_size_at: Callable[[float], float]) -> str | None:
-    """Estimate the batches of an epoch if examples are sorted and cut; None if the sweep has no quantiles.
-
-    Args:
-        sweep: Its quantiles stand for the lengths.
-        batch_size_at: Length → how many examples of it are a batch.
-    """
+    """Estimate the batches of an epoch if examples are sorted and cut; None if the sweep has no quantiles."""
     if len(sweep.quantiles) < 2:
         return None
     middles = [(low + high) / 2 for low, high in pairwise(sweep.quantiles)]

@@ -9,11 +9,10 @@ from itertools import pairwise
 
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.cutting import AUDIO_UNITS, SAMPLE_RATE, about_batches, at_least, counting_remark, what_runs
-from batchtune.exports.text import LengthLimits, commented, number
+from batchtune.exports.text import LengthLimits, from_template, number
 from batchtune.results import Sweep
 from batchtune.units import counted, format_length
 
-_NAME = "ESPnet"
 # A hint that costs a thousandth of the examples is worth a line only where it saves more than so much.
 _WORTH_TELLING = 1.05
 
@@ -32,8 +31,7 @@ def batch_bins(sweep: Sweep, *, scale: float = 1.0, up_to: float = math.inf) -> 
     not among the C - 1 shortest lengths: no batch goes on after its C-th example.
 
     Args:
-        sweep: With quantiles, these bound it. Without (older files), lengths are taken to be dense: an example is at
-            most the longest.
+        sweep: With quantiles, these bound it. Without (older files), lengths are taken to be dense.
         scale: What one of the lengths' unit is in ESPnet's.
         up_to: Only for examples up to this length, for data sets without the longer ones.
 
@@ -58,80 +56,50 @@ def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
 
     The second is among the r shortest examples.
     """
-    filled = [(bin.from_, bin.to) for bin in sweep.histogram if bin.count]
-    filled = filled or [(0.0, sweep.lengths.max)]
-    starts, ends = [start for start, _ in filled], [end for _, end in filled]
+    filled = [bin for bin in sweep.histogram if bin.count]
+    starts, ends = [bin.from_ for bin in filled] or [0.0], [bin.to for bin in filled] or [sweep.lengths.max]
     steps = len(sweep.quantiles) - 1
     for index, (low, high) in enumerate(pairwise(sweep.quantiles)):
         rank = math.ceil((index + 1) * sweep.lengths.count / steps)
         if low == high:
             yield low, high, rank
             continue
-        places = range(bisect_left(ends, low), bisect_left(starts, high))
-        for place in places:
-            following = ends[min(place + 1, len(ends) - 1)]
-            yield max(low, starts[place]), min(high, following), rank
-        if not places:  # a damaged histogram
+        first, last = bisect_left(ends, low), bisect_left(starts, high)
+        if first >= last:  # a damaged histogram
             yield low, high, rank
+        for place in range(first, last):
+            yield max(low, starts[place]), min(high, ends[min(place + 1, len(ends) - 1)]), rank
 
 
 def render(tuned: Tuned) -> str:
-    """Return the config fragment.
-
-    Raises:
-        ResultError: The sweep recommends nothing.
-    """
-    sweep = tuned.sweep
-    unit = sweep.lengths.unit
+    """Return the config fragment; raise ResultError if the sweep recommends nothing."""
+    sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
     bins = batch_bins(sweep, scale=scale)
-    active, other = ("numel", "length") if unit in AUDIO_UNITS else ("length", "numel")
-    head = [
-        f"{_NAME}: for the training config, or as the flags --batch_type and --batch_bins",
-        *what_runs(tuned, _NAME, lambda length: bins // (length * scale) + 1),
-        *_limits(sweep, bins, scale),
-        *_leaving_out(sweep, scale),
-        counting_remark(unit, "batch_bins"),
-        "ESPnet deals each batch to the GPUs: multiply batch_bins by their number; the last batches may then hold one "
-        "example more",
-    ]
-    return "".join(
-        [
-            commented(head),
-            f"batch_type: {active}\nbatch_bins: {bins}\n",
-            "\n",
-            commented([_COUNTS[active]]),
-            f"# batch_type: {other}\n# batch_bins: {bins}\n",
-            "#\n",
-            commented([_FOLDED]),
-            f"# batch_type: folded\n# batch_size: {max(1, int(sweep.max_batch_length / sweep.lengths.max))}\n",
-            f"# fold_length: [{at_least(sweep.lengths.max, scale)}, 1000000]\n",
-        ]
+    return from_template(
+        "espnet.yaml.j2",
+        runs=what_runs(tuned, "ESPnet", lambda length: bins // (length * scale) + 1),
+        limit=_limits(sweep, bins, scale),
+        left_out=_leaving_out(sweep, scale),
+        counting=counting_remark(unit, "batch_bins"),
+        audio=unit in AUDIO_UNITS,
+        bins=bins,
+        batch_size=max(1, int(sweep.max_batch_length / sweep.lengths.max)),
+        fold_length=at_least(sweep.lengths.max, scale),
     )
-
-
-_FOLDED = (
-    "Or a fixed batch size of similar lengths, the largest for which the longest examples fit; one fold_length for "
-    "each shape file, in their order"
-)
-_COUNTS = {
-    "numel": "numel counts length × dimension of every shape file: also tokens × vocabulary of the text, which makes "
-    "batches smaller. length counts lengths alone, of audio and text",
-    "length": "length counts lengths alone, of every shape file. numel counts length × dimension: multiply batch_bins "
-    "by the features' (80 for 80 mel bands)",
-}
 
 
 def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
     """Explain why batch_bins is below max_batch_length, and how it could be larger."""
-    limit, cap = format_length(sweep.max_batch_length, sweep.lengths.unit), sweep.settings.get("max_batch_size")
+    unit, cap = sweep.lengths.unit, sweep.settings.get("max_batch_size")
+    capped = f", or holds more than {counted(cap, 'example')} (--max-batch-size)" if cap else ""
     yield (
-        f"ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds {limit}"
-        + (f", or holds more than {counted(cap, 'example')} (--max-batch-size)" if cap else "")
-        + f", it is {bins / (sweep.max_batch_length * scale):.1%} of that"
+        "ESPnet ends a batch with the example that exceeds batch_bins; so that none exceeds "
+        f"{format_length(sweep.max_batch_length, unit)}{capped}, it is "
+        f"{bins / (sweep.max_batch_length * scale):.1%} of that"
     )
     if sweep.lengths.max > sweep.max_batch_length:
-        longest = format_length(sweep.lengths.max, sweep.lengths.unit)
+        longest = format_length(sweep.lengths.max, unit)
         yield f"The longest example, {longest}, exceeds it by itself: leave out what does"
     if len(sweep.quantiles) < 2:
         yield "The sweep, of an older batchtune, does not hold what is needed to prove that: sweep again"
@@ -141,8 +109,8 @@ def _limits(sweep: Sweep, bins: int, scale: float) -> Iterator[str]:
     if larger > _WORTH_TELLING * bins:
         about = about_batches(sweep, lambda length: larger // (length * scale) + 1)
         yield (
-            f"Without the few examples longer than {format_length(cut, sweep.lengths.unit)}, batch_bins: {larger} "
-            f"would be as safe, with about {about} batches"
+            f"Without the few examples longer than {format_length(cut, unit)}, batch_bins: {larger} would be as safe, "
+            f"with about {about} batches"
         )
 
 
@@ -172,4 +140,4 @@ def _leaving_out(sweep: Sweep, scale: float) -> Iterator[str]:
     )
 
 
-EXPORTS = (Export(name="espnet", title=_NAME, file="batchtune_espnet.yaml", render=render),)
+EXPORTS = (Export(name="espnet", title="ESPnet", file="batchtune_espnet.yaml", render=render),)

@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Export, Tuned, recommended_row
-from batchtune.exports.text import (
-    LengthLimits,
-    about_data,
-    about_row,
-    broken,
-    commented,
-    flow_list,
-    one_line,
-    padded_remark,
-)
+from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, one_line, padded_remark
 from batchtune.results import Row, Sweep
 from batchtune.units import format_number
 
-# Lhotse's own default.
-_BUFFER = 20_000
-
 # Unit → what a cut calls it, where Lhotse is not to measure seconds.
 _MEASURES = {"samples": "num_samples", "frames": "num_frames"}
-
-_IMPORTS = """\
-import sys
-
-from lhotse import CutSet
-from lhotse.dataset.sampling import DynamicBucketingSampler
-from lhotse.dataset.sampling.dynamic_bucketing import FixedBucketBatchSizeConstraint
-
-"""
-_MEASURE = '''
-
-class BatchSizes(FixedBucketBatchSizeConstraint):
-    """Measures cuts in @UNIT@, as the boundaries are."""
-
-    def measure_length(self, example):
-        return example.@MEASURE@
-'''
-_KEEP = '''
-
-def is_kept(cut):
-    """Whether a cut is one of those that were tuned with, by its length."""
-    return @CONDITION@
-'''
-_CODE = '''
-
-def make_sampler(cuts, **options):
-    """Batches of the recommended sizes; options such as `rank` and `world_size` are the sampler's own."""
-    constraint = @CLASS@(max_seq_len_buckets=BOUNDARIES, batch_sizes=BATCH_SIZES)
-    chosen = {"shuffle": True, "drop_last": False, "seed": @SEED@, "buffer_size": BUFFER_SIZE, **options}
-    return DynamicBucketingSampler(@CUTS@, constraint=constraint, duration_bins=BOUNDARIES, **chosen)
-
-
-if __name__ == "__main__":  # python THIS_FILE cuts.jsonl.gz: counts the batches of an epoch
-    print(sum(1 for _ in make_sampler(CutSet.from_jsonl_lazy(sys.argv[1]))))
-'''
 
 
 def covering_row(sweep: Sweep) -> Row:
@@ -83,18 +36,24 @@ def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> lis
     Raises:
         ResultError: The unit is neither seconds nor milliseconds.
     """
-    if unit in ("s", None):
-        return list(values)
-    if unit == "ms":
-        return [value / 1000 for value in values]
-    what = "at a rate that the sweep does not know" if unit in _MEASURES else "which are no time"
-    remedy = (
-        "Sweep again with lengths in seconds: --length-scale 1/16000 --unit s for samples at 16 kHz, 0.01 for frames "
-        "of 10 ms."
-        if unit in _MEASURES
-        else "Sweep again with lengths in seconds (--length-key, --unit s)."
+    if unit in ("s", "ms", None):
+        return [value / 1000 for value in values] if unit == "ms" else list(values)
+    what, how = "which are no time", "(--length-key, --unit s)."
+    if unit in _MEASURES:
+        what = "at a rate that the sweep does not know"
+        how = "--length-scale 1/16000 --unit s for samples at 16 kHz, 0.01 for frames of 10 ms."
+    raise ResultError(
+        f"{framework} counts seconds, but the lengths count {one_line(unit)[:40]}, {what}",
+        f"Sweep again with lengths in seconds{':' if unit in _MEASURES else ''} {how}",
     )
-    raise ResultError(f"{framework} counts seconds, but the lengths count {one_line(unit)[:40]}, {what}", remedy)
+
+
+def unit_remark(sweep: Sweep, edges: str, framework: str) -> Iterator[str]:
+    """Yield what the edges of buckets count in a framework that counts seconds."""
+    if sweep.lengths.unit == "ms":
+        yield f"{edges} are in seconds, as {framework} counts them; the lengths counted milliseconds"
+    if sweep.lengths.unit is None:
+        yield f"The unit of the lengths is not known: they are taken to be seconds, as {framework} counts them"
 
 
 def least_buffer(batch_sizes: Sequence[int]) -> int:
@@ -120,52 +79,26 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: Nothing is recommended, or Lhotse can't measure cuts in the unit of the lengths.
     """
-    sweep = tuned.sweep
-    unit = sweep.lengths.unit
-    row = covering_row(sweep)
-    measure = _MEASURES.get(unit or "")
+    sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
+    row, measure = covering_row(sweep), _MEASURES.get(unit or "")
     boundaries = row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse")
-    sizes = row.batch_sizes
     limits = LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0])
-    condition = limits.condition(f"cut.{measure or 'duration'}")
-    code = _CODE.replace("@CUTS@", "cuts.filter(is_kept)" if limits else "cuts")
-    code = (_KEEP.replace("@CONDITION@", condition) if limits else "") + code
-    code = code if measure is None else _MEASURE.replace("@UNIT@", str(unit)).replace("@MEASURE@", measure) + code
-    code = code.replace("@CLASS@", "BatchSizes" if measure else "FixedBucketBatchSizeConstraint")
-    return "".join(
-        [
-            commented(_remarks(sweep, row, limits)),
-            _IMPORTS,
-            broken(f"BOUNDARIES = {flow_list(boundaries)}"),
-            broken(f"BATCH_SIZES = {flow_list(sizes)}"),
-            f"BUFFER_SIZE = {max(_BUFFER, least_buffer(sizes))}\n",
-            code.replace("@SEED@", str(sweep.settings.get("seed", 0))),
-        ]
+    return from_template(
+        "lhotse.py.j2",
+        about_row=about_row(row, sweep),
+        about_data=about_data(sweep),
+        units=unit_remark(sweep, "Boundaries", "Lhotse"),
+        padded=padded_remark(sweep, "Lhotse"),
+        two_dimensional=bool(sweep.two_dimensional),
+        boundaries=boundaries,
+        batch_sizes=row.batch_sizes,
+        buffer=least_buffer(row.batch_sizes),
+        unit=unit,
+        measure=measure,
+        constraint="BatchSizes" if measure else "FixedBucketBatchSizeConstraint",
+        limits=limits,
+        seed=sweep.settings.get("seed", 0),
     )
-
-
-def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
-    yield f"Lhotse's DynamicBucketingSampler: {about_row(row, sweep)}"
-    yield about_data(sweep)
-    if sweep.lengths.unit == "ms":
-        yield "Boundaries are in seconds, as Lhotse counts them; the lengths counted milliseconds"
-    if sweep.lengths.unit is None:
-        yield "The unit of the lengths is not known: they are taken to be seconds, as Lhotse counts them"
-    yield (
-        f"With a buffer of at least {least_buffer(row.batch_sizes):,} cuts, every batch but the last of its bucket is "
-        "full. A larger one shuffles better"
-    )
-    yield from limits.left_out
-    if limits:
-        yield "cuts.filter leaves them out here, too. Any other cut longer than the last boundary stops Lhotse"
-    else:
-        yield (
-            "A cut longer than the last boundary stops Lhotse with an error: filter such cuts out before, with "
-            "cuts.filter"
-        )
-    yield from padded_remark(sweep, "Lhotse")
-    if sweep.two_dimensional:
-        yield "The tables over length and target length in the sweep can't be expressed; NeMo's sampler can"
 
 
 EXPORTS = (Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render),)

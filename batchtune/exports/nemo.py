@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer
+from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer, unit_remark
 from batchtune.exports.text import (
     LengthLimits,
     about_data,
     about_row,
     broken,
-    commented,
     flow_list,
+    from_template,
     number,
     padded_remark,
 )
-from batchtune.results import Probe, Row, Sweep, unproven_sizes
+from batchtune.results import Probe, Sweep, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
 _BUFFER = 10_000
 # A limit that Lhotse can express must give the longest examples this share of their proven batch size.
 _USED = 0.5
-_INDENT = "    "
 
 
 def render(tuned: Tuned) -> str:
@@ -46,74 +45,34 @@ def render(tuned: Tuned) -> str:
     bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
     limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
     longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
-    sizes = _fillable(row, sweep)
-    settings = [
-        "use_lhotse: true",
-        "batch_size: null",
-        "batch_duration: null",
-        "use_bucketing: true",
-        f"num_buckets: {len(bins)}",
-        f"bucket_duration_bins: {flow_list(bins)}",
-        f"bucket_batch_size: {flow_list(sizes)}",
-        f"bucket_buffer_size: {max(_BUFFER, least_buffer(sizes))}",
-        *([] if limits.shortest is None else [f"min_duration: {number(limits.shortest)}"]),
-        f"max_duration: {number(longest)}",
-        "shuffle: true",
-        "drop_last: false",
-    ]
-    return "".join(
-        [
-            commented(_remarks(sweep, row, limits)),
-            "model:\n  train_ds:\n",
-            *(broken(f"{_INDENT}{line}") for line in settings),
-            *_duration_alternative(tuned, row, bins),
-            *_two_dimensional_alternative(sweep),
-        ]
+    sizes = row.batch_sizes
+    # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
+    if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
+        sizes = [max(1, min(size, use.examples)) for size, use in zip(sizes, sweep.buckets, strict=True)]
+    filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
+    return from_template(
+        "nemo.yaml.j2",
+        about_row=about_row(row, sweep),
+        about_data=about_data(sweep),
+        limits=limits,
+        filters=[name for name, limit in filters if limit is not None],
+        units=unit_remark(sweep, "Bins", "NeMo"),
+        padded=padded_remark(sweep, "NeMo"),
+        buffer=least_buffer(row.batch_sizes),
+        buffer_size=max(_BUFFER, least_buffer(sizes)),
+        bins=bins,
+        sizes=sizes,
+        longest=longest,
+        probed=tuned.probe is not None,
+        limit=None if tuned.probe is None else duration_limit(tuned.probe, row.boundaries),
+        joint=_two_dimensional(sweep),
     )
 
 
-def _fillable(row: Row, sweep: Sweep) -> list[int]:
-    """Return sizes that a bucket can fill: NeMo, which repeats the data, would fill larger ones, which were not run."""
-    if row is not sweep.recommended_row or len(sweep.buckets) != len(row.batch_sizes):
-        return row.batch_sizes
-    return [max(1, min(size, use.examples)) for size, use in zip(row.batch_sizes, sweep.buckets, strict=True)]
+class DurationLimit(NamedTuple):
+    """Lhotse's limit for a batch whose examples cost more than in proportion to their length, in seconds.
 
-
-def _remarks(sweep: Sweep, row: Row, limits: LengthLimits) -> Iterable[str]:
-    yield f"NeMo, model.train_ds: {about_row(row, sweep)}"
-    yield about_data(sweep)
-    yield from limits.left_out
-    if limits:
-        names = [("min_duration", limits.shortest), ("max_duration", limits.longest)]
-        set_here = [name for name, limit in names if limit is not None]
-        yield f"{' and '.join(set_here)} {'leaves' if len(set_here) == 1 else 'leave'} them out here, too"
-    if sweep.lengths.unit == "ms":
-        yield "Bins are in seconds, as NeMo counts them; the lengths counted milliseconds"
-    if sweep.lengths.unit is None:
-        yield "The unit of the lengths is not known: they are taken to be seconds, as NeMo counts them"
-    yield (
-        "NeMo drops what is longer than the last bin or max_duration. What changes durations (perturb_speed, "
-        "concatenate_samples, pad_min_duration) moves examples to other bins"
-    )
-    yield (
-        "batch_duration, quadratic_duration and batch_size do nothing beside bucket_batch_size. To keep a batch_size "
-        "of your own as the most examples in a batch, sweep with it: --max-batch-size"
-    )
-    yield (
-        f"NeMo repeats the data without end unless force_finite is true. Until they end, every batch is full with "
-        f"bucket_buffer_size at least {least_buffer(row.batch_sizes):,}"
-    )
-    yield from padded_remark(sweep, "NeMo")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurationLimit:
-    """Lhotse's limit for a batch whose examples cost more than in proportion to their length.
-
-    Attributes:
-        batch_size: The most examples, C.
-        batch_duration: D, in seconds.
-        quadratic_duration: Q, in seconds; None where memory grows in proportion to the length.
+    They are called C, D and Q below; without Q memory grows in proportion to the length.
     """
 
     batch_size: int
@@ -144,28 +103,18 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     Source: `lhotse.dataset.sampling.base.TimeConstraint` and `.dynamic.DurationBatcher`, Lhotse 1.33; NeMo 3.0.0 gives
     it `batch_size` as `max_cuts`.
 
-    Args:
-        probe: Its frontier counts; that of an older batchtune proves nothing.
-        boundaries: Of the buckets, in the unit of the lengths; the last is at least the longest.
-
     Returns:
-        None where sizes are not proven at all lengths, without a model that grows with the length, where it depends on
-        target lengths, or where the longest examples would get less than half of what is proven.
+        None where sizes are not proven at all lengths, as by an older batchtune, without a model that grows with the
+        length, where it depends on target lengths, or where the longest examples would get less than half of what is
+        proven.
 
     Raises:
         ResultError: The lengths can't be turned into seconds.
     """
     model = probe.models.peak_bytes
-    if (
-        model is None
-        or model.target_linear
-        or model.target_quadratic
-        or model.cross
-        or not model.linear > 0
-        or model.quadratic < 0
-    ):
+    if model is None or model.target_linear or model.target_quadratic or model.cross or not model.linear > 0:
         return None
-    if not probe.is_proven or not probe.frontier:
+    if model.quadratic < 0 or not probe.is_proven or not probe.frontier:
         return None
     (second,) = in_seconds([1.0], probe.lengths.unit, "NeMo")
     quadratic = None
@@ -178,12 +127,8 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     counted = [_counted(second * end, quadratic) for end in ends.tolist()]
     most, *others = proven.tolist()
     limits = [(size + 1) * start * (1 - 1e-9) for start, size in zip(counted, others, strict=False) if size < most]
-    limit = DurationLimit(
-        batch_size=most,
-        # Where all buckets have one size, that alone is the limit.
-        batch_duration=_rounded_down(min([*limits, (most + 1) * counted[-1]])),
-        quadratic_duration=quadratic,
-    )
+    # Where all buckets have one size, that alone is the limit.
+    limit = DurationLimit(most, _rounded_down(min([*limits, (most + 1) * counted[-1]])), quadratic)
     return limit if limit.fitting(second * probe.lengths.max) >= _USED * proven[-1] else None
 
 
@@ -199,49 +144,19 @@ def _rounded_down(value: float) -> float:
     return min(value, round(math.floor(value / step) * step, max(0, digits)))
 
 
-def _duration_alternative(tuned: Tuned, row: Row, bins: Sequence[float]) -> Iterable[str]:
-    if tuned.probe is None:
-        return
-    limit = duration_limit(tuned.probe, row.boundaries)
-    yield "\n"
-    if limit is None:
-        yield commented(
-            [
-                "batch_duration with quadratic_duration can't be derived here: it needs batch sizes that are proven at "
-                "all lengths, and a memory model that grows with the length alone, and hardly with the number of "
-                "examples"
-            ],
-            indent=_INDENT,
-        )
-        return
-    yield commented(
-        [
-            "Or, with a limit in place of a batch size for each bucket. By the probe's memory model an example of L "
-            "seconds takes memory in proportion to L + L² / quadratic_duration. Lhotse lets a batch's last example "
-            "exceed batch_duration, where that is the longest: with these bins and this batch_size every batch is "
-            "still no larger than one that was run. That costs memory: the longest examples come in batches of "
-            f"{limit.fitting(bins[-1]):,}. How many batches an epoch has was not counted"
-        ],
-        indent=_INDENT,
-    )
-    yield f"{_INDENT}# bucket_batch_size: null\n"
-    yield f"{_INDENT}# batch_size: {limit.batch_size}\n"
-    yield f"{_INDENT}# batch_duration: {number(limit.batch_duration)}\n"
-    quadratic = "null" if limit.quadratic_duration is None else number(limit.quadratic_duration)
-    yield f"{_INDENT}# quadratic_duration: {quadratic}\n"
-
-
-def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
+def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
+    """Describe the best table over length and target length; None without any."""
     if not sweep.two_dimensional:
-        return
+        return None
     timed = all(row.estimated_epoch_seconds is not None for row in sweep.two_dimensional)
     row = min(
         sweep.two_dimensional,
         key=lambda row: (row.estimated_epoch_seconds if timed else row.batches, len(row.buckets)),
     )
-    seconds, others, instead = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds, ""
+    seconds, others = row.estimated_epoch_seconds, row.one_dimensional_epoch_seconds
+    instead = format_number(row.one_dimensional_batches)
     if seconds is not None and others is not None:
-        instead = f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
+        instead += f" ({format_seconds(seconds)} instead of {format_seconds(others)})"
     sizes = unproven_sizes(row)
     proof = "Whether these batches fit was not measured" if sizes is None else f"Of these, {sizes}"
     if row.unproven == 0:
@@ -250,18 +165,7 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
     pairs = ", ".join(
         f"[{number(duration)}, {number(tokens)}]" for duration, (_, tokens) in zip(durations, row.buckets, strict=True)
     )
-    yield "\n"
-    yield commented(
-        [
-            f"Or with bins over duration and tokens, the same token counts that the sweep had as target lengths: "
-            f"{counted(len(row.buckets), 'bin')}, {format_number(row.batches)} batches an epoch, where the best table "
-            "over durations alone with as many bins needs "
-            f"{format_number(row.one_dimensional_batches)}{instead}. {proof}. The tokenizer must run before sampling "
-            "(pretokenize: true)"
-        ],
-        indent=_INDENT,
-    )
-    lines = [
+    settings = [
         f"num_buckets: {len(row.buckets)}",
         f"bucket_duration_bins: [{pairs}]",
         f"bucket_batch_size: {flow_list(row.batch_sizes)}",
@@ -269,8 +173,13 @@ def _two_dimensional_alternative(sweep: Sweep) -> Iterable[str]:
         # Strict, NeMo drops examples whose tokens no bin of their duration holds; else it takes the next that does.
         "bucketing_2d_strict_mode: false",
     ]
-    for line in lines:
-        yield from (f"{_INDENT}# {part}\n" for part in broken(line).splitlines())
+    return {
+        "buckets": counted(len(row.buckets), "bin"),
+        "batches": format_number(row.batches),
+        "instead": instead,
+        "proof": proof,
+        "lines": [line for setting in settings for line in broken(setting).splitlines()],
+    }
 
 
 EXPORTS = (Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),)

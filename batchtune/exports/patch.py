@@ -37,11 +37,8 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
     - A comment is added if the lengths are not seconds, which the length functions of recipes return, and if examples
       were left out at tuning.
 
-    Args:
-        text: The file, line ends as they are.
-        tuned: The run.
-        key_path: Where the settings are, keys with dots between; None to look for them as `training_block` does.
-        name: What to call the file in messages.
+    `key_path` says where the settings are, keys with dots between; without it they are looked for as `training_block`
+    does. `name` is what to call the file in messages.
 
     Raises:
         ResultError: The file is not YAML, has no such block or several, shares it with something else, or has the
@@ -57,9 +54,10 @@ def patch_speechbrain(text: str, tuned: Tuned, *, key_path: str | None = None, n
         raise _unpatchable(name)
     patch = _Patch(text, name, root, path, block, tuned)
     patch.plan()
-    result = patch.applied()
-    patch.check(result)
-    return Patched(result, tuple(patch.notes))
+    for start, end, replacement in sorted(patch.edits, key=lambda edit: edit[:2], reverse=True):
+        text = text[:start] + replacement + text[end:]
+    patch.check(text)
+    return Patched(text, tuple(patch.notes))
 
 
 def _path(root: Node, name: str, key_path: str | None) -> Keys:
@@ -104,28 +102,23 @@ class _Patch:
     changed: set[Keys] = field(default_factory=set)
     wanted: dict[str, float | list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    uses: list[tuple[Keys, Node, list[Keys]]] = field(init=False)
+    uses: list[tuple[Keys, Node, list[Keys]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         pieces = list(walk(self.root))
         places = {id(node): path for path, node in pieces}
-        self.uses = [
-            (path, node, [places.get(id(node.target), ())] if node.target is not None else _references(node))
-            for path, node in pieces
-            if node.target is not None or _references(node)
-        ]
+        for path, node in pieces:
+            targets = [places.get(id(node.target), ())] if node.target is not None else []
+            if node.is_scalar and node.tag in ("!ref", "!copy"):
+                targets = [reference_path(match) for match in REFERENCE.findall(node.text)]
+            if targets:
+                self.uses.append((path, node, targets))
 
     def plan(self) -> None:
-        """Find the edits.
-
-        Raises:
-            ResultError: A value can't be changed without changing something else.
-        """
+        """Find the edits; raise ResultError if a value can't be changed without changing something else."""
         keys = self.block.value if isinstance(self.block.value, dict) else {}
         sweep = self.tuned.sweep
-        if self.block.tag is not None and self.block.tag.startswith("!include"):
-            raise self._wrong(self.block, "the settings are in another file", "Patch that file.")
-        self._refuse_old(keys)
+        self._refuse_block(keys)
         plain = any(key in keys for key in _BY_NAME) and "bucket_boundaries" not in keys
         chosen = plain_row(sweep) if plain else table_row(sweep)
         limit = next((key for key in LIMITS if key in keys), LIMITS[0])
@@ -143,14 +136,8 @@ class _Patch:
             self.wanted["max_batch_ex"] = cap
         self._set_all(limit, keys)
         self._refuse_other_uses()
-        self._comment(limit, chosen, plain)
-
-    def applied(self) -> str:
-        """Return the new text."""
-        text = self.text
-        for start, end, replacement in sorted(self.edits, key=lambda edit: edit[:2], reverse=True):
-            text = text[:start] + replacement + text[end:]
-        return text
+        if self.edits:
+            self._comment(limit, chosen, plain)
 
     def check(self, result: str) -> None:
         """Make sure that the new text says what it has to, and all else is what it was."""
@@ -166,16 +153,10 @@ class _Patch:
                 if not any(path[:length] in self.changed for length in range(len(path) + 1))
             }
 
-        block = written_at(after, self.path)
-        references = References(after, self.name)
+        block, references = written_at(after, self.path), References(after, self.name)
+        nodes = {key: None if block is None else block.get(key) for key in self.wanted}
         try:
-            found = (
-                {}
-                if block is None
-                else {
-                    key: references.plain(node, (after,)) for key in self.wanted if (node := block.get(key)) is not None
-                }
-            )
+            found = {key: references.plain(node, (after,)) for key, node in nodes.items() if node is not None}
         except ResultError as error:
             raise _unpatchable(self.name) from error
         if found != self.wanted or others(self.root) != others(after):
@@ -184,17 +165,18 @@ class _Patch:
     def _wrong(self, node: Node, problem: str, hint: str = _PASTE_IN) -> ResultError:
         return ResultError(f"{self.name}, line {node.line}: {one_line(problem)}", hint)
 
-    def _refuse_old(self, keys: dict[str, Node]) -> None:
+    def _refuse_block(self, keys: dict[str, Node]) -> None:
+        if self.block.tag is not None and self.block.tag.startswith("!include"):
+            raise self._wrong(self.block, "the settings are in another file", "Patch that file.")
         gone = [key for key in OLD_RULES if key in keys]
         if gone and keys.keys().isdisjoint(BUCKETS):
-            raise self._wrong(
-                keys[gone[0]], f"{gone[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
-            )
+            problem = f"{gone[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
+            raise self._wrong(keys[gone[0]], problem)
         unit = self.tuned.sweep.lengths.unit
         if "feats_hop_size" in keys and unit != "frames":
             raise self._wrong(
                 keys["feats_hop_size"],
-                f"max_batch_len counts frames here (feats_hop_size), but the lengths that were tuned with count "
+                "max_batch_len counts frames here (feats_hop_size), but the lengths that were tuned with count "
                 f"{unit or 'an unknown unit'}",
                 "Sweep again with lengths in frames: --length-scale 100 --unit frames for seconds and a hop of 0.01 s.",
             )
@@ -317,20 +299,20 @@ class _Patch:
 
     def _insert(self, limit: str, key: str, written: str) -> None:
         """Add a setting: after the limit if the block has that itself, else before its first setting."""
-        own = self.block.pair(limit)
+        own, setting = self.block.pair(limit), f"{key}: {written}"
         self.changed.add((*self.path, key))
+        first = self.block.pieces[0][0] if own is None else own[0]
+        assert first is not None  # a mapping's
+        between = ", " if self.block.style == "flow" else self._line_break + " " * first.column
         if own is None:
-            first = self.block.pieces[0][0]
-            assert first is not None  # a mapping's
-            between = ", " if self.block.style == "flow" else self._line_break() + " " * first.column
-            self.edits.append((first.start, first.start, f"{key}: {written}{between}"))
-        elif self.block.style == "flow":
-            if own[1].end == own[1].start:
-                raise self._wrong(own[0], f"{limit} has no value", "Give it one.")
-            self.edits.append((own[1].end, own[1].end, f", {key}: {written}"))
+            place, added = first.start, setting + between
+        elif self.block.style != "flow":
+            place, added = self._line_end(max(own[0].end, own[1].end)), between + setting
+        elif own[1].end == own[1].start:
+            raise self._wrong(own[0], f"{limit} has no value", "Give it one.")
         else:
-            end = self._line_end(max(own[0].end, own[1].end))
-            self.edits.append((end, end, f"{self._line_break()}{' ' * own[0].column}{key}: {written}"))
+            place, added = own[1].end, between + setting
+        self.edits.append((place, place, added))
 
     def _comment(self, limit: str, chosen: Chosen, plain: bool) -> None:
         """Add comments above the settings on what the numbers alone don't say."""
@@ -346,15 +328,13 @@ class _Patch:
             ]
         if (sizes := unproven_sizes(chosen.row)) is not None:
             sentences.append(f"{sizes}: `batchtune report` says why")
-        if not self.edits:
-            return
         pair = self.block.pair(limit)
         place = (self.block if self.block.style == "flow" or pair is None else pair[0]).start
         start = self._line_start(place)
         line = self.text[start:place]
         indent = line[: len(line) - len(line.lstrip(" "))]
         text = commented(sentences, indent=indent) + leaving_out(sweep, indent=indent)
-        text = text.replace("\n", self._line_break())
+        text = text.replace("\n", self._line_break)
         if text and not self.text[:start].endswith(text):
             self.edits.append((start, start, text))
 
@@ -371,15 +351,9 @@ class _Patch:
         match = re.compile(r"\r?\n|\r|\Z").search(self.text, place)
         return len(self.text) if match is None else match.start()
 
+    @property
     def _line_break(self) -> str:
-        match = re.compile(r"\r?\n").search(self.text)
-        return "\n" if match is None else match[0]
-
-
-def _references(node: Node) -> list[Keys]:
-    """Return the paths that a `!ref` or `!copy` names."""
-    referring = node.is_scalar and node.tag in ("!ref", "!copy")
-    return [reference_path(match) for match in REFERENCE.findall(node.text)] if referring else []
+        return "\r\n" if re.match(r"[^\n]*\r\n", self.text) else "\n"
 
 
 def _unpatchable(name: str) -> ResultError:

@@ -26,15 +26,7 @@ _AGAIN = "Make it anew with `batchtune sweep-buckets`."
 
 
 def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
-    """Return the sweep's recommended row as a sampler config.
-
-    Args:
-        sweep: The sweep.
-        probe: The probe that it was made with; None without one.
-
-    Raises:
-        ResultError: The sweep recommends no row.
-    """
+    """Return the sweep's recommended row as a sampler config; raise ResultError if it recommends no row."""
     row = recommended_row(sweep)
     reading, multiple = sweep.lengths.reading or ReadingRecord(), sweep.settings.get("multiple_of")
     return SamplerConfig(
@@ -69,7 +61,7 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
 def render_sampler_yaml(config: SamplerConfig) -> str:
     """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+    from ruamel.yaml.comments import CommentedSeq
     from ruamel.yaml.representer import RoundTripRepresenter
 
     class Representer(RoundTripRepresenter):
@@ -85,13 +77,12 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
 
         def write_text(self, value: str) -> Any:
             # Not all line breaks and control characters survive in plain or single quotes (U+0085).
-            style = None if value.isprintable() else '"'
-            return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+            return self.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
 
     Representer.add_representer(type(None), Representer.write_none)
     Representer.add_representer(float, Representer.write_float)
     Representer.add_representer(str, Representer.write_text)
-    document = CommentedMap(msgspec.to_builtins(config))
+    document = msgspec.to_builtins(config)
     for name in _LISTS:
         document[name] = CommentedSeq(document[name])
         document[name].fa.set_flow_style()
@@ -133,20 +124,13 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
         )
     try:
         config = msgspec.convert(document, type=SamplerConfig)
-        _check(config)
+        boundaries, sizes = config.bucket_boundaries, config.bucket_batch_sizes
+        BucketTable(np.array(boundaries), np.array(sizes))
+        if config.num_buckets != len(sizes):
+            raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
+        if config.max_batch_size != max(sizes):
+            raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
     except ValueError as error:  # msgspec's own, too
         fix = "Fix the field, or make the file anew with `batchtune sweep-buckets`."
         raise ResultError(f"{path} is damaged: {error}", fix) from error
     return config
-
-
-def _check(config: SamplerConfig) -> None:
-    """Check what the types can't say; raises ValueError with the field's name."""
-    boundaries, sizes = config.bucket_boundaries, config.bucket_batch_sizes
-    BucketTable(np.array(boundaries), np.array(sizes))
-    for name, found, table in (
-        ("num_buckets", config.num_buckets, len(boundaries)),
-        ("max_batch_size", config.max_batch_size, max(sizes)),
-    ):
-        if found != table:
-            raise ValueError(f"{name} is {found}, but the table's is {table}")

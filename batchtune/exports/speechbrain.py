@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,16 @@ from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_row
 from batchtune.exports.text import (
     LengthLimits,
+    Written,
     about_data,
     about_row,
-    broken,
     commented,
-    flow_list,
+    from_template,
     number,
     padded_remark,
 )
 from batchtune.results import Row, Sweep
 from batchtune.units import counted, format_number
-
-_DERIVES = "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary"
-_NO_PLAIN_ROW = "num_buckets makes SpeechBrain choose the boundaries, which only rows of the strategy speechbrain have"
-_OWN_CAP = "A max_batch_ex of your own can stay: batches only get smaller. --max-batch-size sweeps with it"
 
 
 def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) -> list[int]:
@@ -37,34 +33,30 @@ def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) ->
 
 
 def table_row(sweep: Sweep) -> Chosen:
-    """Choose the best row that `bucket_boundaries` and `max_batch_length` express.
-
-    Raises:
-        ResultError: Nothing is recommended, or there is no such row.
-    """
+    """Choose the best row that `bucket_boundaries` and `max_batch_length` express; raise ResultError without one."""
     cap = sweep.settings.get("max_batch_size")
-
-    def expresses(row: Row) -> bool:
-        return row.batch_sizes == derived_sizes(sweep, row.boundaries, cap)
-
-    return choose_row(sweep, "SpeechBrain", expresses, _DERIVES)
+    return choose_row(
+        sweep,
+        "SpeechBrain",
+        lambda row: row.batch_sizes == derived_sizes(sweep, row.boundaries, cap),
+        "SpeechBrain derives each batch size from max_batch_length and the bucket's boundary",
+    )
 
 
 def plain_row(sweep: Sweep) -> Chosen:
-    """Choose the best row that `num_buckets` and `max_batch_length` express.
-
-    Raises:
-        ResultError: Nothing is recommended, or there is no such row.
-    """
+    """Choose the best row that `num_buckets` and `max_batch_length` express; raise ResultError without one."""
     cap = sweep.settings.get("max_batch_size")
 
     def expresses(row: Row) -> bool:
-        if row.strategy != "speechbrain" or row.num_buckets != len(row.boundaries):
-            return False
         own = speechbrain_boundaries(row.num_buckets, sweep.max_batch_length).tolist()
         return own == row.boundaries and row.batch_sizes == derived_sizes(sweep, own, cap)
 
-    return choose_row(sweep, "SpeechBrain with num_buckets", expresses, _NO_PLAIN_ROW)
+    return choose_row(
+        sweep,
+        "SpeechBrain with num_buckets",
+        expresses,
+        "num_buckets makes SpeechBrain choose the boundaries, which only rows of the strategy speechbrain have",
+    )
 
 
 def needed_cap(sweep: Sweep, row: Row) -> int | None:
@@ -79,11 +71,11 @@ def kept_cap(cap: int, row: Row, sweep: Sweep, run: str) -> tuple[int, list[str]
     Args:
         cap: The user's, at least 1.
         row: The table that is written; its batch sizes are SpeechBrain's.
-        sweep: It is of this sweep.
+        sweep: Its sweep.
         run: The run folder, for the command that sweeps with the cap.
 
     Returns:
-        The limit to write, and what it changes, as full sentences.
+        The limit to write, and full sentences on what it changes.
     """
     sizes, needed = derived_sizes(sweep, row.boundaries, cap), needed_cap(sweep, row)
     if sizes == row.batch_sizes:
@@ -141,64 +133,36 @@ def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
     return commented([*limits.left_out, remedy], indent=indent) + code
 
 
-def _block(sweep: Sweep, row: Row, own: str) -> Iterable[str]:
-    cap = needed_cap(sweep, row)
-    yield "dynamic_batch_sampler:\n"
-    yield f"    max_batch_length: {number(sweep.max_batch_length)}\n"
-    yield broken(f"    {own}")
-    if cap is not None:
-        yield f"    max_batch_ex: {cap}\n"
-    yield "    shuffle: True\n"
-    yield "    batch_ordering: random\n"
-
-
 def render(tuned: Tuned) -> str:
     """Return the block that recipes call `dynamic_batch_sampler`, ready to paste.
 
     The keys are those of the constructor of `speechbrain.dataio.sampler.DynamicBatchSampler`, SpeechBrain 1.0 and 1.1;
-    what older recipes call them is what their YAML files, up to 2023, have.
+    what older recipes call them is what their YAML files, up to 2023, have. The form with `num_buckets` follows as
+    comments.
 
     Raises:
         ResultError: No row can be expressed, or nothing is recommended.
     """
     sweep = tuned.sweep
     chosen = table_row(sweep)
-    remarks = [
-        f"SpeechBrain's DynamicBatchSampler: {about_row(chosen.row, sweep)}",
-        about_data(sweep),
-        *chosen.remarks,
-        length_function(sweep.lengths.unit),
-        *([_OWN_CAP] if needed_cap(sweep, chosen.row) is None else []),
-        "An example longer than the last boundary is not dropped: it becomes a batch of one",
-        *padded_remark(sweep, "SpeechBrain"),
-        "It takes the place of the block of the same name; newer recipes call it dynamic_batch_sampler_train. train.py "
-        "must pass all of it on: DynamicBatchSampler(train_data, **dynamic_hparams, length_func=...)",
-    ]
-    block = _block(sweep, chosen.row, f"bucket_boundaries: {flow_list(chosen.row.boundaries)}")
-    comments = commented(remarks) + leaving_out(sweep)
-    return "".join([comments, "dynamic_batching: True\n", *block, "\n", *_plain_alternative(sweep)])
-
-
-def _plain_alternative(sweep: Sweep) -> Iterable[str]:
-    """Write the form with `num_buckets` and the names of old recipes, as comments."""
     try:
-        row = plain_row(sweep).row
+        plain = plain_row(sweep).row
     except ResultError:
-        yield commented(["With num_buckets, and so SpeechBrain's own boundaries, this sweep has no row"])
-        return
-    yield commented(
-        [
-            "Where train.py picks settings by name and knows no bucket_boundaries, num_buckets is all that can be set. "
-            f"The best with it is {about_row(row, sweep)}:"
-        ]
-    )
-    yield from (f"# {line}" for line in _block(sweep, row, f"num_buckets: {row.num_buckets}"))
-    yield commented(
-        [
-            "Recipes before SpeechBrain 1.0 write max_batch_len for max_batch_length and shuffle_ex for shuffle; with "
-            "feats_hop_size they count frames. left_bucket_len, multiplier and num_quantiles belong to a sampler that "
-            "is gone: no table can be expressed with them"
-        ]
+        plain = None
+    return from_template(
+        "speechbrain.yaml.j2",
+        about_row=about_row(chosen.row, sweep),
+        about_data=about_data(sweep),
+        remarks=chosen.remarks,
+        length_function=length_function(sweep.lengths.unit),
+        cap=needed_cap(sweep, chosen.row),
+        padded=padded_remark(sweep, "SpeechBrain"),
+        leaving_out=Written(leaving_out(sweep)),
+        max_batch_length=sweep.max_batch_length,
+        boundaries=chosen.row.boundaries,
+        plain=plain,
+        about_plain="" if plain is None else about_row(plain, sweep),
+        plain_cap=None if plain is None else needed_cap(sweep, plain),
     )
 
 

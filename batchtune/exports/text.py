@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+from functools import cache
+from typing import Any, NamedTuple
 
 from batchtune.errors import ResultError, without_commands
 from batchtune.results import ReadingRecord, Row, Sweep, unproven_sizes
@@ -35,6 +37,44 @@ def commented(sentences: Iterable[str], *, indent: str = "") -> str:
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
+class Written(str):
+    """Text for a template that is ready: nothing in it is escaped."""
+
+
+def from_template(name: str, **values: Any) -> str:
+    """Return a file made of a template of this package, in which all other text is put on one line.
+
+    The filter `comments` takes a text whose paragraphs are sentences, and `paragraphs` makes such a text of sentences.
+    """
+    return str(_environment().get_template(name).render(values))
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    def comments(text: str, indent: str = "") -> str:
+        paragraphs = (re.sub(r"\s*\n\s*", " ", part).strip() for part in text.split("\n\n"))
+        return commented(filter(None, paragraphs), indent=indent)
+
+    environment = Environment(
+        loader=PackageLoader("batchtune.exports"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
+    )
+    environment.filters.update(
+        comments=comments,
+        paragraphs=lambda sentences: Written("\n\n".join(map(one_line, sentences))),
+        number=number,
+        flow=flow_list,
+        broken=lambda line: Written(broken(line).rstrip("\n")),
+        literal=lambda text: Written(literal(text)),
+    )
+    return environment
+
+
 def literal(text: str) -> str:
     """Return text as a Python literal in ASCII."""
     plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
@@ -46,9 +86,7 @@ def number(value: float) -> str:
 
     That is why there is no exponent: ruamel.yaml's round trip drops a digit of numbers that have one.
     """
-    if value == int(value):
-        return str(int(value))
-    return format(Decimal(repr(float(value))), "f")
+    return str(int(value)) if value == int(value) else format(Decimal(repr(float(value))), "f")
 
 
 def flow_list(values: Sequence[float]) -> str:
@@ -68,11 +106,10 @@ def broken(line: str, *, indent: int = 4) -> str:
 def about_data(sweep: Sweep) -> str:
     """Say what the sweep was made for, in a sentence."""
     lengths = sweep.lengths
-    unit = lengths.unit or "an unknown unit"
     device = f", measured on {sweep.device_name}" if sweep.device_name else ""
     return (
-        f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in {unit} "
-        f"(fingerprint {lengths.fingerprint[:12]}){device}"
+        f"Tuned by batchtune for {counted(lengths.count, 'example')} with lengths in "
+        f"{lengths.unit or 'an unknown unit'} (fingerprint {lengths.fingerprint[:12]}){device}"
     )
 
 
@@ -94,9 +131,7 @@ def about_row(row: Row, sweep: Sweep) -> str:
 def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
     """Yield who pads to multiples, if the sweep counted them (--multiple-of).
 
-    Args:
-        sweep: The sweep.
-        framework: Its name, if it pads to the longest example; None if the user's collate function pads.
+    It is the user's collate function if no `framework` is named, one that pads to the longest example.
     """
     multiple = sweep.settings.get("multiple_of")
     if multiple is not None:
@@ -107,18 +142,15 @@ def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
         yield f"Batches were counted as padded to multiples of {length} (--multiple-of); {who}"
 
 
-@dataclass(frozen=True, slots=True)
-class LengthLimits:
-    """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit.
+class LengthLimits(NamedTuple):
+    """The limits of the tuned lengths (--min-length, --max-length), both inclusive, in their unit; None without one.
 
-    Attributes:
-        shortest, longest: None without such a limit.
-        left_out: How many examples were left out, and why, as sentences without a full stop.
+    `left_out` says how many examples were left out, and why, as sentences without a full stop.
     """
 
     shortest: float | None
     longest: float | None
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, sweep: Sweep) -> LengthLimits:
@@ -147,14 +179,10 @@ class LengthLimits:
 
     def scaled(self, factor: float) -> LengthLimits:
         """Return the limits in another unit; noise of floating point is rounded away."""
-
-        def converted(limit: float | None) -> float | None:
-            return None if limit is None else float(f"{limit * factor:.12g}")
-
-        return LengthLimits(converted(self.shortest), converted(self.longest), self.left_out)
+        low, high = (None if limit is None else float(f"{limit * factor:.12g}") for limit in self[:2])
+        return LengthLimits(low, high, self.left_out)
 
     def condition(self, name: str) -> str:
         """Return a Python condition that holds for what was kept: `1.0 <= name <= 30.0`."""
         low = "" if self.shortest is None else f"{self.shortest!r} <= "
-        high = "" if self.longest is None else f" <= {self.longest!r}"
-        return f"{low}{name}{high}"
+        return low + name + ("" if self.longest is None else f" <= {self.longest!r}")

@@ -8,10 +8,8 @@ have to do with each other; `read_result` checks both, once, where a file is rea
 """
 
 # ruff: noqa: F403  # every name of these modules is public here
+from batchtune.results.measured import *
 from batchtune.results.printed import *
-from batchtune.results.probe import *
-from batchtune.results.reading import *
 from batchtune.results.sampler import *
 from batchtune.results.shared import *
 from batchtune.results.sweep import *
-from batchtune.results.verify import *

@@ -1,13 +1,18 @@
-"""What several result files hold: number types, the base of the records, lengths, the workload and the device."""
+"""What result files share: number types, the base of the records, lengths, workload, device; reading and writing."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
+
+from batchtune.errors import ResultError, shortened
+from batchtune.files import read_regular, write_whole
 
 # No sane number is larger: sums and products of these stay far from what a float or a 64-bit integer can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -34,6 +39,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     VERSION: ClassVar[int] = 1
 
+    def problems(self) -> Iterator[str]:
+        """Yield each contradiction between numbers that follow from each other, a phrase that names the field."""
+        return iter(())
+
 
 class Meta(Record, frozen=True, kw_only=True):
     """What a result file is."""
@@ -49,10 +58,6 @@ class Result(Record, frozen=True, kw_only=True):
     FORMAT: ClassVar[str]
 
     meta: Meta
-
-    def problems(self) -> Iterator[str]:
-        """Yield each contradiction between numbers that follow from each other, a phrase that names the field."""
-        return iter(())
 
 
 class ReadingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,12 +117,12 @@ class LengthsSummary(Record, frozen=True, kw_only=True):
     left_out: dict[str, Count] = {}
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong, a phrase that names the field."""
+        """As for every record."""
         if self.min > self.max:
-            yield f"lengths: min is {self.min} and max {self.max}"
+            yield f"min is {self.min} and max {self.max}"
         low, high = self.max, self.max * self.count
         if not low * (1 - ROUNDING) <= self.total <= high * (1 + ROUNDING):
-            yield f"lengths: total is {self.total}, for {self.count} examples up to {self.max}"
+            yield f"total is {self.total}, for {self.count} examples up to {self.max}"
 
 
 class WorkloadRecord(Record, frozen=True, kw_only=True):
@@ -182,6 +187,15 @@ class Device(Record, frozen=True, kw_only=True):
     other_processors: Amount | None = None
 
 
+class Measured(Result, frozen=True, kw_only=True):
+    """Base of the files about what was measured with a workload on a device."""
+
+    lengths: LengthsSummary
+    workload: WorkloadRecord
+    device: Device
+    settings: dict[str, Any]
+
+
 def wrong_limit(max_batch_length: float, lengths: LengthsSummary) -> Iterator[str]:
     """Yield what is wrong with a max_batch_length for these lengths."""
     if max_batch_length > _LARGEST_BATCH * lengths.min:
@@ -202,3 +216,83 @@ def wrong_settings(settings: dict[str, Any], kind: type[Record]) -> Iterator[str
         msgspec.convert(settings, kind)
     except msgspec.ValidationError as error:
         yield f"settings: {error}"
+
+
+RUN_FILE = "run.json"
+TRIALS_FILE = "trials.jsonl"
+PROBE_FILE = "probe.json"
+SWEEP_FILE = "sweep.json"
+SAMPLER_FILE = "sampler.yaml"
+VERIFY_FILE = "verify.json"
+
+R = TypeVar("R", bound=Result)
+
+# What JSON may hold as it is and a terminal acts on: control characters, changes of writing direction; and what GitHub
+# takes for a command.
+_ACTIVE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]|(?<=##)\\[")
+
+
+def meta_of(kind: type[Result]) -> Meta:
+    """Return the `meta` that a newly written file of this kind carries."""
+    from batchtune import __version__
+
+    return Meta(format=kind.FORMAT, version=kind.VERSION, batchtune=__version__)
+
+
+def encode(result: Result) -> bytes:
+    """Return a result as the bytes of its file, which do nothing to a terminal or a log that shows them."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=2)
+    return _ACTIVE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.decode()).encode() + b"\n"
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Write a result file into a run folder, whole or not at all; a link in its place is not followed."""
+    write_whole(path, encode(result), follow=False)
+
+
+# Of a result file: a sweep of all bucket counts up to 1000 has less.
+LARGEST_BYTES = 256 << 20
+
+
+class _Envelope(msgspec.Struct):
+    meta: Meta
+
+
+def read_result(path: Path, kind: type[R]) -> R:
+    """Read a result file, and check that it is of this kind, no newer than known, and that its numbers can be.
+
+    Raises:
+        ResultError: Missing, unreadable, not of this kind, newer, edited or damaged; the message names the field.
+    """
+    again = "Make it anew with the command that wrote it."
+    data = read_regular(path, LARGEST_BYTES, again)
+    try:
+        meta = msgspec.json.decode(data, type=_Envelope).meta
+        if meta.format != kind.FORMAT:
+            raise ResultError(f"{path} is a {shortened(meta.format)} file; a {kind.FORMAT!r} file is needed here")
+        if meta.version > kind.VERSION:
+            raise ResultError(
+                f"{path} has version {meta.version} of {shortened(meta.format)}, written by batchtune "
+                f"{shortened(meta.batchtune)}; this batchtune knows versions up to {kind.VERSION}",
+                "Install a newer batchtune.",
+            )
+        found = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise ResultError(f"{path} is edited or damaged: {error}", again) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ResultError(f"{path} is damaged: {error}", again) from error
+    for problem in _problems(found):
+        raise ResultError(f"{path} is edited or damaged: {problem}", again)
+    return found
+
+
+def _problems(record: Record, place: str = "") -> Iterator[str]:
+    """Yield what is wrong with the records that a record holds, then with itself: it may rely on them."""
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, Record):
+            yield from _problems(value, f"{place}{name}: ")
+        elif isinstance(value, list) and value and isinstance(value[0], Record):
+            for index, one in enumerate(value):
+                yield from _problems(one, f"{place}{name}, entry {index}: ")
+    yield from (f"{place}{problem}" for problem in record.problems())

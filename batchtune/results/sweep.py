@@ -113,7 +113,7 @@ class Row(Record, frozen=True, kw_only=True):
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
-        """Yield each contradiction between the numbers."""
+        """As for every record."""
         yield from wrong_boundaries(self.boundaries)
         if len(self.boundaries) != len(self.batch_sizes):
             yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
@@ -134,6 +134,11 @@ class Baseline(Record, frozen=True, kw_only=True):
     padded_length: Amount
     padding_ratio: Share
     estimated_epoch_seconds: Amount | None
+
+    def problems(self) -> Iterator[str]:
+        """As for every record."""
+        if self.padded_length <= 0:
+            yield f"padded_length is {self.padded_length}"
 
 
 class LowerBound(Record, frozen=True, kw_only=True):
@@ -250,7 +255,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         return len(self.buckets)
 
     def problems(self) -> Iterator[str]:
-        """Yield each contradiction between the numbers."""
+        """As for every record."""
         if not self.buckets or len(self.buckets) != len(self.batch_sizes):
             yield f"it has {len(self.buckets)} buckets and {len(self.batch_sizes)} batch sizes"
         if any(before > after for before, after in itertools.pairwise(self.buckets)):
@@ -300,20 +305,9 @@ class Sweep(Result, frozen=True, kw_only=True):
     buckets: list[BucketUse] = msgspec.field(default_factory=list)
 
     def problems(self) -> Iterator[str]:
-        """Yield each contradiction between the numbers."""
+        """As for every record."""
         yield from wrong_settings(self.settings, SweptWith)
-        yield from self.lengths.problems()
         yield from wrong_limit(self.max_batch_length, self.lengths)
-        tables: dict[str, Row | TwoDimensionalRow] = {f"row {index}": row for index, row in enumerate(self.rows)}
-        if self.current is not None:
-            tables["current"] = self.current
-        tables.update((f"two_dimensional, row {index}", row) for index, row in enumerate(self.two_dimensional))
-        for name, table in tables.items():
-            for wrong in table.problems():
-                yield f"{name}: {wrong}"
-        for baseline in self.baselines:
-            if baseline.padded_length <= 0:
-                yield f"baseline {baseline.name!r}: padded_length is {baseline.padded_length}"
         chosen = [
             ("recommended", self.recommended),
             ("knee", self.knee),
@@ -322,22 +316,19 @@ class Sweep(Result, frozen=True, kw_only=True):
         missing = [(name, index) for name, index in chosen if index is not None and index >= len(self.rows)]
         for name, index in missing:
             yield f"{name} is row {index} of {len(self.rows)}"
-        if not missing and self.recommended_row is not None:
-            for wrong in self._disagreements(self.recommended_row):
-                yield f"row {self.recommended}: {wrong}"
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):
             yield "quantiles do not ascend"
-
-    def _disagreements(self, row: Row) -> Iterator[str]:
-        """Yield where the numbers of the recommended row do not follow from each other."""
-        count, total = self.lengths.count, self.lengths.total
+        row, count, total = None if missing else self.recommended_row, self.lengths.count, self.lengths.total
+        if row is None:
+            return
+        it = f"row {self.recommended}: "
         if not math.isclose(row.mean_batch_size * row.batches, count + (row.repeated_examples or 0), rel_tol=ROUNDING):
-            yield f"batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
+            yield f"{it}batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for {count:,} examples"
         if not math.isclose(row.padding_ratio, 1 - total / row.padded_length, rel_tol=ROUNDING, abs_tol=ROUNDING):
-            yield f"padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,} in all"
+            yield f"{it}padding_ratio is {row.padding_ratio} and padded_length {row.padded_length}, for {total:,}"
         batches = sum(bucket.batches for bucket in self.buckets)
         if self.buckets and batches != row.batches:
-            yield f"batches is {row.batches}, but those of its buckets are {batches}"
+            yield f"{it}batches is {row.batches}, but those of its buckets are {batches}"
 
     @property
     def recommended_row(self) -> Row | None:
@@ -359,12 +350,8 @@ class Sweep(Result, frozen=True, kw_only=True):
 def cost_of(costed: Row | Baseline | LowerBound, *, timed: bool) -> float | None:
     """Return what an epoch costs, to compare tables by: its estimated seconds, or its batches.
 
-    Args:
-        costed: A row, a baseline or the bound.
-        timed: Whether times are compared, as `Sweep.has_times` says; seconds and batches are never mixed.
-
-    Returns:
-        The cost; None where times are compared and this one is unknown.
+    Times are compared if `timed`, as `Sweep.has_times` says: seconds and batches are never mixed. None where times are
+    compared and this one is unknown.
     """
     return costed.estimated_epoch_seconds if timed else float(costed.batches)
 
@@ -376,8 +363,8 @@ def have_times(rows: Iterable[Row | Baseline]) -> bool:
 
 def epoch_costs(rows: Sequence[Row | Baseline]) -> list[float]:
     """Return costs that can be compared: estimated seconds, or the numbers of batches where any row has no time."""
-    seconds = [row.estimated_epoch_seconds for row in rows if row.estimated_epoch_seconds is not None]
-    return seconds if len(seconds) == len(rows) else [float(row.batches) for row in rows]
+    timed = have_times(rows)
+    return [cost_of(row, timed=timed) or 0.0 for row in rows]
 
 
 def unproven_sizes(row: Row | TwoDimensionalRow) -> str | None:

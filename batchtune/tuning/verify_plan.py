@@ -276,7 +276,7 @@ class VerifyPlan:
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of batches, as `BucketBatchSampler` draws them with seed, seed + 1 and so on."""
         lengths = self.padded
-        grouped = epochs.group_descending(lengths.values, self.table.boundaries)
+        grouped = epochs.group(self.table.assign(lengths.values), self.table.num_buckets)
         layout = lay_out(grouped.counts, self.table.batch_sizes, self.dealing)
         for seed in itertools.count(self.settings.seed):
             drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)

@@ -50,7 +50,7 @@ def examples_of(ranks: list[EpochBatches]) -> list[int]:
 
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_every_example_is_in_exactly_one_batch_but_those_counted_as_repeated(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -60,7 +60,7 @@ def test_every_example_is_in_exactly_one_batch_but_those_counted_as_repeated(
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_examples_are_repeated_only_where_even_batches_of_one_are_too_few(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -71,7 +71,7 @@ def test_examples_are_repeated_only_where_even_batches_of_one_are_too_few(
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_with_the_same_bucket_examples_are_repeated_only_where_fewer_than_ranks_are_left(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -82,7 +82,7 @@ def test_with_the_same_bucket_examples_are_repeated_only_where_fewer_than_ranks_
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_all_ranks_have_as_many_batches_as_counted(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -100,7 +100,7 @@ def test_all_ranks_have_as_many_batches_as_counted(
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_the_tally_counts_the_batches_that_are_laid_out(
     buckets: list[tuple[int, int]], world_size: int, same_bucket: bool, drop_last: bool
 ) -> None:
@@ -130,7 +130,7 @@ def test_the_tally_takes_batch_sizes_that_no_data_can_fill() -> None:
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_batch_holds_examples_of_its_bucket_and_no_more_than_its_batch_size(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_batch_holds_examples_of_its_bucket_and_no_more_than_its_batch_size(
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_what_is_dropped_is_counted(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> None:
     dealing = replace(dealing, drop_last=True)
     grouped, layout = laid_out(lengths, sizes, dealing)
@@ -152,7 +152,7 @@ def test_what_is_dropped_is_counted(lengths: FloatArray, sizes: IntArray, dealin
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_with_the_same_bucket_every_step_is_of_one_bucket(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -162,7 +162,7 @@ def test_with_the_same_bucket_every_step_is_of_one_bucket(
 
 
 @given(LENGTHS, SIZES, st.integers(2, 5), DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_most(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
@@ -173,14 +173,14 @@ def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_m
 
 
 @given(LENGTHS, SIZES, DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_one_rank_has_as_many_batches_as_any_sampler(lengths: FloatArray, sizes: IntArray, drawing: Drawing) -> None:
     (only,) = of_all_ranks(lengths, sizes, Dealing(), drawing)
     assert len(only) == expected_batches(Lengths.of(lengths).histogram, BucketTable(BOUNDARIES, sizes)).tally.batches
 
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS, st.sampled_from(["ascending", "descending"]))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_sorted_batches_are_sorted_by_their_longest(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing, ordering: Any
 ) -> None:
@@ -192,7 +192,7 @@ def test_sorted_batches_are_sorted_by_their_longest(
 
 
 @given(LENGTHS, SIZES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_without_shuffle_batches_come_as_a_streaming_sampler_has_them_together(
     lengths: FloatArray, sizes: IntArray
 ) -> None:
@@ -213,7 +213,7 @@ def streamed(lengths: FloatArray, sizes: IntArray) -> list[list[int]]:
 
 
 @given(LENGTHS, SIZES, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_simulated_epoch_has_the_shapes_of_the_batches_of_all_ranks(
     lengths: FloatArray, sizes: IntArray, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_simulated_epoch_has_the_shapes_of_the_batches_of_all_ranks(
 
 
 @given(LENGTHS, SIZES, st.integers(0, 80))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_batches_from_one_on_are_the_last_of_all(lengths: FloatArray, sizes: IntArray, first: int) -> None:
     (only,) = of_all_ranks(lengths, sizes, Dealing(), Drawing())
     assert list(only.lists(first)) == list(only)[first:]
@@ -242,15 +242,6 @@ def test_many_batches_are_lists_like_few() -> None:
     assert list(batches) == [
         list(range(start, end)) for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
     ]
-
-
-@given(LENGTHS)
-@settings(deadline=None, max_examples=50)
-def test_sorted_lengths_are_grouped_as_any_others(values: FloatArray) -> None:
-    lengths = Lengths.of(values).values
-    fast, usual = epochs.group_descending(lengths, BOUNDARIES), epochs.group(np.searchsorted(BOUNDARIES, lengths), 3)
-    assert np.array_equal(fast.order, usual.order)
-    assert np.array_equal(fast.counts, usual.counts)
 
 
 def test_the_largest_batches_are_split_first_and_in_near_equal_halves() -> None:
@@ -289,12 +280,6 @@ def test_float32_lengths_are_not_beyond_a_boundary_that_was_the_longest() -> Non
     assert BucketTable.of([longest], [1]).assign(np.array([longest], dtype=np.float32)).tolist() == [0]
 
 
-def test_to_sort_batches_lengths_are_needed() -> None:
-    grouped, layout = laid_out(np.array([1.0]), np.array([1, 1, 1]), Dealing())
-    with pytest.raises(ValueError, match="lengths are needed"):
-        epochs.assemble(grouped, layout, Drawing(ordering="ascending"))
-
-
 def test_each_epoch_and_each_seed_has_another_shuffle() -> None:
     lengths, sizes = np.full(40, 3.0), np.array([4, 1, 1])
     drawings = [Drawing(seed=seed, epoch=epoch) for seed in (0, 1, 2**32) for epoch in (0, 1, 2)]
@@ -320,7 +305,7 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     random = np.random.default_rng(3)
     lengths = Lengths.of(np.round(random.lognormal(1.5, 0.6, 400).clip(1, 30), 1))
     table = BucketTable(BOUNDARIES, np.array([16, 7, 3]))
-    grouped = epochs.group_descending(lengths.values, table.boundaries)
+    grouped = epochs.group(table.assign(lengths.values), table.num_buckets)
     layout = layouts.lay_out(grouped.counts, table.batch_sizes, Dealing())
     padded = []
     for seed in range(100):

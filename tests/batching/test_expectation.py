@@ -34,7 +34,7 @@ def by_enumeration(values: list[float], batch_size: int) -> tuple[float, float]:
 
 
 @given(st.lists(st.integers(1, 8).map(float), min_size=1, max_size=6), st.integers(1, 8))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_the_expectations_are_the_means_over_all_orders(values: list[float], batch_size: int) -> None:
     batches = expected_batches(Lengths.of(values).histogram, table_of([max(values)], [batch_size]))
     assert (batches.padded_length, batches.sum_of(step_seconds)) == pytest.approx(by_enumeration(values, batch_size))
@@ -46,7 +46,7 @@ def test_the_expectations_are_the_means_over_all_orders(values: list[float], bat
     st.integers(1, 4),
     st.integers(1, 4),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_buckets_are_shuffled_apart_from_each_other(
     short: list[float], long: list[float], first: int, second: int
 ) -> None:
@@ -61,7 +61,7 @@ def test_buckets_are_shuffled_apart_from_each_other(
     st.integers(1, 4),
     st.builds(Dealing, world_size=st.integers(1, 5), same_bucket=st.booleans()),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_on_several_ranks_too_they_are_the_means_over_all_orders(
     values: list[float], batch_size: int, dealing: Dealing
 ) -> None:
@@ -75,7 +75,7 @@ def test_on_several_ranks_too_they_are_the_means_over_all_orders(
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=1, max_size=300), st.integers(1, 400))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_the_expected_batches_add_up_to_the_batches(values: list[float], batch_size: int) -> None:
     histogram = Lengths.of(values).histogram
     table = table_of([max(values)], [batch_size])

@@ -25,7 +25,7 @@ def histogram_of(values: list[float]) -> Histogram:
     batch_sizes=st.lists(st.integers(1, 40), min_size=9, max_size=9),
     dealing=st.builds(Dealing, world_size=st.integers(1, 9), same_bucket=st.booleans()),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_both_ways_give_the_same(
     values: list[float], boundaries: set[int], batch_sizes: list[int], dealing: Dealing
 ) -> None:
@@ -35,15 +35,15 @@ def test_both_ways_give_the_same(
     assert expected._padded_length_by_examples() == pytest.approx(expected.sum_of(np.multiply), rel=1e-11)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 300, 70_000])
 @pytest.mark.parametrize("distinct", [True, False])
-def test_both_ways_give_the_same_with_many_examples(batch_size: int, distinct: bool) -> None:
+def test_both_ways_give_the_same_with_many_examples(distinct: bool) -> None:
     values = np.random.default_rng(1).lognormal(2, 0.6, 50_001)
     histogram = Lengths.of(values if distinct else values.round(3)).histogram
-    table = BucketTable(np.array([5.0, 8.0, 1000.0]), np.array([batch_size, 30, batch_size]))
-    expected = expected_batches(histogram, table)
-    assert expected.padded_length == expected._padded_length_by_examples()
-    assert expected.padded_length == pytest.approx(expected.sum_of(np.multiply), rel=1e-9)
+    for batch_size in (1, 7, 300, 70_000):
+        table = BucketTable(np.array([5.0, 8.0, 1000.0]), np.array([batch_size, 30, batch_size]))
+        expected = expected_batches(histogram, table)
+        assert expected.padded_length == expected._padded_length_by_examples()
+        assert expected.padded_length == pytest.approx(expected.sum_of(np.multiply), rel=1e-9)
 
 
 def test_without_remainders_full_batches_alone_count() -> None:

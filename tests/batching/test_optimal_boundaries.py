@@ -55,7 +55,7 @@ CASES = st.integers(1, 8).flatmap(
 
 
 @given(case=CASES)
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_a_tie(
     case: tuple[list[int], list[int]],
 ) -> None:
@@ -71,7 +71,7 @@ def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_
     st.integers(1, 12),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
     cells: list[tuple[int, float]], most: int, rising: bool
 ) -> None:
@@ -88,7 +88,7 @@ def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
 
 def test_no_other_boundaries_cost_less_in_hundreds_of_made_cases() -> None:
     rng = np.random.default_rng(6)
-    for _ in range(400):
+    for _ in range(200):
         distinct = int(rng.integers(1, 8))
         histogram, costs = histogram_of(rng.integers(1, 99, distinct).tolist()), rng.gamma(1.0, 1.0, distinct)
         if rng.random() < 0.5:
@@ -112,20 +112,15 @@ HARD = {
 
 
 @pytest.mark.parametrize("costs_of", HARD.values(), ids=HARD)
-@pytest.mark.parametrize("tail", ["equal", "heavy", "thin"])
-def test_hard_costs_and_counts_agree_with_the_plain_programme(
-    costs_of: Callable[[FloatArray], FloatArray], tail: str
-) -> None:
-    lengths = np.arange(1.0, 301)
-    counts = {
-        "equal": np.ones(300),
-        "heavy": np.random.default_rng(9).pareto(0.7, 300) * 5 + 1,
-        "thin": 1e6 * np.exp(-lengths / 10) + 1,
-    }[tail].astype(np.int64)
+def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable[[FloatArray], FloatArray]) -> None:
+    lengths = np.arange(1.0, 201)
     costs = np.asarray(costs_of(lengths), dtype=float)
-    histogram = Histogram(lengths, counts)
-    (boundaries,) = optimal_boundaries(histogram, costs, [6])
-    assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
+    equal, heavy = np.ones(200), np.random.default_rng(9).pareto(0.7, 200) * 5 + 1
+    for tail in (equal, heavy, 1e6 * np.exp(-lengths / 10) + 1):
+        counts = tail.astype(np.int64)
+        histogram = Histogram(lengths, counts)
+        (boundaries,) = optimal_boundaries(histogram, costs, [6])
+        assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
 
 
 def test_batch_sizes_of_real_shape_agree_with_the_plain_programme() -> None:
@@ -172,7 +167,7 @@ EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.
 
 
 @given(case=EXAMPLES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_more_costs_no_more(
     case: tuple[list[int], int],
 ) -> None:
@@ -190,7 +185,7 @@ def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_mo
 
 
 @given(case=EXAMPLES, power=st.integers(-20, 20), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_the_boundaries(
     case: tuple[list[int], int], power: int, seed: int
 ) -> None:
@@ -207,13 +202,13 @@ def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=300))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_the_hull_by_passes_is_the_hull_point_by_point(heights: list[int]) -> None:
     x, y = np.arange(len(heights), dtype=float), np.array(heights, dtype=float)
     assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
 
 
-@pytest.mark.parametrize("dents", [1, 20, 400, 2000])
+@pytest.mark.parametrize("dents", [1, 400])
 def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
     rng = np.random.default_rng(dents)
     x = np.cumsum(rng.integers(1, 4, 5000)).astype(float)
@@ -222,9 +217,9 @@ def test_few_dents_in_a_long_curve_are_found(dents: int) -> None:
     assert _lower_hull(x, y).tolist() == _lower_hull_one_by_one(x.tolist(), y.tolist()).tolist()
 
 
-@pytest.mark.parametrize("deep", [0, 63, 64, 250, 498, 499])
-def test_a_hull_that_unravels_from_one_point_is_found(deep: int) -> None:
+def test_a_hull_that_unravels_from_one_point_is_found() -> None:
     x = np.arange(500.0)
-    y = x * x
-    y[deep] = -1e9
-    assert _lower_hull(x, y).tolist() == sorted({0, deep, 499})
+    for deep in (0, 63, 64, 250, 498, 499):
+        y = x * x
+        y[deep] = -1e9
+        assert _lower_hull(x, y).tolist() == sorted({0, deep, 499})

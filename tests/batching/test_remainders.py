@@ -59,7 +59,7 @@ def least_by_brute_force(costs: FloatArray) -> list[float]:
 
 
 @given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int) -> None:
     costs = np.random.default_rng(seed).gamma(1.0, 1.0, (distinct + 1, distinct + 1))
     best = best_buckets(MadeCosts(costs), distinct + 3)
@@ -71,7 +71,7 @@ def test_no_other_buckets_cost_less_whatever_they_cost(distinct: int, seed: int)
 
 
 @given(distinct=st.integers(1, 9), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 def test_batches_are_counted_whatever_the_sizes(distinct: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     counts, sizes = rng.integers(1, 12, distinct), rng.integers(1, 14, distinct)
@@ -122,7 +122,7 @@ CASES = st.tuples(
 
 
 @given(case=CASES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_a_few_ends_are_lengths_of_examples_and_the_longest_is_the_last(case: tuple[list[int], int, int]) -> None:
     histogram = Lengths.of(case[0]).histogram
     sizes, most = batch_sizes_for(histogram.lengths, case[1]), case[2]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,10 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 VALUES = st.lists(st.floats(0.01, 100), min_size=1, max_size=80)
 
 
-@pytest.mark.parametrize("num_buckets", [1, 2, 3, 10, 15, 20, 60, 200])
-@pytest.mark.parametrize("max_batch_length", [0.5, 10, 600, 1234.56, 16_000_000])
-def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
-    real_dynamic_batch_sampler: Any, num_buckets: int, max_batch_length: float
-) -> None:
-    real = real_dynamic_batch_sampler([0], max_batch_length, num_buckets, lengths_list=[1.0])
-    ours = speechbrain_boundaries(num_buckets, max_batch_length)
-    assert ours.tobytes() == real._bucket_boundaries.tobytes()
+def test_the_boundaries_are_those_of_speechbrain_to_the_bit(real_dynamic_batch_sampler: Any) -> None:
+    for num_buckets, limit in product([1, 2, 3, 10, 15, 20, 60, 200], [0.5, 10, 600, 1234.56, 16_000_000]):
+        real = real_dynamic_batch_sampler([0], limit, num_buckets, lengths_list=[1.0])
+        assert speechbrain_boundaries(num_buckets, limit).tobytes() == real._bucket_boundaries.tobytes()
 
 
 @given(
@@ -41,7 +38,7 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(
     max_batch_ex=st.none() | st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],
@@ -69,7 +66,7 @@ def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
     bucket_boundaries=st.sets(st.integers(1, 100), min_size=1, max_size=12).map(sorted),
     max_batch_length=st.integers(1, 2000),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_given_boundaries_make_the_batches_of_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],
@@ -148,9 +145,8 @@ def random_options(draw: np.random.Generator) -> dict[str, Any]:
     return options
 
 
-@pytest.mark.parametrize("case", range(2))
-def test_every_batch_of_random_data_is_that_of_speechbrain(real_dynamic_batch_sampler: Any, case: int) -> None:
-    draw = np.random.default_rng(case)
+def test_every_batch_of_random_data_is_that_of_speechbrain(real_dynamic_batch_sampler: Any) -> None:
+    draw = np.random.default_rng(0)
     for _ in range(200):
         values, options = random_lengths(draw), random_options(draw)
         max_batch_length = draw.choice([0.5, 3, 12, 12.5, 40, 600.0]).item()

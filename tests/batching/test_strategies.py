@@ -29,7 +29,7 @@ def problem_of(values: list[float], max_batch_length: float) -> Problem:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 class TestEveryStrategy:
     @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS)
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=25)
     def test_gives_valid_tables_that_put_every_example_in_exactly_one_bucket(
         self, strategy: str, values: list[float], max_batch_length: float, num_buckets: list[int]
     ) -> None:
@@ -41,7 +41,7 @@ class TestEveryStrategy:
             assert table.counts(problem.histogram).sum() == len(values)
 
     @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=st.integers(1, 25))
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=20)
     def test_gives_no_more_buckets_than_asked_for_but_speechbrains_one_for_overlong_examples(
         self, strategy: str, values: list[float], max_batch_length: float, num_buckets: int
     ) -> None:

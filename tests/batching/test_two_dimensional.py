@@ -43,7 +43,7 @@ PAIRS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, ma
 
 
 @given(pairs=PAIRS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -> None:
     table = table_of(pairs)
     examples = [(length / 2, target / 2) for length in range(1, 13) for target in range(13)]
@@ -58,24 +58,6 @@ def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -
 def test_a_target_too_large_for_its_length_goes_to_a_bucket_of_longer_examples() -> None:
     table = table_of([(10, 5), (10, 10), (20, 12), (20, 18)])
     assert table.assign(np.array([8, 8, 8, 15]), np.array([5, 11, 13, 1])).tolist() == [0, 2, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("boundaries", "targets", "sizes", "rule"),
-    [
-        ([1.0, 2.0], [1.0], [1, 1], "1 target boundaries for 2 boundaries"),
-        ([1.0, 2.0], [-1.0, 1.0], [1, 1], "not negative"),
-        ([1.0, 2.0], [1.0, np.nan], [1, 1], "not negative"),
-        ([1.0, 1.0], [2.0, 2.0], [1, 1], "must ascend"),
-        ([1.0, 1.0], [2.0, 1.0], [1, 1], "must ascend"),
-        ([2.0, 1.0], [1.0, 2.0], [1, 1], "must ascend"),
-    ],
-)
-def test_a_table_that_breaks_a_rule_is_refused(
-    boundaries: list[float], targets: list[float], sizes: list[int], rule: str
-) -> None:
-    with pytest.raises(ValueError, match=rule):
-        BucketTable(np.array(boundaries), np.array(sizes, dtype=np.int64), np.array(targets))
 
 
 def test_a_larger_length_may_have_smaller_targets() -> None:
@@ -180,7 +162,7 @@ RESOLUTIONS = st.sampled_from([1, 2, 7, 64])
 
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_two_dimensions_never_cost_more_than_the_best_of_one(
     examples: FloatArray, resolution: int, budget: int
 ) -> None:
@@ -202,7 +184,7 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
 
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_bucket_more_costs_no_more_and_every_boundary_is_an_examples(
     examples: FloatArray, resolution: int, budget: int
 ) -> None:
@@ -219,7 +201,7 @@ def test_a_bucket_more_costs_no_more_and_every_boundary_is_an_examples(
 
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500), most=st.integers(1, 9))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
     examples: FloatArray, resolution: int, budget: int, most: int
 ) -> None:

@@ -100,34 +100,33 @@ def prose(text: str) -> str:
     return re.sub(r"\s*\n\s*#?\s*", " ", text)
 
 
-@pytest.mark.parametrize("made", SWEEPS.values(), ids=SWEEPS)
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, made: Any) -> None:
-    found: Sweep = made()
-    try:
-        text = export_of(name).render(Tuned(sweep=found, probe=made_probe()))
-    except ResultError as error:
-        assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
-        assert f"counts seconds, but the lengths count {found.lengths.unit}" in error.message
-        assert error.hint and "--unit s" in error.hint
-    else:
-        check(name, text)
+@pytest.fixture(scope="module")
+def sweeps() -> dict[str, Sweep]:
+    return {name: made() for name, made in SWEEPS.items()}
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_real_lengths_are_exported(name: str, librispeech: Sweep) -> None:
-    check(name, export_of(name).render(Tuned(sweep=librispeech)))
+def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, sweeps: dict[str, Sweep]) -> None:
+    for found in sweeps.values():
+        try:
+            text = export_of(name).render(Tuned(sweep=found, probe=made_probe()))
+        except ResultError as error:
+            assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
+            assert f"counts seconds, but the lengths count {found.lengths.unit}" in error.message
+            assert error.hint and "--unit s" in error.hint
+        else:
+            check(name, text)
+
+
+def test_real_lengths_are_exported(librispeech: Sweep) -> None:
+    for name in FRAMEWORKS:
+        check(name, export_of(name).render(Tuned(sweep=librispeech)))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_same_run_gives_the_same_bytes(name: str) -> None:
-    first, second = (export_of(name).render(Tuned(sweep=whole_sweep(), probe=made_probe())) for _ in range(2))
-    assert first == second
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_nothing_of_the_machine_is_in_it(name: str) -> None:
-    text = export_of(name).render(Tuned(sweep=whole_sweep(), probe=made_probe()))
+def test_the_same_run_gives_the_same_bytes_and_nothing_of_the_machine_is_in_them(name: str) -> None:
+    text, again = (export_of(name).render(Tuned(sweep=whole_sweep(), probe=made_probe())) for _ in range(2))
+    assert text == again
     for path in (Path.cwd(), Path.home(), Path(__file__).parents[2], Path(tempfile.gettempdir())):
         assert str(path) not in text
 
@@ -154,27 +153,27 @@ def hostile(name: str, text: str) -> Tuned:
     return Tuned(sweep=replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths))
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_hostile_string_stays_in_its_comment(name: str, text: str) -> None:
-    rendered, harmless = (export_of(name).render(hostile(name, one)) for one in (text, "harmless"))
-    check(name, rendered)
-    assert content(name, rendered) == content(name, harmless)
+def test_a_hostile_string_stays_in_its_comment(name: str) -> None:
+    harmless = content(name, export_of(name).render(hostile(name, "harmless")))
+    for kind, text in HOSTILE.items():
+        rendered = export_of(name).render(hostile(name, text))
+        check(name, rendered)
+        assert content(name, rendered) == harmless, kind
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_hostile_path_stays_a_path(name: str, text: str) -> None:
-    rendered, harmless = (
-        export_of(name).render(Tuned(sweep=made_sweep(), config=config)) for config in (text, "harmless")
-    )
-    check(name, rendered)
-    if "harmless" not in harmless:
-        assert rendered == harmless
-    elif export_of(name).file.endswith(".py"):
-        assert content(name, rendered) == content(name, harmless).replace("'harmless'", repr(text))
-    else:
-        assert content(name, rendered) == content(name, harmless)
+def test_a_hostile_path_stays_a_path(name: str) -> None:
+    harmless = export_of(name).render(Tuned(sweep=made_sweep(), config="harmless"))
+    for kind, text in HOSTILE.items():
+        rendered = export_of(name).render(Tuned(sweep=made_sweep(), config=text))
+        check(name, rendered)
+        if "harmless" not in harmless:
+            assert rendered == harmless, kind
+        elif export_of(name).file.endswith(".py"):
+            assert content(name, rendered) == content(name, harmless).replace("'harmless'", repr(text)), kind
+        else:
+            assert content(name, rendered) == content(name, harmless), kind
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -218,11 +217,10 @@ def test_nothing_recommended_is_an_error(name: str) -> None:
         export_of(name).render(Tuned(sweep=without_recommendation(made_sweep())))
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_it_has_its_name_and_a_file_of_its_own(name: str) -> None:
-    export = export_of(name)
-    assert export.name == name
-    assert [export_of(other).file for other in FRAMEWORKS].count(export.file) == 1
+def test_each_has_its_name_and_a_file_of_its_own() -> None:
+    exports = [export_of(name) for name in FRAMEWORKS]
+    assert [export.name for export in exports] == list(FRAMEWORKS)
+    assert len({export.file for export in exports}) == len(exports)
 
 
 def test_an_unknown_framework_is_a_usage_error() -> None:

@@ -104,7 +104,7 @@ def test_a_row_with_more_sizes_than_boundaries_is_damage(tmp_path: Path) -> None
     sweep = made_sweep()
     row = msgspec.structs.replace(sweep.rows[3], batch_sizes=[1, 2])
     damaged = msgspec.structs.replace(sweep, rows=[*sweep.rows[:3], row, *sweep.rows[4:]])
-    with pytest.raises(ResultError, match="row 3: it has 13 boundaries and 2 batch sizes"):
+    with pytest.raises(ResultError, match="rows, entry 3: it has 13 boundaries and 2 batch sizes"):
         load_run(write_run(tmp_path, sweep=damaged))
 
 

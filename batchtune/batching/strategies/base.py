@@ -17,13 +17,7 @@ from batchtune.results import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProblemCosts:
-    """The cost of batches.
-
-    Attributes:
-        of_batch: The cost of batches by their shapes.
-        of_epoch: The cost of an epoch of such lengths with a table, as it is reported: on one rank, the sum over its
-            batches.
-    """
+    """The cost of a batch by its shape, and that of an epoch of such lengths with a table, as it is reported."""
 
     of_batch: ShapeCost
     of_epoch: Callable[[Histogram, BucketTable], float]
@@ -74,9 +68,5 @@ class Strategy(ABC):
 
 
 def merged_up_to(edges: FloatArray, longest: float) -> FloatArray:
-    """Upper edges without duplicates, none beyond the longest length, the last exactly that.
-
-    An edge that lies below the longest length by rounding alone is that length.
-    """
-    inner = edges[edges < longest * (1 - 1e-12)]
-    return np.unique(np.append(inner, longest))
+    """Return upper edges without duplicates; what lies no lower than the longest but for rounding is that length."""
+    return np.unique(np.append(edges[edges < longest * (1 - 1e-12)], longest))

@@ -8,7 +8,7 @@ import numpy as np
 
 from batchtune.batching.bucket_costs import MOST_EXACT, ExactCosts, SmoothCosts
 from batchtune.batching.remainders import TIE, BatchCounts, BucketCosts, best_buckets, few_ends
-from batchtune.batching.strategies.base import Problem, ProblemCosts, Strategy
+from batchtune.batching.strategies.base import Problem, Strategy
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, Histogram, IntArray
 
@@ -37,27 +37,28 @@ class Optimal(Strategy):
         With the number of batches, or with exact costs, no other boundaries among the lengths cost less. Of more than
         4,096 distinct lengths (2,048 with a cost), that many are allowed as boundaries.
         """
-        most = _MOST_ENDS if problem.costs is None else _MOST_COSTED_ENDS
-        ends = few_ends(problem.histogram, problem.batch_sizes, most)
-        best = best_buckets(_bucket_costs(problem, ends), max(num_buckets))
-        lengths = problem.histogram.lengths[ends]
-        if problem.costs is None:
-            improving = best.improving()
-            totals = [float(best.totals[buckets - 1]) for buckets in improving]
+        histogram, sizes, costs = problem.histogram, problem.batch_sizes, problem.costs
+        ends = few_ends(histogram, sizes, _MOST_ENDS if costs is None else _MOST_COSTED_ENDS)
+        exact = costs is None or histogram.lengths.size <= MOST_EXACT
+        of_buckets: BucketCosts
+        if costs is None:
+            of_buckets = BatchCounts(histogram, ends, sizes[ends])
+        elif exact:
+            of_buckets = ExactCosts(histogram, sizes, costs.of_batch)
         else:
-            improving = best.improving(_LEAST_GAIN if lengths.size > MOST_EXACT else TIE)
-            compared = _grouped(problem.histogram, ends)
-            totals = [_cost(problem, problem.costs, compared, ends[best.ends(buckets)]) for buckets in improving]
-        chosen = [_cheapest(improving, totals, number) for number in num_buckets]
-        return [lengths[best.ends(buckets)] for buckets in chosen]
-
-
-def _bucket_costs(problem: Problem, ends: IntArray) -> BucketCosts:
-    if problem.costs is None:
-        return BatchCounts(problem.histogram, ends, problem.batch_sizes[ends])
-    if problem.histogram.lengths.size <= MOST_EXACT:
-        return ExactCosts(problem.histogram, problem.batch_sizes, problem.costs.of_batch)
-    return SmoothCosts(problem.histogram, ends, problem.batch_sizes[ends], problem.costs.of_batch)
+            of_buckets = SmoothCosts(histogram, ends, sizes[ends], costs.of_batch)
+        best = best_buckets(of_buckets, max(num_buckets))
+        improving = best.improving(TIE if exact else _LEAST_GAIN)
+        totals = [float(best.totals[buckets - 1]) for buckets in improving]
+        if costs is not None:
+            compared = _grouped(histogram, ends)
+            chosen = (ends[best.ends(buckets)] for buckets in improving)
+            totals = [costs.of_epoch(compared, BucketTable(histogram.lengths[at], sizes[at])) for at in chosen]
+        found = []
+        for most in num_buckets:
+            _, buckets = min(pair for pair in zip(totals, improving, strict=True) if pair[1] <= most)
+            found.append(histogram.lengths[ends[best.ends(buckets)]])
+        return found
 
 
 def _grouped(histogram: Histogram, ends: IntArray) -> Histogram:
@@ -70,12 +71,3 @@ def _grouped(histogram: Histogram, ends: IntArray) -> Histogram:
     counts = np.diff(histogram.cumulative[last], prepend=0)
     mean = np.diff(histogram.cumulative_total[last], prepend=0.0) / counts
     return Histogram(np.clip(mean, histogram.lengths[first], histogram.lengths[last]), counts)
-
-
-def _cost(problem: Problem, costs: ProblemCosts, histogram: Histogram, ends: IntArray) -> float:
-    return costs.of_epoch(histogram, BucketTable(problem.histogram.lengths[ends], problem.batch_sizes[ends]))
-
-
-def _cheapest(buckets: Sequence[int], totals: Sequence[float], most: int) -> int:
-    """Of ascending numbers of buckets up to `most`, the one that costs least; of equal ones the first."""
-    return min((total, number) for total, number in zip(totals, buckets, strict=True) if number <= most)[1]

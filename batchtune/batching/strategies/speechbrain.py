@@ -20,10 +20,8 @@ class SpeechBrain(Strategy):
         max_batch_length / boundary is below 1 in that one more bucket, or 1 where rounding put SpeechBrain's last
         boundary just below max_batch_length: its batch size is 1 by the common rule too.
         """
-        return [
-            speechbrain_table(problem.histogram, problem.max_batch_length, num_buckets=buckets).boundaries
-            for buckets in num_buckets
-        ]
+        histogram, limit = problem.histogram, problem.max_batch_length
+        return [speechbrain_table(histogram, limit, num_buckets=buckets).boundaries for buckets in num_buckets]
 
     def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
         """Warn of numbers of buckets that keep batches small."""
@@ -51,16 +49,15 @@ def capped_by_num_buckets(
         and row.batch_sizes[0] == int(max_batch_length / row.boundaries[0])
         and row.batch_sizes[0] < lengths.count
     ]
-    if not capped:
-        return
-    first, last = capped[0], capped[-1]
-    others = f"; the same holds up to num_buckets={last.num_buckets}" if last is not first else ""
-    yield (
-        f"{who} with num_buckets={first.num_buckets} can't make a batch of more than "
-        f"{first.batch_sizes[0]} examples whatever max_batch_length is: its fullest batch here is "
-        f"{format_number(first.largest_padded_length)} of {format_length(max_batch_length, lengths.unit)}; "
-        f"raising max_batch_length changes nothing{others}"
-    )
+    if capped:
+        first, last = capped[0], capped[-1]
+        others = f"; the same holds up to num_buckets={last.num_buckets}" if last is not first else ""
+        yield (
+            f"{who} with num_buckets={first.num_buckets} can't make a batch of more than "
+            f"{first.batch_sizes[0]} examples whatever max_batch_length is: its fullest batch here is "
+            f"{format_number(first.largest_padded_length)} of {format_length(max_batch_length, lengths.unit)}; "
+            f"raising max_batch_length changes nothing{others}"
+        )
 
 
 def single_bucket(rows: Sequence[Row], who: str = "speechbrain") -> Iterator[str]:
