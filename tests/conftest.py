@@ -37,12 +37,14 @@ def interrupts_reach_what_is_started() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture
-def one_nursery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All workers of this process come from one nursery, which imports PyTorch once."""
+@pytest.fixture(scope="module")
+def one_nursery() -> Iterator[None]:
+    """All workers of a module's probes in this process come from one nursery, which imports PyTorch once."""
     from shared_nursery import SHARED
 
-    monkeypatch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ def test_a_figure_is_in_the_file_at_once(tmp_path: Path) -> None:
     assert read_evidence(tmp_path / "speech.json").complete
 
 
-def test_the_table_has_a_row_for_each_figure_and_names_the_machine(
+def test_the_table_has_a_row_per_figure_and_names_the_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = record_of(tmp_path)

@@ -110,7 +110,7 @@ def run_step(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(shell, cwd=checkout, env=env, capture_output=True, text=True, check=False)
 
 
-def test_the_steps_of_the_job_without_a_gpu_run_where_there_is_no_torch(checkout: Path) -> None:
+def test_the_steps_of_the_job_without_a_gpu_run_without_torch(checkout: Path) -> None:
     for step in JOBS["buckets"]["steps"]:
         if "run" in step and not step["name"].startswith("Install"):
             ran = run_step(checkout, step["run"])
@@ -138,7 +138,7 @@ def test_changed_lengths_fail_and_say_so(checkout: Path) -> None:
     assert "holds a run of other lengths" in ran.stderr
 
 
-def test_what_was_measured_is_committed_to_a_branch_where_it_has_changed(checkout: Path) -> None:
+def test_changed_measurements_are_committed_to_a_branch(checkout: Path) -> None:
     git = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     step = step_named("probe", "Commit the run folder to a branch")["run"]
 
@@ -163,7 +163,7 @@ def test_every_command_of_every_job_is_one_with_these_options() -> None:
             load_command(name).make_context(name, arguments)  # raises where one is unknown
 
 
-def test_the_gpu_is_used_by_hand_only_and_pull_requests_can_write_nothing() -> None:
+def test_only_a_manual_run_uses_the_gpu_and_may_write() -> None:
     assert set(WORKFLOW["on"]) == {"pull_request", "workflow_dispatch"}
     assert JOBS["probe"]["if"] == "github.event_name == 'workflow_dispatch'"
     assert JOBS["buckets"]["if"] == "github.event_name == 'pull_request'"
@@ -176,7 +176,7 @@ def test_no_script_has_anything_put_into_its_text() -> None:
     assert [step["name"] for _, step in RUNS if "${{" in step["run"]] == []
 
 
-def test_what_is_installed_without_torch_is_what_batchtune_depends_on_else() -> None:
+def test_the_install_without_torch_has_all_other_dependencies() -> None:
     text = step_named("buckets", "Install batchtune without torch")["run"]
     installed = set(text.splitlines()[1].split()[4:])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -101,7 +101,7 @@ def test_help_imports_nothing_heavy() -> None:
         assert not set(loaded) & (HEAVY | {"numpy", "rich", "msgspec"}), command
 
 
-def test_all_but_measuring_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
+def test_all_but_measuring_runs_without_torch(tmp_path: Path) -> None:
     manifest, run = str(tmp_path / "lengths.csv"), str(tmp_path / "run")
     Path(manifest).write_text("id,duration\n" + "".join(f"{number},{1 + number % 17}\n" for number in range(300)))
     commands = [
@@ -143,7 +143,7 @@ def in_one_process(
     )
 
 
-def test_importing_the_package_imports_nothing_but_the_standard_library() -> None:
+def test_importing_the_package_needs_only_the_standard_library() -> None:
     code = "import sys; import batchtune; print(' '.join({name.split('.')[0] for name in sys.modules}))"
     ran = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(ran.stdout.split()) <= {*sys.stdlib_module_names, "batchtune", "__main__"}

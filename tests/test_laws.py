@@ -45,12 +45,12 @@ def test_every_size_fits_on_every_law(name: str, targets: bool, data: str) -> No
         assert_holds(law, measure(law, made_lengths(data, targets=targets, count=FEW), ("optimal",)))
 
 
-def test_memory_that_falls_with_the_length_is_reported_with_both_shapes() -> None:
+def test_memory_that_falls_with_the_length_is_reported() -> None:
     probe = probe_law(LawDevice(LAWS["falls with the length"], made_lengths("tokens")))
     assert any("Memory does not grow with the batch everywhere" in warning for warning in probe.warnings)
 
 
-def test_a_workload_that_differs_by_chance_keeps_as_much_free_and_says_so() -> None:
+def test_a_noisy_workload_keeps_its_spread_free_and_says_so() -> None:
     probe = probe_law(LawDevice(LAWS["noise of 3%"], made_lengths("speech")))
     assert probe.margin is not None
     assert 0.02 < probe.margin.spread_bytes / probe.device.limit_bytes < 0.035
@@ -64,7 +64,7 @@ def test_equal_peaks_cost_a_margin_of_a_thousandth() -> None:
     assert all(point.trial is not None for point in probe.frontier)
 
 
-def test_where_max_lengths_ends_the_search_what_is_at_stake_is_said_and_measured_later(tmp_path: Path) -> None:
+def test_a_search_ended_by_max_lengths_warns_and_can_continue(tmp_path: Path) -> None:
     device = LawDevice(LAWS["blocks of length"], made_lengths("speech", count=FEW))
     few, more = (
         ProbeSettings(workload="made.py:Made", options={}, device="cuda", num_lengths=4, max_lengths=most)

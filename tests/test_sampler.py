@@ -101,7 +101,7 @@ def test_overlong_examples_may_be_batches_of_one() -> None:
     st.sampled_from(["random", "ascending", "descending"]),
 )
 @settings(deadline=None, max_examples=100)
-def test_len_is_what_iterating_gives_and_the_ranks_share_the_examples(
+def test_len_matches_iteration_and_ranks_share_the_examples(
     lengths: list[int], world_size: int, shuffle: bool, drop_last: bool, same_bucket: bool, batch_ordering: str
 ) -> None:
     ranks = [
@@ -142,7 +142,7 @@ def test_set_epoch_says_which_epoch_is_next() -> None:
     assert sampler.epoch == 1
 
 
-def test_an_abandoned_iteration_was_an_epoch_and_one_that_never_began_was_none() -> None:
+def test_an_abandoned_iteration_counts_as_an_epoch_once_begun() -> None:
     sampler = made()
     iter(sampler)
     assert sampler.epoch == 0
@@ -202,7 +202,7 @@ def test_after_an_epoch_the_state_is_the_next() -> None:
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
 
 
-def test_a_state_taken_before_the_first_batch_of_the_next_epoch_is_that_epochs() -> None:
+def test_a_state_before_an_epochs_first_batch_is_that_epochs() -> None:
     sampler = made()
     next(iter(sampler))
     iter(sampler)
@@ -304,7 +304,7 @@ def test_a_plain_loader_resumes_a_resumed_epoch(options: dict[str, Any]) -> None
     assert list(loader_of(resumed, **options)) == list(made())[4:]
 
 
-def test_what_takes_more_than_it_hands_on_says_how_many_batches_were_trained_on() -> None:
+def test_a_reader_ahead_may_say_how_many_batches_were_trained_on() -> None:
     sampler, resumed = made(), made()
     running = iter(sampler)
     for _ in range(6):
@@ -322,7 +322,7 @@ def test_a_sampler_in_a_loader_can_be_copied() -> None:
     assert list(pickle.loads(pickle.dumps(sampler))) == list(made(epoch=1))
 
 
-def test_a_torch_that_does_not_count_what_it_delivers_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_counts_no_deliveries_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = made()
     running = iter(loader_of(sampler, num_workers=1))
     next(running)
@@ -400,7 +400,7 @@ def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
         BucketBatchSampler.from_config(config, LENGTHS[:-1])
 
 
-def test_what_is_longer_than_the_limit_of_the_tuning_is_told_with_that_limit(tmp_path: Path) -> None:
+def test_examples_beyond_the_tunings_limit_are_reported_with_it(tmp_path: Path) -> None:
     path = tmp_path / "sampler.yaml"
     config = config_of(Lengths.of(LENGTHS))
     limited = msgspec.structs.replace(config.evidence, max_length=float(LENGTHS.max()))

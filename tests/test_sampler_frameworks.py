@@ -186,7 +186,7 @@ def test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(tmp_path: Path, o
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_lightning_with_a_plain_loader_leaves_the_sampler_where_the_training_is(tmp_path: Path, workers: int) -> None:
+def test_lightning_with_a_plain_loader_keeps_the_samplers_place(tmp_path: Path, workers: int) -> None:
     sampler, module, states = made(), lightning_module(), []
     keep = lambda_callback(on_train_batch_end=lambda *_: states.append(sampler.state_dict()))
     loader = DataLoader(Examples(), batch_sampler=sampler, num_workers=workers)
@@ -245,7 +245,7 @@ def test_accelerate_resumes_in_mid_epoch(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_accelerate_with_a_plain_loader_resumes_by_the_number_of_batches(workers: int) -> None:
+def test_accelerate_with_a_plain_loader_resumes_by_batch_count(workers: int) -> None:
     accelerate = pytest.importorskip("accelerate")
     sampler = made()
     loader = accelerate.Accelerator(cpu=True).prepare(

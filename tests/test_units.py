@@ -51,14 +51,14 @@ def test_what_is_no_size_is_a_usage_error_that_names_it(text: str) -> None:
         (-1536, "-1.5 KiB"),
     ],
 )
-def test_a_size_is_shown_with_three_digits_in_the_unit_that_suits_it(size_bytes: float, text: str) -> None:
+def test_a_size_is_shown_with_three_digits_in_a_fitting_unit(size_bytes: float, text: str) -> None:
     assert format_size(size_bytes) == text
 
 
 @given(st.integers(0, 2**60))
 @settings(deadline=None)
 @example(1152)
-def test_a_shown_size_is_never_off_by_more_than_half_a_percent_or_half_a_byte(size_bytes: int) -> None:
+def test_a_shown_size_is_within_half_a_percent_or_a_byte(size_bytes: int) -> None:
     shown = parse_size(format_size(size_bytes).replace(",", "")) if size_bytes else 0
     assert abs(shown - size_bytes) <= max(1.0, 0.005 * size_bytes)
 

@@ -103,7 +103,7 @@ class Solved:
         ("few", "in steps"),
     ],
 )
-def test_the_best_buckets_by_estimate_cost_hardly_more_than_the_best(data: str, sized: str) -> None:
+def test_the_best_buckets_by_estimate_are_near_the_best(data: str, sized: str) -> None:
     histogram, sizes = Lengths.of(DATA[data]).histogram, SIZES[sized]
     lengths = histogram.lengths
     smooth = 0.004 if data == "few" else 0.001
@@ -116,7 +116,7 @@ def test_the_best_buckets_by_estimate_cost_hardly_more_than_the_best(data: str, 
             assert found.totals[buckets - 1] == pytest.approx(exact.total(found.ends(buckets)), rel=0.03)
 
 
-def test_estimates_from_a_part_of_the_lengths_are_close_to_the_sum_over_all() -> None:
+def test_estimates_from_a_sample_are_close_to_the_full_sum() -> None:
     histogram = Lengths.of(np.random.default_rng(2).gamma(4, 3, 30_000) + 0.5).histogram
     sizes = batch_sizes_for(histogram.lengths, 300)
     ends = few_ends(histogram, sizes, 600)

@@ -51,7 +51,7 @@ def examples_of(ranks: list[EpochBatches]) -> list[int]:
 
 @given(LENGTHS, SIZES, KEEPING, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_every_example_is_in_exactly_one_batch_but_those_counted_as_repeated(
+def test_every_example_is_in_one_batch_except_counted_repeats(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
     found = Counter(examples_of(of_all_ranks(lengths, sizes, dealing, drawing)))
@@ -61,7 +61,7 @@ def test_every_example_is_in_exactly_one_batch_but_those_counted_as_repeated(
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_examples_are_repeated_only_where_even_batches_of_one_are_too_few(
+def test_examples_repeat_only_if_batches_of_one_are_too_few(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size)
@@ -72,7 +72,7 @@ def test_examples_are_repeated_only_where_even_batches_of_one_are_too_few(
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_with_the_same_bucket_examples_are_repeated_only_where_fewer_than_ranks_are_left(
+def test_same_bucket_repeats_only_if_fewer_than_ranks_remain(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=True)
@@ -131,7 +131,7 @@ def test_the_tally_takes_batch_sizes_that_no_data_can_fill() -> None:
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_a_batch_holds_examples_of_its_bucket_and_no_more_than_its_batch_size(
+def test_a_batch_respects_its_bucket_and_batch_size(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
     buckets = np.searchsorted(BOUNDARIES, lengths)
@@ -163,7 +163,7 @@ def test_with_the_same_bucket_every_step_is_of_one_bucket(
 
 @given(LENGTHS, SIZES, st.integers(2, 5), DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_with_the_same_bucket_a_step_has_batches_that_differ_by_one_example_at_most(
+def test_same_bucket_batches_differ_by_at_most_one_example(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
     ranks = of_all_ranks(lengths, sizes, Dealing(world_size=world_size, same_bucket=True), drawing)
@@ -193,9 +193,7 @@ def test_sorted_batches_are_sorted_by_their_longest(
 
 @given(LENGTHS, SIZES)
 @settings(deadline=None, max_examples=25)
-def test_without_shuffle_batches_come_as_a_streaming_sampler_has_them_together(
-    lengths: FloatArray, sizes: IntArray
-) -> None:
+def test_without_shuffle_batches_follow_the_streaming_order(lengths: FloatArray, sizes: IntArray) -> None:
     (only,) = of_all_ranks(lengths, sizes, Dealing(), Drawing(shuffle=False))
     assert list(only) == streamed(lengths, sizes)
 
@@ -214,7 +212,7 @@ def streamed(lengths: FloatArray, sizes: IntArray) -> list[list[int]]:
 
 @given(LENGTHS, SIZES, st.lists(st.integers(0, 50), min_size=70, max_size=70), DEALINGS, DRAWINGS)
 @settings(deadline=None, max_examples=25)
-def test_a_simulated_epoch_has_the_shapes_of_the_batches_of_all_ranks(
+def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     lengths: FloatArray, sizes: IntArray, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
 ) -> None:
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
@@ -244,7 +242,7 @@ def test_many_batches_are_lists_like_few() -> None:
     ]
 
 
-def test_the_largest_batches_are_split_first_and_in_near_equal_halves() -> None:
+def test_the_largest_batches_are_split_first_into_near_halves() -> None:
     layout = layouts.lay_out(np.array([9, 14]), np.array([9, 7]), Dealing(world_size=5))
     assert layout.batch_sizes.tolist() == [5, 4, 4, 3, 7]
     assert layout.starts.tolist() == [0, 5, 9, 13, 16]
@@ -275,7 +273,7 @@ def test_batch_sizes_beyond_any_count_are_no_matter(same_bucket: bool) -> None:
     assert layouts.batches_per_rank(counts, sizes, dealing) == 1
 
 
-def test_float32_lengths_are_not_beyond_a_boundary_that_was_the_longest() -> None:
+def test_float32_lengths_do_not_exceed_the_last_boundary() -> None:
     longest = next(value for value in np.arange(1, 99, 0.1) if np.float32(value) > value)
     assert BucketTable.of([longest], [1]).assign(np.array([longest], dtype=np.float32)).tolist() == [0]
 

@@ -104,7 +104,7 @@ def test_batches_of_one_have_no_padding() -> None:
     assert batches.padded_length == pytest.approx(values.sum(), rel=1e-9)
 
 
-def test_a_bucket_smaller_than_its_batch_size_is_one_batch_of_its_longest() -> None:
+def test_a_small_bucket_is_one_batch_of_its_longest() -> None:
     batches = expected_batches(Lengths.of([1, 2, 5]).histogram, table_of([6], [10]))
     assert batches.padded_length == pytest.approx(15)
 

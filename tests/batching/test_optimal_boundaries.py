@@ -56,7 +56,7 @@ CASES = st.integers(1, 8).flatmap(
 
 @given(case=CASES)
 @settings(deadline=None, max_examples=40)
-def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_a_tie(
+def test_no_boundaries_cost_less_and_fewer_buckets_win_a_tie(
     case: tuple[list[int], list[int]],
 ) -> None:
     histogram, costs = histogram_of(case[0]), np.array(case[1], dtype=float)
@@ -72,7 +72,7 @@ def test_no_other_boundaries_cost_less_whatever_the_costs_and_fewer_buckets_win_
     st.booleans(),
 )
 @settings(deadline=None, max_examples=25)
-def test_it_agrees_with_the_plain_programme_on_costs_that_are_not_round(
+def test_it_agrees_with_the_plain_program_on_uneven_costs(
     cells: list[tuple[int, float]], most: int, rising: bool
 ) -> None:
     histogram = histogram_of([count for count, _ in cells])
@@ -123,7 +123,7 @@ def test_hard_costs_and_counts_agree_with_the_plain_programme(costs_of: Callable
         assert cost_of(histogram, costs, boundaries) == pytest.approx(by_plain_programme(costs, counts, 6), rel=1e-12)
 
 
-def test_batch_sizes_of_real_shape_agree_with_the_plain_programme() -> None:
+def test_realistic_batch_sizes_agree_with_the_plain_program() -> None:
     rng = np.random.default_rng(3)
     lengths, counts = np.unique(rng.gamma(4, 2, 2000).round(1) + 0.1, return_counts=True)
     histogram = Histogram(lengths, counts)
@@ -168,7 +168,7 @@ EXAMPLES = st.tuples(st.lists(st.integers(1, 400), min_size=1, max_size=80), st.
 
 @given(case=EXAMPLES)
 @settings(deadline=None, max_examples=25)
-def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_more_costs_no_more(
+def test_boundaries_are_lengths_and_more_buckets_cost_no_more(
     case: tuple[list[int], int],
 ) -> None:
     histogram = Lengths.of(case[0]).histogram
@@ -186,7 +186,7 @@ def test_boundaries_are_examples_lengths_the_longest_is_the_last_and_a_bucket_mo
 
 @given(case=EXAMPLES, power=st.integers(-20, 20), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=25)
-def test_order_changes_nothing_and_scaling_lengths_with_max_batch_length_scales_the_boundaries(
+def test_order_changes_nothing_and_scaling_scales_boundaries(
     case: tuple[list[int], int], power: int, seed: int
 ) -> None:
     values, scale = np.array(case[0], dtype=float), 2.0**power

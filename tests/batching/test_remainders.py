@@ -83,7 +83,7 @@ def test_batches_are_counted_whatever_the_sizes(distinct: int, seed: int) -> Non
     assert best.totals.tolist() == least_by_brute_force(costs)
 
 
-def test_numbers_of_buckets_that_improve_are_the_same_whatever_is_known_beyond() -> None:
+def test_improving_bucket_counts_do_not_depend_on_later_ones() -> None:
     costs = MadeCosts(np.random.default_rng(3).gamma(1.0, 1.0, (61, 61)))
     all_of_them = best_buckets(costs, 60).improving()
     for most in (1, 5, 20, 59):
@@ -123,7 +123,7 @@ CASES = st.tuples(
 
 @given(case=CASES)
 @settings(deadline=None, max_examples=25)
-def test_a_few_ends_are_lengths_of_examples_and_the_longest_is_the_last(case: tuple[list[int], int, int]) -> None:
+def test_chosen_ends_are_lengths_and_the_longest_is_last(case: tuple[list[int], int, int]) -> None:
     histogram = Lengths.of(case[0]).histogram
     sizes, most = batch_sizes_for(histogram.lengths, case[1]), case[2]
     ends = few_ends(histogram, sizes, most)

@@ -39,7 +39,7 @@ def test_the_boundaries_are_those_of_speechbrain_to_the_bit(real_dynamic_batch_s
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=25)
-def test_batch_sizes_and_number_of_batches_are_those_of_speechbrain(
+def test_batch_sizes_and_batch_count_match_speechbrain(
     real_dynamic_batch_sampler: Any,
     values: list[float],
     num_buckets: int,
@@ -82,7 +82,7 @@ def test_given_boundaries_make_the_batches_of_speechbrain(
     assert expected_batches(histogram, table).tally.batches == len(real)
 
 
-def test_lengths_on_the_boundaries_fall_into_the_buckets_of_speechbrain(
+def test_lengths_on_boundaries_fall_into_speechbrains_buckets(
     real_dynamic_batch_sampler: Any,
 ) -> None:
     ends = speechbrain_boundaries(12, 600)

@@ -30,7 +30,7 @@ def problem_of(values: list[float], max_batch_length: float) -> Problem:
 class TestEveryStrategy:
     @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=NUM_BUCKETS)
     @settings(deadline=None, max_examples=25)
-    def test_gives_valid_tables_that_put_every_example_in_exactly_one_bucket(
+    def test_tables_put_every_example_in_exactly_one_bucket(
         self, strategy: str, values: list[float], max_batch_length: float, num_buckets: list[int]
     ) -> None:
         problem = problem_of(values, max_batch_length)
@@ -42,7 +42,7 @@ class TestEveryStrategy:
 
     @given(values=LENGTHS, max_batch_length=st.floats(1e-3, 1e7), num_buckets=st.integers(1, 25))
     @settings(deadline=None, max_examples=20)
-    def test_gives_no_more_buckets_than_asked_for_but_speechbrains_one_for_overlong_examples(
+    def test_only_speechbrain_adds_a_bucket_to_those_asked_for(
         self, strategy: str, values: list[float], max_batch_length: float, num_buckets: int
     ) -> None:
         (boundaries,) = STRATEGIES[strategy].boundaries(problem_of(values, max_batch_length), [num_buckets])
@@ -99,7 +99,7 @@ def test_optimal_separates_what_wastes_most_when_mixed() -> None:
     assert boundaries("optimal", [1] * 100 + [9, 10, 50], 2) == [1, 50]
 
 
-def test_speechbrain_has_one_more_bucket_of_one_for_what_is_longer_than_max_batch_length() -> None:
+def test_speechbrain_adds_a_bucket_of_one_for_overlong_examples() -> None:
     ends = boundaries("speechbrain", [1, 2, 30], 3, limit=10)
     assert [*ends[2:]] == pytest.approx([10, 30])
     assert batch_sizes_for(ends, 10).tolist()[-1] == 1
@@ -110,7 +110,7 @@ def test_speechbrain_has_no_more_bucket_where_nothing_is_longer() -> None:
 
 
 @pytest.mark.parametrize(("num_buckets", "cap"), [(10, 14), (15, 21), (20, 28), (60, 71), (200, 173)])
-def test_speechbrains_largest_batch_size_depends_on_the_bucket_count_alone(num_buckets: int, cap: int) -> None:
+def test_speechbrains_bucket_count_alone_caps_its_batch_size(num_buckets: int, cap: int) -> None:
     for limit in (100, 600, 48_000):
         ends = boundaries("speechbrain", [1, 2, 9], num_buckets, limit)
         assert batch_sizes_for(ends, limit)[0] == cap

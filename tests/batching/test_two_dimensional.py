@@ -55,7 +55,7 @@ def test_the_first_pair_not_below_the_example_is_its_bucket(pairs: list[Pair]) -
             assert strict == expected[length, target]
 
 
-def test_a_target_too_large_for_its_length_goes_to_a_bucket_of_longer_examples() -> None:
+def test_a_target_too_large_for_its_length_moves_up_a_bucket() -> None:
     table = table_of([(10, 5), (10, 10), (20, 12), (20, 18)])
     assert table.assign(np.array([8, 8, 8, 15]), np.array([5, 11, 13, 1])).tolist() == [0, 2, 3, 2]
 
@@ -134,7 +134,7 @@ def made_case(rng: np.random.Generator, distinct: int) -> tuple[FloatArray, Floa
 
 
 @pytest.mark.parametrize("resolution", [2, 3, 5])
-def test_no_other_table_costs_less_whatever_the_costs_and_fewer_buckets_win_a_tie(resolution: int) -> None:
+def test_no_table_costs_less_and_fewer_buckets_win_a_tie(resolution: int) -> None:
     rng = np.random.default_rng(resolution)
     for _ in range(100):
         lengths, targets = made_case(rng, 5)
@@ -185,7 +185,7 @@ def test_two_dimensions_never_cost_more_than_the_best_of_one(
 
 @given(examples=EXAMPLES, resolution=RESOLUTIONS, budget=st.integers(1, 500))
 @settings(deadline=None, max_examples=25)
-def test_a_bucket_more_costs_no_more_and_every_boundary_is_an_examples(
+def test_more_buckets_cost_no_more_and_boundaries_are_lengths(
     examples: FloatArray, resolution: int, budget: int
 ) -> None:
     lengths, targets = examples
@@ -214,7 +214,7 @@ def test_every_example_has_its_bucket_in_nemos_strict_mode_too(
 
 @given(examples=EXAMPLES, budget=st.integers(1, 500), power=st.integers(-20, 20), seed=st.integers(0, 99))
 @settings(deadline=None, max_examples=20)
-def test_order_changes_nothing_and_scaling_everything_scales_the_boundaries(
+def test_order_changes_nothing_and_scaling_scales_boundaries(
     examples: FloatArray, budget: int, power: int, seed: int
 ) -> None:
     scale = 2.0**power

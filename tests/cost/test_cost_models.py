@@ -163,7 +163,7 @@ def test_whatever_its_coefficients_an_affine_law_is_found(
 
 
 @pytest.mark.parametrize("seed", SEEDS[:4])
-def test_a_constant_per_example_is_not_taken_for_targets_that_follow_the_lengths(seed: int) -> None:
+def test_a_constant_per_example_is_not_mistaken_for_targets(seed: int) -> None:
     random = np.random.default_rng(seed)
     cost = cost_of(law_of("affine"))
     sizes, lengths, _ = probed(cost, 24, seed)
@@ -182,7 +182,7 @@ def test_a_floor_below_a_law_is_found(affine: float) -> None:
 
 
 @pytest.mark.parametrize("name", BEYOND)
-def test_a_law_beyond_the_form_shows_in_the_errors_over_all_measurements(name: str) -> None:
+def test_a_law_the_form_cannot_express_shows_in_the_errors(name: str) -> None:
     shapes = probed(BEYOND[name], 30)
     costs = BEYOND[name](*shapes)
     model = fitted(*shapes[:2], costs, shapes[2])
@@ -191,13 +191,13 @@ def test_a_law_beyond_the_form_shows_in_the_errors_over_all_measurements(name: s
     assert model.relative_error > 0.01
 
 
-def test_with_a_single_batch_size_a_constant_per_example_is_the_constant() -> None:
+def test_with_one_batch_size_the_per_example_cost_is_constant() -> None:
     lengths = np.array([10.0, 20, 50, 200, 1000])
     model = fitted(np.full(5, 4.0), lengths, 1e8 + 4 * (1e6 + 1e4 * lengths))
     assert (model.constant, model.example, model.linear) == pytest.approx((1.04e8, 0, 1e4))
 
 
-def test_two_lengths_above_the_floor_do_not_tell_more_than_two_terms() -> None:
+def test_two_lengths_above_the_floor_determine_only_two_terms() -> None:
     sizes = np.array([1.0, 2, 4, 38, 74, 92, 101, 108, 1, 129])
     lengths = np.array([30.0, 30, 30, 30, 30, 30, 30, 30, 1.62, 25])
     model = fitted(sizes, lengths, np.maximum(1.3e9, 1e9 + sizes * (2e6 * lengths + 5e3 * lengths**2)))
@@ -350,7 +350,7 @@ def measured(name: str, column: str) -> tuple[FloatArray, FloatArray, FloatArray
 
 
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
-def test_real_peaks_are_met_to_within_one_percent_and_half_of_it_near_the_limit(name: str) -> None:
+def test_real_peaks_are_fitted_within_one_percent(name: str) -> None:
     sizes, lengths, peaks, targets = measured(name, "peak_bytes")
     model = fitted(sizes, lengths, peaks, targets)
     error = np.abs(predict(model, sizes, lengths, targets) / peaks - 1)
@@ -359,7 +359,7 @@ def test_real_peaks_are_met_to_within_one_percent_and_half_of_it_near_the_limit(
 
 
 @pytest.mark.parametrize("name", ["conformer-ctc", "transformer-lm"])
-def test_from_the_fourth_real_peak_on_the_next_is_foretold_to_within_one_percent(name: str) -> None:
+def test_after_four_real_peaks_the_next_is_within_one_percent(name: str) -> None:
     sizes, lengths, peaks, targets = measured(name, "peak_bytes")
     for known in range(4, peaks.size):
         model = fitted(sizes[:known], lengths[:known], peaks[:known], None if targets is None else targets[:known])

@@ -32,7 +32,7 @@ def point(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 400)), min_size=1, max_size=8, unique_by=lambda row: row[0])
 )
 @settings(deadline=None, max_examples=30)
-def test_between_measured_lengths_the_size_is_that_of_the_next_longer_one(rows: list[tuple[int, int]]) -> None:
+def test_between_measured_lengths_the_next_longer_size_holds(rows: list[tuple[int, int]]) -> None:
     lengths = sorted(length for length, _ in rows)
     sizes = sorted((size for _, size in rows), reverse=True)
     frontier = Frontier.of([point(*row) for row in zip(lengths, sizes, strict=True)])
@@ -59,7 +59,7 @@ def test_no_length_gets_more_than_a_shorter_one_was_seen_to_hold(rows: list[tupl
         assert (frontier([shorter, longer]) <= few).all()
 
 
-def test_a_shorter_length_that_only_the_data_limit_does_not_limit_longer_ones() -> None:
+def test_a_length_limited_by_data_does_not_limit_longer_ones() -> None:
     frontier = Frontier.of([point(1, 2, closed_by="data"), point(10, 90)])
     assert frontier([1, 5, 10]).tolist() == [90, 90, 90]
 
@@ -81,7 +81,7 @@ def test_batches_of_max_batch_length_fit_at_every_length(sizes: list[int]) -> No
     assert (np.maximum(1, (limit / values).astype(int)) <= frontier(values)).all()
 
 
-def test_a_batch_size_that_the_user_caps_is_no_limit_of_the_memory() -> None:
+def test_a_batch_size_capped_by_the_user_is_not_a_memory_limit() -> None:
     lengths = Lengths.of([5.0] * 100 + [10.0] * 100)
     capped = Frontier.of([point(5.0, 60), point(10.0, 60)])
     assert largest_max_batch_length(capped, lengths.histogram) == 304  # 305 would be 61 of length 5

@@ -20,12 +20,12 @@ def point(length: float, target: float | None, size: int) -> FrontierPoint:
 POINTS = [point(10, 50, 20), point(100, 50, 4), point(100, 10, 8), point(60, 20, 9)]
 
 
-def test_the_size_is_the_largest_of_the_measured_shapes_that_are_no_smaller() -> None:
+def test_the_size_is_the_largest_among_shapes_no_smaller() -> None:
     joint = JointFrontier.of(POINTS)
     assert joint([5, 10, 11, 60, 61, 100], [50, 50, 50, 20, 10, 11]).tolist() == [20, 20, 4, 9, 8, 4]
 
 
-def test_beyond_all_that_was_measured_a_size_of_one_is_not_proven() -> None:
+def test_beyond_all_measurements_a_size_of_one_is_unproven() -> None:
     joint = JointFrontier.of(POINTS)
     assert joint([101, 5], [1, 51]).tolist() == [1, 1]
     assert joint.proven([101, 5], [1, 51]).tolist() == [0, 0]

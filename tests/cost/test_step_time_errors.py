@@ -70,7 +70,7 @@ def test_more_shapes_than_are_worked_out_at_once_add_up() -> None:
     assert many_gradient == pytest.approx(5000 * gradient, rel=1e-9)
 
 
-def test_at_a_measured_shape_only_its_own_error_and_the_common_one_count() -> None:
+def test_a_measured_shape_has_its_own_error_and_the_common_one() -> None:
     one = SIX[2]
     total, gradient = TIMES.sensitivities(one.batch_size, one.length, None, 1.0)
     assert gradient == pytest.approx(total * np.array([0, 0, 1, 0, 0, 0, 0, 1]), abs=1e-9)
@@ -87,7 +87,7 @@ def test_without_measurements_there_is_the_models_error_alone() -> None:
     assert (gradient.tolist(), times.sigmas.tolist()) == ([total, total], [0.04, 0.0])
 
 
-def test_where_all_agree_a_measurement_is_as_uncertain_as_its_own_steps() -> None:
+def test_if_all_agree_a_trial_is_as_uncertain_as_its_steps() -> None:
     steady = [trial(n, 10.0, 1.0, spread=0.02 * n) for n in (1, 2, 4)]
     sigmas = StepTimes.of(steady, MODEL).sigmas
     # The standard error of the median of 4 normal values, from their interquartile range.
@@ -102,12 +102,12 @@ def test_what_the_others_miss_a_measurement_by_is_its_error_too() -> None:
     assert times.sigmas[:-2] == pytest.approx([missed, missed], rel=1e-2)
 
 
-def test_half_of_what_the_others_miss_is_an_error_of_all_times_in_common() -> None:
+def test_half_of_the_others_miss_is_a_common_error() -> None:
     times = StepTimes.of([trial(100, 10.0, 1.3), trial(272, 10.0, 0.9)], MODEL)
     assert times.sigmas[-1] == pytest.approx(times.sigmas[0] / 2)
 
 
-def test_what_the_noise_of_the_measurements_explains_is_not_missed_but_half_of_it_always_counts() -> None:
+def test_misses_explained_by_noise_count_only_half() -> None:
     times = StepTimes.of([trial(100, 10.0, 1.3), trial(272, 10.0, 0.9)], MODEL)
     little, much = (replace(times, errors=np.full(2, error)) for error in (0.02, 0.5))
     missed = times.sigmas[0]
@@ -128,7 +128,7 @@ def with_means(*ratios: float, timed_steps: int = 10) -> StepTimes:
     )
 
 
-def test_the_error_of_the_mean_comes_from_the_scatter_between_trials() -> None:
+def test_the_error_of_the_mean_comes_from_scatter_between_trials() -> None:
     random = np.random.default_rng(4)
     slow = 1 + 2 * random.binomial(10, 0.05, 4000) / 10
     # A step's standard deviation over the square root of their number; what may be unseen is small in so many.

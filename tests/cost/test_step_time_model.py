@@ -39,7 +39,7 @@ def test_at_a_measured_shape_it_is_what_was_measured(rows: list[tuple[int, float
 
 @given(TRIALS, st.integers(1, 2000), st.floats(0.01, 1e5))
 @settings(deadline=None, max_examples=40)
-def test_elsewhere_it_is_the_model_corrected_by_no_more_than_was_measured(
+def test_elsewhere_the_model_is_corrected_within_measured_misses(
     rows: list[tuple[int, float, float]], size: int, length: float
 ) -> None:
     ratios = [1.0, *(ratio for _, _, ratio in rows)]
@@ -47,7 +47,7 @@ def test_elsewhere_it_is_the_model_corrected_by_no_more_than_was_measured(
     assert min(ratios) * (1 - 1e-9) <= correction <= max(ratios) * (1 + 1e-9)
 
 
-def test_close_to_a_measurement_it_is_close_to_it_and_far_away_it_is_the_model() -> None:
+def test_estimates_follow_near_measurements_else_the_model() -> None:
     times = StepTimes.of(off_by([(10, 20.0, 1.5)]), LINEAR)
     corrections = [float(times(10, 20 * away) / predict(LINEAR, 10, 20 * away)) for away in (1, 1.05, 1.5, 2, 4, 50)]
     assert corrections == sorted(corrections, reverse=True)
@@ -89,7 +89,7 @@ def slow_now_and_then(size: int, mean_to_median: float, *, timed_steps: int) -> 
     )
 
 
-def test_all_times_are_longer_by_the_mean_over_the_median_of_all_trials_weighted_by_steps() -> None:
+def test_times_are_scaled_by_the_weighted_mean_over_median() -> None:
     trials = [slow_now_and_then(4, 1.4, timed_steps=10), slow_now_and_then(40, 1.0, timed_steps=30)]
     model = fit_step_seconds(trials)
     assert model is not None
@@ -130,7 +130,7 @@ def test_targets_count_where_the_time_depends_on_them() -> None:
         times(10, 20)
 
 
-def test_targets_do_not_count_where_the_time_does_not_depend_on_them() -> None:
+def test_targets_are_ignored_if_the_time_does_not_depend_on_them() -> None:
     times = StepTimes.of([timed_trial(10, 20, 0.5, target=5)], LINEAR)
     assert times(10, 20, np.array([5, 500])) == pytest.approx([0.5, 0.5])
 

@@ -195,7 +195,7 @@ def test_nemo_takes_the_first_bin_that_holds_both_lengths(nemo: Any, tmp_path: P
     assert sorted(map(sorted, found)) == [[3.0, 3.0, 3.0], [3.1, 3.1], [3.2], [8.0]]
 
 
-def test_the_fragment_has_the_recommended_table_and_turns_other_limits_off() -> None:
+def test_the_fragment_has_the_table_and_disables_other_limits() -> None:
     settings = train_ds(render(made_sweep()))
     row = recommended(made_sweep())
     assert (settings["bucket_duration_bins"], settings["bucket_batch_size"]) == (row.boundaries, row.batch_sizes)
@@ -269,7 +269,7 @@ def probe_of(sizes: Iterable[tuple[float, int]], **model: float) -> Probe:
 class TestDurationLimit:
     @given(data=st.data())
     @settings(deadline=None, max_examples=150)
-    def test_every_batch_that_lhotse_makes_is_no_larger_than_one_that_was_run(self, data: st.DataObject) -> None:
+    def test_lhotses_batches_are_no_larger_than_one_that_was_run(self, data: st.DataObject) -> None:
         lengths = [*sorted(data.draw(st.sets(st.integers(2, 19), max_size=6), label="lengths")), 20]
         sizes = sorted(data.draw(st.lists(st.integers(1, 40), min_size=len(lengths), max_size=len(lengths))))[::-1]
         bins = [*sorted(data.draw(st.sets(st.integers(1, 19), max_size=6), label="bins")), 20]
@@ -295,7 +295,7 @@ class TestDurationLimit:
         # 102 × 3.582 s, as x(L) counts it, would let 102 examples up to 6.025 s come together: 101 were run.
         assert limit.batch_duration == pytest.approx(102 * (3.582 + 3.582**2 / 2100), rel=0.01)
 
-    def test_memory_in_proportion_to_the_length_needs_no_quadratic_duration(self) -> None:
+    def test_linear_memory_needs_no_quadratic_duration(self) -> None:
         probe = with_model(proven_probe(), quadratic=0.0)
         limit = limit_of(probe)
         assert limit is not None and limit.quadratic_duration is None
@@ -348,7 +348,7 @@ class TestDurationLimit:
         assert "quadratic_duration:" not in render(made_sweep())
 
 
-def test_a_batch_never_holds_more_than_its_bucket_did_when_it_was_proven() -> None:
+def test_a_batch_never_exceeds_the_proven_size_of_its_bucket() -> None:
     sweep = proven_sweep()
     few = [msgspec.structs.replace(use, examples=9) if i == 0 else use for i, use in enumerate(sweep.buckets)]
     sizes = train_ds(render(msgspec.structs.replace(sweep, buckets=few)))["bucket_batch_size"]

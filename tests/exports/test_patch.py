@@ -101,7 +101,7 @@ class TestRecipes:
         assert found["dynamic_batch_sampler_valid"] == before["dynamic_batch_sampler_valid"]
         assert (found["counter"], found["betas"]) == (before["counter"], before["betas"])
 
-    def test_a_recipe_with_the_old_names_gets_the_best_num_buckets_and_a_comment(self) -> None:
+    def test_a_recipe_with_old_names_gets_num_buckets_and_a_comment(self) -> None:
         text = recipe("legacy")
         after = patched(text)
         assert sorted(line for line in changes(text, after) if "#" not in line) == [
@@ -154,7 +154,7 @@ class TestRecipes:
         assert patched(bare) == patched(text).rstrip("\n")
 
 
-def test_the_patched_recipe_makes_as_many_batches_as_the_row_of_real_lengths(sampler: Any) -> None:
+def test_the_patched_recipe_makes_the_rows_number_of_batches(sampler: Any) -> None:
     if not LIBRISPEECH.exists():
         pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
     values = np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1) / 16_000

@@ -54,7 +54,7 @@ def test_the_config_is_the_recommended_row() -> None:
     assert (CONFIG.bucket_boundaries, CONFIG.bucket_batch_sizes) == (row.boundaries, row.batch_sizes)
 
 
-def test_the_largest_batch_size_and_the_number_of_buckets_are_the_tables() -> None:
+def test_max_batch_size_and_num_buckets_are_those_of_the_table() -> None:
     assert (CONFIG.max_batch_size, CONFIG.num_buckets) == (max(CONFIG.bucket_batch_sizes), 13)
 
 
@@ -78,7 +78,7 @@ def test_the_evidence_names_data_device_and_costs() -> None:
     )
 
 
-def test_the_evidence_counts_what_is_not_proven_and_tells_the_margin() -> None:
+def test_the_evidence_counts_unproven_buckets_and_the_margin() -> None:
     evidence = sampler_config(partly_proven_sweep(), proven_probe()).evidence
     assert (evidence.unproven, evidence.margin_bytes) == (4, 400 * 1024**2)
     assert (CONFIG.evidence.unproven, CONFIG.evidence.margin_bytes) == (None, None)
@@ -99,7 +99,7 @@ def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
     assert read_sampler_yaml(changed(tmp_path, evidence=older)) == CONFIG
 
 
-def test_a_sweep_that_recommends_nothing_has_no_config_and_says_why() -> None:
+def test_a_sweep_without_recommendation_has_no_config() -> None:
     with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))
 

@@ -63,9 +63,7 @@ def recommended(result: Sweep) -> Row:
 
 
 @pytest.mark.parametrize("most", [None, 40])
-def test_speechbrain_makes_as_many_batches_as_the_row_of_real_lengths(
-    sampler: Any, librispeech: np.ndarray, most: int | None
-) -> None:
+def test_speechbrain_makes_the_rows_number_of_batches(sampler: Any, librispeech: np.ndarray, most: int | None) -> None:
     # The optimal boundaries make use of the cap so that it need not be written.
     strategies = ("speechbrain", "optimal" if most is None else "quantile")
     tried = SweepSettings(num_buckets=(10, 15), strategies=strategies, max_batch_size=most)
@@ -111,13 +109,13 @@ def test_a_row_with_measured_sizes_is_replaced_and_said_to_be() -> None:
     assert "SpeechBrain can't express: SpeechBrain derives each batch size from max_batch_length" in text
 
 
-def test_padding_to_multiples_is_said_to_be_left_to_the_collate_function() -> None:
+def test_padding_to_multiples_is_left_to_the_collate_function() -> None:
     result = made_sweep()
     text = render(msgspec.structs.replace(result, settings={"multiple_of": 8.0}))
     assert "padded to multiples of 8 s (--multiple-of)" in text
 
 
-def test_without_rows_of_speechbrains_own_boundaries_the_alternative_is_left_out() -> None:
+def test_without_speechbrain_rows_there_is_no_alternative() -> None:
     result = with_recommended(made_sweep(), "optimal", 13)
     rows = [row for row in result.rows if row.strategy == "optimal" and row.sizing == "length"]
     text = render(msgspec.structs.replace(result, rows=rows, recommended=0))

@@ -70,7 +70,7 @@ def test_the_probe_finds_what_a_brute_force_finds(tmp_path: Path, memory_gib: in
             assert max(fits) - 1 <= point.batch_size <= max(fits)
 
 
-def test_a_lack_of_memory_that_the_workload_catches_is_one_all_the_same(tmp_path: Path) -> None:
+def test_an_oom_caught_by_the_workload_still_counts(tmp_path: Path) -> None:
     with supervise("CatchesItself") as supervisor:
         supervisor.start()
         fits, too_large = (supervisor.measure(BatchShape(size, 100.0), 0).trial for size in (10, 30))
@@ -82,12 +82,12 @@ def test_a_lack_of_memory_that_the_workload_catches_is_one_all_the_same(tmp_path
     assert any(text.startswith("The workload catches out-of-memory errors itself") for text in probe.warnings)
 
 
-def test_an_error_that_came_though_memory_was_free_is_told_as_that(tmp_path: Path) -> None:
+def test_an_error_with_free_memory_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="although memory was free: the peak was"):
         run_probe(Lengths.of([1.0]), settings("PretendsToBeOut"), tmp_path)
 
 
-def test_a_sticky_error_is_the_workloads_own_and_the_next_worker_is_sound(tmp_path: Path) -> None:
+def test_after_a_sticky_error_the_next_worker_is_sound(tmp_path: Path) -> None:
     with supervise("Sticky") as supervisor:
         supervisor.start()
         measured = supervisor.measure(BatchShape(1, 1.0), 0)
@@ -98,7 +98,7 @@ def test_a_sticky_error_is_the_workloads_own_and_the_next_worker_is_sound(tmp_pa
         run_probe(LENGTHS, settings("Sticky"), tmp_path)
 
 
-def test_an_error_in_disguise_bounds_the_frontier_where_smaller_shapes_pass(tmp_path: Path) -> None:
+def test_a_disguised_oom_bounds_the_frontier_if_smaller_pass(tmp_path: Path) -> None:
     probe = run_probe(Lengths.of([1.0] * 30), settings("StickyAboveFour"), tmp_path)
     assert (probe.frontier[0].batch_size, probe.frontier[0].closed_by) == (4, "oom")
 

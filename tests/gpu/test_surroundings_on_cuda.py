@@ -51,7 +51,7 @@ def test_clock_and_throttle_reasons_are_told_of_a_trial() -> None:
 
 
 @needs_nvml
-def test_memory_outside_the_allocator_is_plausible_and_does_not_shrink() -> None:
+def test_memory_outside_the_allocator_is_plausible() -> None:
     with supervise("builtin:conformer-ctc", {"size": "tiny"}, memory_bytes=8 * GIB) as supervisor:
         device = supervisor.start()
         trial = supervisor.measure(BatchShape(4, 8.0), 0).trial
@@ -61,7 +61,7 @@ def test_memory_outside_the_allocator_is_plausible_and_does_not_shrink() -> None
     assert 0.9 * device.outside_bytes <= trial.outside_bytes <= device.outside_bytes + 4 * GIB
 
 
-def test_the_limit_the_others_and_what_is_outside_fit_on_the_device() -> None:
+def test_limit_others_and_outside_memory_fit_on_the_device() -> None:
     with supervise(memory_bytes=None) as supervisor:
         device = supervisor.start()
     assert device.limit_bytes < device.total_bytes
@@ -137,7 +137,7 @@ def test_a_device_is_identified_without_using_its_memory() -> None:
     assert before is None or before - after < 50 * MIB
 
 
-def test_a_second_probe_of_a_device_is_refused_until_the_first_has_ended() -> None:
+def test_a_second_probe_is_refused_until_the_first_ends() -> None:
     with supervise() as first:
         first.start()
         with supervise() as second, pytest.raises(ProbeError, match="another probe"):
@@ -146,7 +146,7 @@ def test_a_second_probe_of_a_device_is_refused_until_the_first_has_ended() -> No
         assert third.start().kind == "cuda"
 
 
-def test_the_workloads_own_error_comes_before_that_of_a_device_in_use() -> None:
+def test_the_workloads_error_comes_before_a_busy_device() -> None:
     with supervise() as first:
         first.start()
         with supervise("Missing") as second, pytest.raises(WorkloadError, match="Missing"):
@@ -167,7 +167,7 @@ def test_a_device_in_use_can_be_waited_for() -> None:
     assert len(notes) == 1
 
 
-def test_what_a_workload_switches_on_is_recorded_and_told_as_a_difference() -> None:
+def test_switches_set_by_the_workload_are_recorded_and_reported() -> None:
     with supervise() as supervisor:
         plain = supervisor.start()
     with supervise("Benchmarks") as supervisor:

@@ -58,7 +58,7 @@ def test_a_real_models_frontier_is_the_truth(tmp_path: Path, dtype: str, checkpo
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("conf", ["expandable_segments:False", "expandable_segments:True"])
-def test_the_frontiers_shapes_fit_in_turns_whatever_the_allocator_does(
+def test_the_frontiers_shapes_fit_in_turns_with_any_allocator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
 ) -> None:
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
@@ -85,7 +85,7 @@ def test_segments_that_grow_fit_no_less_than_those_that_do_not(tmp_path: Path, m
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-def test_a_model_compiled_or_not_is_probed_and_what_is_found_fits(tmp_path: Path, compile: bool, bf16: bool) -> None:
+def test_the_frontier_of_a_compiled_or_eager_model_fits(tmp_path: Path, compile: bool, bf16: bool) -> None:
     if compile:
         pytest.importorskip("triton")
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):

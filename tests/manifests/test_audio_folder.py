@@ -91,7 +91,7 @@ def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> N
     assert [column.name for column in found[:2]] == ["duration", "num_samples"]
 
 
-def test_the_columns_of_the_audio_show_the_first_file_that_is_whole(folder: Folder) -> None:
+def test_the_audio_columns_show_the_first_undamaged_file(folder: Folder) -> None:
     found = columns(folder({"a.wav": b"", "b.wav": wav(8000)}))
     assert (found["duration"].example, found["duration"].numeric) == (0.5, True)
     assert (found["num_samples"].example, found["num_samples"].numeric) == (8000, True)
@@ -130,7 +130,7 @@ def test_a_row_is_placed_by_its_name_in_the_folder(folder: Folder) -> None:
     assert [name for rows in chunks for name in rows.names()] == ["a.wav", "deep/b.wav"]
 
 
-def test_rows_come_a_thousand_at_a_time_and_tell_how_far_they_are(folder: Folder) -> None:
+def test_rows_come_by_the_thousand_with_progress(folder: Folder) -> None:
     source = folder({f"{index:04d}.wav": b"" for index in range(2500)})
     told: list[float] = []
     source.report = told.append
@@ -225,7 +225,7 @@ def test_length_and_target_are_read_side_by_side(folder: Folder) -> None:
     assert [(list(one.lengths), list(one.targets or ())) for one in rows] == [([3], [16_000])]
 
 
-def test_a_suffix_that_is_called_like_a_column_of_the_audio_is_none(folder: Folder) -> None:
+def test_a_suffix_named_like_an_audio_column_is_not_one(folder: Folder) -> None:
     source = folder({"a.wav": wav(16_000), "a.duration": "7"})
     assert list(columns(source)) == ["duration", "num_samples"]
     assert values(source) == [1.0]

@@ -170,7 +170,7 @@ def test_a_size_beyond_4_gib_is_believed() -> None:
     assert audio_length(payload, "wav") == AudioLength(size // 2, RATE)
 
 
-def test_a_size_left_open_by_a_writer_to_a_pipe_means_all_to_the_end() -> None:
+def test_an_open_size_written_to_a_pipe_extends_to_the_end() -> None:
     for whole, samples in [(0, 0), (0xFFFFFFFF, 0xFFFFFFFF), (36, 0), (0x7FFFF024, 0x7FFFF000), (0xFFFFFFFF, 0)]:
         assert length(riff(fmt(), chunk(b"data", bytes(2000), samples), size=whole)).num_samples == 1000
 
@@ -220,7 +220,7 @@ def test_what_is_no_audio_or_damaged_says_so(data: bytes, said: str) -> None:
     assert reason(data) == said
 
 
-def test_the_reason_names_no_file_but_the_detail_says_what_was_seen() -> None:
+def test_the_reason_names_no_file_and_the_detail_the_bytes_seen() -> None:
     with pytest.raises(HeaderError) as caught:
         length(b"<html>")
     assert (caught.value.reason, caught.value.detail) == ("no audio header", "a file that begins with b'<htm'")
@@ -250,7 +250,7 @@ def without_total(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 6])
-def test_a_flac_length_that_was_left_open_is_told_by_the_last_frame(channels: int) -> None:
+def test_an_open_flac_length_is_read_from_the_last_frame(channels: int) -> None:
     for count in (1, 15, 4095, 4096, 4097, 100_000):
         assert length(without_total(written("FLAC", "PCM_16", channels, count)), "flac").num_samples == count
 
@@ -260,12 +260,12 @@ def test_an_id3v1_tag_is_no_part_of_the_last_flac_frame() -> None:
     assert length(data, "flac").num_samples == 10_000
 
 
-def test_a_flac_length_that_was_left_open_is_unknown_where_the_last_frame_is_cut() -> None:
+def test_an_open_flac_length_is_unknown_if_the_last_frame_is_cut() -> None:
     assert reason(without_total(written("FLAC"))[:-1], "flac") == "a FLAC header without a length"
 
 
 @pytest.mark.parametrize("filler", [b"\xff", b"\xff\xf8\x19\x18\x00"])
-def test_a_flac_of_nothing_but_beginnings_of_frames_is_read_in_no_time(filler: bytes) -> None:
+def test_a_flac_of_only_frame_beginnings_is_read_fast(filler: bytes) -> None:
     data = without_total(written("FLAC"))[:42] + filler * 100_000
     assert reason(data, "flac") == "a FLAC header without a length"
 
@@ -328,7 +328,7 @@ def test_what_follows_the_last_mp3_frame_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("junk", [bytes(1000), b"\xff" * 1000, random.Random(0).randbytes(1000)])
-def test_other_bytes_before_and_between_mp3_frames_are_passed_over(junk: bytes) -> None:
+def test_foreign_bytes_around_mp3_frames_are_skipped(junk: bytes) -> None:
     assert length(junk + FRAME * 5 + junk + FRAME * 5, "mp3").num_samples == 11_520
 
 

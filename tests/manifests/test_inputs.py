@@ -95,7 +95,7 @@ def test_json_files_are_read_of_a_folder_that_holds_nothing_else(tmp_path: Path)
     assert named(tmp_path, "") == ["a.tar"]
 
 
-def test_a_format_that_there_is_not_is_a_usage_error_for_a_folder_too(tmp_path: Path) -> None:
+def test_an_unknown_format_is_a_usage_error_for_a_folder_too(tmp_path: Path) -> None:
     write(tmp_path, "a.wav")
     with pytest.raises(UsageError, match="is no manifest format"):
         load_lengths(tmp_path, ReadOptions(format="nope"))
@@ -152,14 +152,14 @@ def test_one_audio_file_is_read_too(tmp_path: Path) -> None:
     assert (source.path, source.names) == (tmp_path, ("a.wav",))
 
 
-def test_a_large_folder_is_read_in_parts_that_keep_a_name_together(tmp_path: Path, monkeypatch) -> None:
+def test_a_large_folder_is_read_in_parts_by_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("batchtune.manifests.inputs._FILES_AT_ONCE", 3)
     write(tmp_path, *(f"{stem}.{suffix}" for stem in "abc" for suffix in ("txt", "wav")))
     names = [one.names for one in expand(tmp_path, None)]
     assert names == [("a.txt", "a.wav", "b.txt", "b.wav"), ("c.txt", "c.wav")]
 
 
-def test_a_folder_of_different_things_is_an_error_that_names_them(tmp_path: Path) -> None:
+def test_a_mixed_folder_is_an_error_that_names_its_formats(tmp_path: Path) -> None:
     write(tmp_path, "a.wav", "b.wav", "c.tar")
     with pytest.raises(ManifestError, match="1 tar shard, 2 audio files"):
         expand(tmp_path, None)
@@ -211,7 +211,7 @@ def test_of_several_files_all_that_are_broken_are_named(tmp_path: Path) -> None:
     assert "c.json is empty" in caught.value.message
 
 
-def test_broken_files_among_several_are_skipped_on_request_and_told(tmp_path: Path) -> None:
+def test_broken_files_are_skipped_on_request_and_reported(tmp_path: Path) -> None:
     write(tmp_path, "a.json")
     (tmp_path / "b.json").write_text('{"duration": 2}\n{"dur')
     lengths = load_lengths(str(tmp_path / "*.json"), ReadOptions(skip_invalid=True))
@@ -228,7 +228,7 @@ def test_invalid_rows_of_several_files_are_named_with_their_file(tmp_path: Path)
     assert f"{tmp_path}/b.csv, line 2, id 'y': 'duration' is '0' (zero)" in caught.value.message
 
 
-def test_many_files_are_read_by_several_processes_with_the_same_result(tmp_path: Path, monkeypatch) -> None:
+def test_several_processes_read_many_files_alike(tmp_path: Path, monkeypatch) -> None:
     for number in range(6):
         (tmp_path / f"{number}.csv").write_text("id,duration\n" + "".join(f"{i},{i + number}\n" for i in range(1, 50)))
     alone = load_lengths(str(tmp_path / "*.csv"))

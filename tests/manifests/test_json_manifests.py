@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
-def test_a_literal_that_python_writes_and_json_has_not_is_an_invalid_length(refusal, literal: str) -> None:
+def test_pythons_nan_and_infinity_are_invalid_lengths(refusal, literal: str) -> None:
     message = refusal(f'{{"id": "a", "duration": {literal}}}\n{{"id": "b", "duration": 2}}\n').message
     assert "line 1, id 'a'" in message
     assert literal in message
@@ -60,7 +60,7 @@ def test_keys_that_only_a_later_line_has_are_found(read) -> None:
     assert lengths.left_out == {"invalid length (missing)": 1}
 
 
-def test_blank_lines_between_are_passed_over_and_counted_as_lines(refusal) -> None:
+def test_blank_lines_are_skipped_but_counted_as_lines(refusal) -> None:
     assert "line 4" in refusal('{"duration": 1}\n\n\n{"duration": 0}\n').message
 
 
@@ -132,7 +132,7 @@ def test_another_shape_is_shown_the_right_one(refusal) -> None:
     assert '{"id": {"duration"' in error.hint
 
 
-def test_of_entries_with_one_id_the_last_counts_and_the_others_are_counted(read) -> None:
+def test_the_last_entry_of_an_id_wins_and_repeats_are_counted(read) -> None:
     lengths = read('{"a": {"duration": 1},\n"b": {"duration": 5},\n"a": {"duration": 2}}')
     assert lengths.values.tolist() == [5.0, 2.0]
     assert lengths.left_out == {"replaced by a later entry with the same id": 1}

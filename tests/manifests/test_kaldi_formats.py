@@ -29,7 +29,7 @@ def _detected(content: str) -> str | None:
 
 
 @pytest.mark.parametrize("name", ["text_shape", "text_shape.gz"])
-def test_a_shape_of_one_dimension_is_a_list_of_tokens_where_it_is_of_text(read, name: str) -> None:
+def test_a_one_dimensional_shape_of_text_counts_tokens(read, name: str) -> None:
     assert read("a 3\nb 4\n", name).unit == "tokens"
 
 
@@ -66,7 +66,7 @@ def test_an_open_end_is_that_of_the_recording(read, tmp_path: Path) -> None:
     ("reco2dur", "said"),
     [(None, "-1, and there is no reco2dur"), ("rec1 10.5\n", "-1, and not in reco2dur"), ("rec2 x\n", "not in")],
 )
-def test_an_open_end_without_the_recordings_length_is_an_invalid_row(
+def test_an_open_end_without_a_recording_length_is_invalid(
     refusal, tmp_path: Path, reco2dur: str | None, said: str
 ) -> None:
     if reco2dur is not None:
@@ -282,7 +282,7 @@ def test_frames_of_10_ms_are_the_lengths_that_they_come_from(data) -> None:
     assert np.abs(frames.values - samples.values).max() < 3
 
 
-def test_real_letters_are_as_many_lines_as_the_manifest_has_examples(data) -> None:
+def test_real_letter_files_have_a_line_for_each_example(data) -> None:
     lines = [text for _, text in Source(data("librispeech-wav2vec-tsv/valid.ltr")).lines()]
     symbols = [len(text.split()) for text in lines]
     assert (len(lines), min(symbols), max(symbols), sum(symbols)) == (2703, 4, 517, 291159)

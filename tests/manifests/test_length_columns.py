@@ -54,11 +54,11 @@ def test_a_candidate_that_is_the_target_is_no_candidate(read) -> None:
     assert (lengths.values.tolist(), lengths.targets.tolist()) == ([10.0], [3.0])
 
 
-def test_a_known_name_without_numbers_is_no_candidate_beside_one_with(read) -> None:
+def test_a_known_name_without_numbers_yields_to_one_with_numbers(read) -> None:
     assert read('{"tokens": ["a", "b"], "duration": 2}\n').values.tolist() == [2.0]
 
 
-def test_without_a_candidate_all_columns_are_listed_and_numeric_ones_marked(refusal) -> None:
+def test_without_a_candidate_all_columns_are_listed(refusal) -> None:
     error = refusal("path,votes,text\na,3,x\n")
     assert "path, votes (numeric), text" in error.message
     assert "--length-key" in error.hint

@@ -346,7 +346,7 @@ def test_lhotses_own_fixtures(data, name: str, expected: list[float]) -> None:
     assert (lengths.values.tolist(), lengths.unit) == (expected, "s")
 
 
-def test_librispeech_as_cuts_has_the_lengths_that_it_has_elsewhere(data) -> None:
+def test_librispeech_cuts_have_the_same_lengths_as_elsewhere(data) -> None:
     lengths = load_lengths(data(f"{_LIBRI}/lhotse_cuts.jsonl.gz"))
     assert (lengths.count, lengths.shortest, lengths.longest) == (28539, 1.41, 24.525)
     assert lengths.fingerprint == load_lengths(data(f"{_LIBRI}/nemo_manifest.jsonl.gz")).fingerprint

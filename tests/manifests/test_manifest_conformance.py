@@ -82,7 +82,7 @@ def test_the_format_is_detected_from_the_content(name: str, write: Writer) -> No
 
 
 @detected_formats
-def test_the_format_is_detected_where_the_file_is_longer_than_the_head(name: str, write: Writer) -> None:
+def test_the_format_of_a_file_longer_than_the_head_is_detected(name: str, write: Writer) -> None:
     content = write(["1"] * 300)
     head = Head(content[: min(source.HEAD_BYTES, len(content) * 2 // 3)], complete=False)
     assert next(key for key, member in FORMATS.items() if member.fits(head)) == name
@@ -124,7 +124,7 @@ def test_a_plain_file_may_be_called_gz(read) -> None:
 
 
 @text_formats
-def test_byte_order_marks_line_ends_and_blank_lines_are_passed_over(read, write: Writer, named: dict[str, str]) -> None:
+def test_byte_order_marks_and_blank_lines_are_skipped(read, write: Writer, named: dict[str, str]) -> None:
     content = write(VALUES)
     for variant in (
         b"\xef\xbb\xbf" + content,
@@ -177,7 +177,7 @@ def test_an_empty_length_is_invalid(refusal, write: Writer, named: dict[str, str
 
 
 @free_formats
-def test_of_many_invalid_lengths_the_first_five_are_named_and_all_are_counted(
+def test_five_invalid_lengths_are_named_and_all_are_counted(
     refusal, write: Writer, sample: Sample, named: dict[str, str]
 ) -> None:
     error = refusal(write(["1", *["0"] * 1200]), **named)
@@ -206,9 +206,7 @@ def test_it_is_an_error_when_all_rows_are_skipped(refusal, write: Writer, named:
 
 
 @some_formats
-def test_the_limits_are_inclusive_after_scaling_and_count_what_they_leave_out(
-    read, write: Writer, named: dict[str, str]
-) -> None:
+def test_limits_are_inclusive_after_scaling_and_counted(read, write: Writer, named: dict[str, str]) -> None:
     options = {"length_scale": Fraction(1, 2), "min_length": 1.0, "max_length": 2.5, **named}
     lengths = read(write(["1", "2", "3", "5", "6", "7"]), **options)
     assert lengths.values.tolist() == [2.5, 1.5, 1.0]

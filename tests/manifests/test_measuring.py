@@ -58,7 +58,7 @@ def test_a_key_with_a_dot_wins_over_a_path(read) -> None:
     assert read('{"a.b": 3, "a": {"b": 5}}\n', length_key="a.b").values.tolist() == [3]
 
 
-def test_it_is_told_that_characters_are_counted_and_what_else_could_be(read) -> None:
+def test_a_note_says_that_characters_are_counted_and_what_else(read) -> None:
     (note, *_) = read(LINES, length_key="text").notes
     assert "'text' holds text: its characters are counted" in note
     assert "--measure words" in note
@@ -144,7 +144,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
-def test_tokens_are_counted_by_a_tokenizer_without_its_truncation_and_padding(read, tokenizer: Path) -> None:
+def test_tokens_are_counted_without_truncation_and_padding(read, tokenizer: Path) -> None:
     found = read(LINES, length_key="text", tokenizer=tokenizer)
     assert (found.values.tolist(), found.unit) == ([2, 1], "tokens")
 

@@ -330,9 +330,7 @@ def test_large_texts_come_a_few_at_a_time(write: Write, monkeypatch: pytest.Monk
     assert max(part[1] for part in iter(reader.next, None)) <= 4
 
 
-def test_a_file_that_takes_too_much_memory_ends_only_its_own_process(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_needs_too_much_memory_ends_only_its_process(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write({"duration": [1.5]})
     with opened(source, "Parquet") as table:
         os.kill(table._process.pid, signal.SIGKILL)
@@ -367,7 +365,7 @@ def test_the_lengths_of_a_scan_keep_their_unit(write: Write) -> None:
     assert list(columns(source)) == ["id", "length", "target_length"]
 
 
-def test_the_lengths_of_a_scan_have_only_the_columns_that_are_known() -> None:
+def test_a_scans_lengths_have_only_the_known_columns() -> None:
     assert lengths_table(["a", None], [1.5, None], None, None).column_names == ["id", "length"]
 
 

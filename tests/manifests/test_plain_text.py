@@ -33,7 +33,7 @@ def test_blanks_in_a_line_count_and_line_ends_do_not(read) -> None:
     assert read(" A \r\nB\n", format="text").values.tolist() == [3.0, 1.0]
 
 
-def test_a_blank_line_between_others_is_an_example_of_length_zero(refusal) -> None:
+def test_a_blank_line_between_others_has_length_zero(refusal) -> None:
     message = refusal("ONE\n\nTWO\n", format="text").message
     assert "1 of 3 rows is invalid" in message
     assert "line 2" in message

@@ -48,9 +48,7 @@ def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "*.csv")
 
 
-def test_a_reading_process_that_is_killed_costs_nothing_but_a_note(
-    manifests: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_reading_process_costs_only_a_note(manifests: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = load_lengths(manifests)
     monkeypatch.setattr(reading, "read_part", part_killed_once)
     Path(manifests).with_name("b.seen").touch()

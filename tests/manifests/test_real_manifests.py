@@ -158,7 +158,7 @@ def test_prefill_and_decode_are_length_and_target(data, name: str, longest: int,
     assert longest_target is None or lengths.targets.max() == longest_target
 
 
-def test_librispeech_has_the_total_that_its_batch_bound_comes_from(data) -> None:
+def test_librispeech_has_the_total_behind_its_batch_bound(data) -> None:
     lengths = load_lengths(data("librispeech-wav2vec-tsv/train.tsv"), ReadOptions(length_scale=_RATE))
     assert int(np.ceil(lengths.total / 600)) == 604
 
@@ -177,7 +177,7 @@ def test_the_same_lengths_have_one_fingerprint_in_every_format(data, name: str, 
     assert load_lengths(data(name), options).fingerprint == original.fingerprint
 
 
-def test_kaldis_six_digits_are_the_same_lengths_but_for_their_rounding(data) -> None:
+def test_kaldis_six_digits_differ_only_by_rounding(data) -> None:
     original = load_lengths(data(f"{_DERIVED}/nemo_manifest.jsonl.gz"))
     rounded = load_lengths(data(f"{_DERIVED}/kaldi/utt2dur.gz"))
     assert np.abs(original.values - rounded.values).max() < 5e-5

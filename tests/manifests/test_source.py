@@ -126,7 +126,7 @@ def test_a_process_that_gets_no_memory_is_one_error(refusal, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["speechbrain-json", "json-list", "nemo"])
-def test_holes_behind_a_json_text_are_found_without_reading_them_all(tmp_path: Path, name: str) -> None:
+def test_holes_after_a_json_text_are_found_without_full_reading(tmp_path: Path, name: str) -> None:
     path = tmp_path / "sparse"
     path.write_bytes(SAMPLES[name].content(["1"]))
     os.truncate(path, 1 << 40)

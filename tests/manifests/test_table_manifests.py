@@ -45,7 +45,7 @@ def test_a_quote_that_is_never_closed_is_an_error_where_it_opens(refusal) -> Non
     assert "line 3: the row is malformed" in refusal(content).message
 
 
-def test_a_quote_that_a_later_row_closes_does_not_swallow_rows_in_silence(refusal) -> None:
+def test_a_quote_closed_by_a_later_row_loses_no_rows_silently(refusal) -> None:
     content = 'path,duration,text\na,1,"x\nb,2,y\nc,3,"z"\n'
     assert "line 2: the row is malformed" in refusal(content).message
 
@@ -62,7 +62,7 @@ def test_a_quoted_cell_with_a_tab_is_one_cell(read) -> None:
     assert read('path\tduration\ttext\na\t"1"\t"x\ty"\nb\t"2"\tz\n').values.tolist() == [2.0, 1.0]
 
 
-def test_lines_of_a_tab_separated_table_are_counted_past_quoted_line_ends(refusal) -> None:
+def test_quoted_line_ends_of_a_tab_separated_table_are_counted(refusal) -> None:
     assert "line 4, id 'b'" in refusal('id\ttext\tduration\na\t"x\ny"\t1\nb\tz\t0\n').message
 
 

@@ -266,9 +266,7 @@ def test_an_archive_of_nothing_has_no_members(write) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
-def test_an_archive_that_is_cut_anywhere_gives_what_is_before_and_an_error(
-    tmp_path: Path, compress: Callable[[bytes], bytes]
-) -> None:
+def test_a_cut_archive_gives_its_first_part_and_an_error(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     contents = {f"{'long/' * 30 * (i % 2)}{i}.wav": b"x" * 700 * i for i in range(6)}
     data = files(contents, end=False)
     path = tmp_path / "cut.tar"
@@ -394,7 +392,7 @@ def test_payloads_are_read_at_any_place(write, compress: Callable[[bytes], bytes
                     assert payload.read(start, length) == content[start : start + length]
 
 
-def test_a_file_that_hands_out_less_than_asked_for_is_read_all_the_same(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_short_reads_is_read_whole(write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(files({"a.wav": b"1" * 5000, "b.wav": b"2"}))
     expected, original = indexed(path)[0], os.pread
     monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: original(descriptor, min(size, 300), offset))

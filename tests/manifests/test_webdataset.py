@@ -148,7 +148,7 @@ def test_of_two_arrays_one_needs_to_be_named(refusal) -> None:
     assert "--length-key" in refusal(shard([("a.npy", npy(7, 80)), ("a.mask.npy", npy(7))])).hint
 
 
-def test_a_column_that_is_known_to_hold_lengths_goes_before_an_array(read) -> None:
+def test_a_known_length_column_is_preferred_to_an_array(read) -> None:
     assert read(shard([("a.npy", npy(7, 80)), ("a.json", b'{"num_frames": 5}')])).values.tolist() == [5.0]
 
 
@@ -202,7 +202,7 @@ def test_of_two_audio_members_none_is_the_length_by_itself(refusal) -> None:
     assert refusal(shard([("a.mix.wav", wav(1000)), ("a.clean.wav", wav(1000))])).hint.startswith("Choose with")
 
 
-def test_of_audio_with_different_suffixes_the_one_of_each_sample_is_the_length(read) -> None:
+def test_each_samples_own_audio_suffix_gives_its_length(read) -> None:
     lengths = read(shard([("a.wav", wav(1000)), ("b.flac", wav(3000)), ("c.mix.WAV", wav(2000))]))
     assert lengths.values.tolist() == [3000 / RATE, 2000 / RATE, 1000 / RATE]
     assert lengths.unit == "s"
@@ -237,7 +237,7 @@ def test_a_later_sample_with_several_audio_members_is_unreadable(refusal) -> Non
     assert "id 'x': 'audio' is 'flac' and another (several audio members)" in message
 
 
-def test_a_sample_with_several_audio_members_refuses_the_column_of_any(refusal) -> None:
+def test_a_sample_with_several_audio_members_has_no_audio_column(refusal) -> None:
     message = refusal(shard([("a.mix.wav", wav(10)), ("a.flac", wav(20))]), length_key="audio").message
     assert "has no column 'audio'" in message
 
@@ -302,9 +302,7 @@ def test_devices_and_pipes_are_counted(read) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_second_archive_behind_the_first_is_an_error_after_all_rows_of_it(
-    write, compress: Callable[[bytes], bytes]
-) -> None:
+def test_a_second_archive_is_an_error_after_the_firsts_rows(write, compress: Callable[[bytes], bytes]) -> None:
     data = shard(speech(4))
     path = write(compress(data + data))
     found: list[object] = []
@@ -321,7 +319,7 @@ def test_the_first_of_two_archives_is_used_by_leave(read) -> None:
     assert any("goes on behind the end" in note for note in lengths.notes)
 
 
-def test_it_is_told_that_members_of_a_sample_must_follow_each_other() -> None:
+def test_the_error_says_that_a_samples_members_must_be_adjacent() -> None:
     assert "tar --sort=name" in FORMAT.missing_hint
 
 
@@ -428,7 +426,7 @@ def test_compressed_shards_are_the_same(write, compress: Callable[[bytes], bytes
     assert FORMAT.columns(Source(packed)) == FORMAT.columns(Source(plain))
 
 
-def test_an_audio_file_whose_end_matters_is_read_from_a_compressed_shard(write) -> None:
+def test_audio_whose_end_matters_is_read_in_a_compressed_shard(write) -> None:
     soundfile = pytest.importorskip("soundfile")
     members = []
     for number in range(3):
@@ -468,9 +466,7 @@ def test_fewer_rows_come_at_a_time_where_texts_are_long(write) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_where_a_shard_breaks_off_the_whole_samples_before_are_handed_out(
-    write, compress: Callable[[bytes], bytes]
-) -> None:
+def test_a_truncated_shard_yields_the_whole_samples_before(write, compress: Callable[[bytes], bytes]) -> None:
     data = shard(speech(40))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         ends = [one.offset + BLOCK + one.size for one in tar if one.name.endswith(".json")]
@@ -492,7 +488,7 @@ def test_a_shard_that_breaks_off_is_an_error(refusal) -> None:
     assert "breaks off" in refusal(data[: len(data) // 2]).message
 
 
-def test_a_compressed_shard_that_breaks_off_still_has_its_columns(write) -> None:
+def test_a_truncated_compressed_shard_still_has_its_columns(write) -> None:
     data = gzip.compress(shard(speech(80)))
     path = write(data[: len(data) - 40])
     assert "wav" in [column.name for column in FORMAT.columns(Source(path))]

@@ -38,7 +38,7 @@ def turns_of(stepper: MadeStepper) -> Turns:
     return confirm(stepper, SHAPES, on_step=lambda shape: None)
 
 
-def test_the_shapes_take_turns_twice_in_the_worker_that_is_there_and_once_in_a_fresh_one() -> None:
+def test_shapes_run_in_turns_twice_here_and_once_afresh() -> None:
     stepper = MadeStepper()
     turns = turns_of(stepper)
     assert [(worker, shape) for worker, shape, _ in stepper.steps] == [
@@ -61,7 +61,7 @@ def test_a_shape_that_runs_out_of_memory_among_the_others_fails() -> None:
     assert error_in_turns(turns.failures[0].trial) == "in turns with the other shapes: CUDA out of memory"
 
 
-def test_the_others_go_on_without_the_one_that_failed_and_no_fresh_worker_is_started() -> None:
+def test_the_others_go_on_in_the_same_worker_after_a_failure() -> None:
     stepper = MadeStepper({SHORT: [ran(SHORT, "oom")], MIDDLE: [OK, ran(MIDDLE, "oom")]})
     turns = turns_of(stepper)
     assert [failure.trial.shape for failure in turns.failures] == [SHORT, MIDDLE]
@@ -75,12 +75,12 @@ def test_an_error_of_the_workloads_own_ends_the_turns() -> None:
     assert len(stepper.steps) == 1
 
 
-def test_a_shape_that_passes_because_the_cache_was_emptied_fits_and_that_is_counted() -> None:
+def test_a_pass_after_emptying_the_cache_fits_and_is_counted() -> None:
     turns = turns_of(MadeStepper({MIDDLE: [ran(MIDDLE, "ok", alloc_retries=2)]}))
     assert (turns.failures, turns.alloc_retries) == ([], 2)
 
 
-def test_a_worker_that_dies_once_is_forgiven_and_its_turns_are_done_anew() -> None:
+def test_after_one_dead_worker_the_turns_are_repeated() -> None:
     stepper = MadeStepper({MIDDLE: [ran(MIDDLE, "crash", error="was killed by SIGKILL")]})
     turns = turns_of(stepper)
     assert not turns.failures
@@ -93,6 +93,6 @@ def test_a_shape_that_kills_the_worker_twice_fails() -> None:
     assert [(failure.trial.shape, failure.trial.outcome) for failure in turns.failures] == [(MIDDLE, "crash")]
 
 
-def test_the_caches_growth_is_what_comes_after_each_shape_has_been_run_once() -> None:
+def test_cache_growth_counts_after_each_shape_ran_once() -> None:
     assert turns_of(MadeStepper(reserved=[50, 80, 90, 90, 97, 92])).reserved_growth_bytes == 7
     assert turns_of(MadeStepper(reserved=[100, 80, 90, 90, 95, 92])).reserved_growth_bytes == 0

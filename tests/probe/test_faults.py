@@ -31,9 +31,7 @@ def no_process_stays() -> Iterator[None]:
     assert not ours()
 
 
-def test_a_worker_that_is_killed_from_outside_has_not_run_out_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_killed_from_outside_is_not_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     killer = threading.Thread(target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL))
     killer.start()
@@ -69,7 +67,7 @@ def test_what_the_workload_started_ends_with_its_worker(
             assert len(ours()) == 1
 
 
-def test_nothing_stays_when_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:
+def test_nothing_stays_if_the_supervisor_is_killed_in_mid_trial(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]}\n"
         "from worker_processes import supervise\n"
@@ -93,7 +91,7 @@ def test_nothing_stays_when_the_nursery_itself_is_killed() -> None:
 
 
 @pytest.mark.slow
-def test_a_supervisor_with_thousands_of_open_files_is_none_the_worse() -> None:
+def test_a_supervisor_may_have_thousands_of_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     opened: list[int] = []
@@ -165,7 +163,7 @@ def test_a_leak_is_reported_as_one() -> None:
 
 
 @pytest.mark.slow
-def test_a_leak_is_told_where_memory_runs_out_before_it_is_certain() -> None:
+def test_a_leak_is_reported_though_memory_ran_out_early() -> None:
     with supervise("Leaks", mib=150.0) as supervisor:
         trial = supervisor.measure(TWO, 0).trial
     assert trial.outcome == "error"
@@ -180,7 +178,7 @@ def test_memory_that_does_not_grow_for_ever_is_no_leak(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_step_whose_time_varies_is_repeated_and_its_spread_is_told() -> None:
+def test_a_step_of_varying_time_is_repeated_with_its_spread() -> None:
     with supervise("Varies") as supervisor:
         trial = supervisor.measure(ONE, 0).trial
     assert trial.steps > 7  # where it is steady, five timed ones are enough
@@ -199,7 +197,7 @@ def test_a_single_step_is_one_step() -> None:
     assert stepped.alloc_retries == 0
 
 
-def test_where_not_a_byte_is_left_the_lack_of_memory_is_told_and_the_worker_lives_on() -> None:
+def test_without_a_byte_left_the_worker_reports_oom_and_lives_on() -> None:
     with supervise("TakesEveryByte", memory_bytes=450 << 20) as supervisor:
         supervisor.start()
         trials = [supervisor.measure(BatchShape(2, 1.0), index).trial for index in range(2)]
@@ -221,7 +219,7 @@ def test_a_single_step_that_fails_is_an_answer(name: str, outcome: str, error: s
 
 
 @pytest.mark.slow
-def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> None:
+def test_a_fresh_worker_replaces_only_one_that_has_run() -> None:
     with supervise("Good") as supervisor:
         supervisor.start()
         workers = [supervisor.measure(ONE, index, fresh=True).trial.worker for index in range(2)]
@@ -229,7 +227,7 @@ def test_a_fresh_worker_is_started_unless_the_worker_has_run_nothing_yet() -> No
 
 
 @pytest.mark.slow
-def test_a_second_probe_on_the_cpu_goes_on_and_knows_of_the_first() -> None:
+def test_a_second_probe_on_the_cpu_knows_of_the_first() -> None:
     with supervise("Good") as first, supervise("Good", shared=False) as second:
         assert first.start().processes is None
         assert second.start().processes == [DeviceProcess(pid=os.getpid(), used_bytes=None)]
@@ -261,7 +259,7 @@ def test_a_gpu_is_probed_by_one_at_a_time_from_start_to_end(gpu: None) -> None:
     DeviceLock("GPU-made", "GPU").release()
 
 
-def test_the_workloads_own_error_comes_before_that_of_a_gpu_in_use(gpu: None) -> None:
+def test_the_workloads_error_comes_before_a_busy_gpu(gpu: None) -> None:
     with (
         DeviceLock("GPU-made", "GPU"),
         supervise("Missing") as supervisor,

@@ -187,7 +187,7 @@ def test_on_any_device_it_ends_within_bisections_bound(
     assert_within_bound(lengths, trials)
 
 
-def test_an_allocator_that_cant_use_every_byte_needs_no_oom_at_every_length() -> None:
+def test_a_wasteful_allocator_needs_no_oom_at_every_length() -> None:
     class Fragmented(MadeDevice):
         def measure(self, shape: BatchShape, index: int) -> Trial:
             trial = MadeDevice.measure(self, shape, index)
@@ -233,7 +233,7 @@ def test_no_trial_has_more_examples_than_asked_for() -> None:
     assert points[-1].closed_by == "data"
 
 
-def test_a_batch_given_up_between_the_measured_lengths_adds_its_length() -> None:
+def test_a_failure_between_measured_lengths_adds_its_length() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     points, trials = run(SPEECH, device)
     between = next(float(length) for length in SPEECH.histogram.lengths if points[6].length < length < points[7].length)
@@ -245,7 +245,7 @@ def test_a_batch_given_up_between_the_measured_lengths_adds_its_length() -> None
     assert 0.98 * given_up.batch_size <= found.batch_size < given_up.batch_size
 
 
-def test_a_batch_given_up_in_alternation_gives_way_to_smaller_ones_in_growing_steps() -> None:
+def test_a_failure_in_turns_shrinks_the_batch_in_growing_steps() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     points, trials = run(SPEECH, device)
     given_up = []
@@ -279,7 +279,7 @@ def failed_in_alternation(point: FrontierPoint, index: int) -> Trial:
     )
 
 
-def test_a_batch_that_fails_where_a_larger_one_passed_is_tried_again_in_a_fresh_worker() -> None:
+def test_a_failure_below_a_pass_is_retried_in_a_fresh_worker() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     shape = 1, SPEECH.shortest
@@ -292,7 +292,7 @@ def test_a_batch_that_fails_where_a_larger_one_passed_is_tried_again_in_a_fresh_
     assert search_of(SPEECH, device).not_monotone(trials) == []
 
 
-def test_batches_that_fail_twice_are_believed_and_told_though_larger_ones_passed() -> None:
+def test_two_failures_below_a_pass_are_believed_and_reported() -> None:
     device = MadeDevice(LEAPS["longer is less"], limit_bytes=8_000_000_000)
     fresh: list[tuple[int, float]] = []
     points, trials = run(SPEECH, device, fresh=fresh)
@@ -306,7 +306,7 @@ def test_batches_that_fail_twice_are_believed_and_told_though_larger_ones_passed
     assert all(length <= 15 for _, length in told)
 
 
-def test_a_worker_that_crashes_once_does_not_count_against_the_shape() -> None:
+def test_one_crash_does_not_count_against_the_shape() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     point = undisturbed[4]
@@ -316,7 +316,7 @@ def test_a_worker_that_crashes_once_does_not_count_against_the_shape() -> None:
     assert Counter(trial.outcome for trial in trials)["crash"] == 1
 
 
-def test_a_shape_that_crashes_twice_bounds_the_frontier_and_says_so() -> None:
+def test_a_shape_that_crashes_twice_bounds_the_frontier() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     undisturbed, _ = run(SPEECH, device)
     longest = undisturbed[-1]
@@ -341,7 +341,7 @@ def test_nothing_fits_is_told_after_the_shortest_was_tried() -> None:
     assert (caught.value.trial.batch_size, caught.value.trial.length) == (1, SPEECH.shortest)
 
 
-def test_where_the_longest_does_not_fit_progress_counts_what_is_left_to_try_for_the_longest_that_does() -> None:
+def test_progress_counts_the_search_for_the_longest_that_fits() -> None:
     device = MadeDevice(lambda shape: 1e9 + shape.batch_size * shape.length * 1e8, limit_bytes=int(2e9))
     search, trials, left = search_of(SPEECH, device, 12, 0.01, None), [], []
     with pytest.raises(TooLong):
@@ -363,13 +363,13 @@ def test_examples_that_are_too_long_are_counted() -> None:
     assert caught.value.too_long == int((SPEECH.values > fitting).sum())
 
 
-def test_each_length_is_probed_with_the_worst_target_at_or_below_it() -> None:
+def test_each_length_is_probed_with_the_worst_target_up_to_it() -> None:
     lengths = Lengths.of([1.0, 2.0, 3.0, 4.0] * 50, [9.0, 2.0, 3.0, 20.0] * 50)
     points, _ = run(lengths, MadeDevice(quadratic_peak(linear=5e7), limit_bytes=8_000_000_000))
     assert {point.length: point.target_length for point in points} == {1.0: 9.0, 2.0: 9.0, 3.0: 9.0, 4.0: 20.0}
 
 
-def test_the_workloads_own_errors_are_left_out_when_the_search_goes_on() -> None:
+def test_a_continued_search_ignores_the_workloads_own_errors() -> None:
     device = MadeDevice(quadratic_peak(), limit_bytes=8_000_000_000)
     _, undisturbed = run(SPEECH, device)
     failed = [Trial(**{**to_dict(undisturbed[0]), "outcome": "error", "peak_bytes": None})]
@@ -397,7 +397,7 @@ def test_few_distinct_lengths_are_all_probed(values: list[float]) -> None:
     cut=st.integers(0, 200),
 )
 @settings(deadline=None, max_examples=40)
-def test_on_any_smooth_device_it_ends_with_the_truth_however_often_it_is_interrupted(
+def test_it_finds_the_truth_however_often_it_is_interrupted(
     values: list[int], constant: float, linear: float, quadratic: float, limit_bytes: int, cut: int
 ) -> None:
     lengths = Lengths.of(values)

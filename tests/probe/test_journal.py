@@ -28,9 +28,7 @@ def test_no_journal_is_no_trials(tmp_path: Path) -> None:
     assert read_trials(tmp_path / "trials.jsonl") == []
 
 
-def test_a_journal_cut_at_any_byte_gives_its_whole_lines_and_goes_on_after_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # a thousand times; no power is lost here
     # Letters of several bytes: a cut may go through one.
     told = msgspec.structs.replace(TRIALS[1], outcome="oom", error="mémoire épuisée · 記憶體不足")

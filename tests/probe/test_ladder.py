@@ -16,9 +16,7 @@ def trials_between(tolerance: float, top: int) -> int:
 
 
 @given(TOLERANCES, st.integers(2, 3000), st.data())
-def test_between_sizes_with_no_rung_between_nothing_is_left_to_try(
-    tolerance: float, top: int, data: st.DataObject
-) -> None:
+def test_between_adjacent_rungs_nothing_is_left_to_try(tolerance: float, top: int, data: st.DataObject) -> None:
     low = data.draw(st.integers(1, top))
     high = data.draw(st.integers(low + 1, top + 1))
     if not between(ladder(tolerance, top), low, high):
@@ -26,9 +24,7 @@ def test_between_sizes_with_no_rung_between_nothing_is_left_to_try(
 
 
 @given(TOLERANCES, TOPS, st.data())
-def test_guesses_held_within_it_keep_bisections_promise_wherever_they_lead(
-    tolerance: float, top: int, data: st.DataObject
-) -> None:
+def test_bounded_guesses_need_no_more_trials_than_bisection(tolerance: float, top: int, data: st.DataObject) -> None:
     rungs = ladder(tolerance, top)
     low, high = 0, top + 1
     truth = data.draw(st.integers(0, top))

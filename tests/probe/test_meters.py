@@ -117,7 +117,7 @@ def test_without_a_cap_the_fraction_is_of_the_whole_device(cuda: MadeCuda) -> No
     assert settled(fraction=0.9).device.limit_bytes == int(80 * GIB * 0.9)
 
 
-def test_what_is_outside_torchs_allocator_and_the_others_is_left_out_of_the_limit(cuda: MadeCuda) -> None:
+def test_memory_outside_the_allocator_is_left_out_of_the_limit(cuda: MadeCuda) -> None:
     cuda.others = 30 * GIB
     cuda.show()
     device = settled(fraction=0.9).device
@@ -151,7 +151,7 @@ def test_the_limit_of_a_run_that_is_continued_stays(cuda: MadeCuda) -> None:
     assert (device.limit_bytes, device.reserve_bytes, device.ddp_bytes) == (10 * GIB, 3 * GIB, GIB)
 
 
-def test_a_limit_that_is_no_longer_free_is_refused_before_the_workload_is_built(cuda: MadeCuda) -> None:
+def test_a_limit_no_longer_free_is_refused_before_the_setup(cuda: MadeCuda) -> None:
     cuda.others = 75 * GIB
     with pytest.raises(ProbeError, match=r"measured with a limit of 10 GiB, but only 4\.51 GiB of the device are free"):
         open_meter("cuda", None, 1.0, 10 * GIB)
@@ -162,7 +162,7 @@ def test_a_limit_that_leaves_no_reserve_is_refused(cuda: MadeCuda) -> None:
         settled(limit=70 * GIB, reserve=20 * GIB)
 
 
-def test_nothing_left_for_batches_is_told_with_what_takes_the_memory(cuda: MadeCuda) -> None:
+def test_no_memory_left_for_batches_is_reported_with_its_users(cuda: MadeCuda) -> None:
     meter = open_meter("cuda", 8 * GIB, 1.0, None)
     cuda.reserved = cuda.allocated = 5 * GIB
     with pytest.raises(ProbeError) as caught:
@@ -214,21 +214,21 @@ def test_memory_outside_the_allocator_is_followed_as_it_grows(
     assert meter.outside() == 1000 * MIB
 
 
-def test_others_that_come_later_are_not_taken_for_memory_of_this_process(cuda: MadeCuda) -> None:
+def test_memory_of_later_processes_is_not_counted_as_ours(cuda: MadeCuda) -> None:
     meter = settled()
     cuda.others = 5 * GIB
     cuda.show()
     assert meter.outside() == 700 * MIB
 
 
-def test_a_strangers_process_of_the_same_number_is_not_taken_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_process_of_the_same_number_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeCuda(MadeGpu(), own_pid=None)
     made.install(monkeypatch, MadeNvml([made.gpu]))
     made.gpu.compute = [(os.getpid(), 60 * GIB)]  # a process of the host's: this one does not use the device yet
     assert settled().outside() == 700 * MIB
 
 
-def test_figures_of_a_whole_gpu_are_not_taken_for_those_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_whole_gpu_are_not_those_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
     made = MadeCuda(MadeGpu(total=160 * GIB), own_pid=None)
     made.install(monkeypatch, MadeNvml([made.gpu]))
     device = settled().device

@@ -22,9 +22,7 @@ torch._C._cuda_isInBadFork = lambda: os.getpid() != importer
 """
 
 
-def test_a_worker_that_can_not_use_cuda_after_the_fork_starts_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_cant_use_cuda_after_a_fork_starts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPOILT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     with supervise("Good", shared=False) as supervisor:

@@ -157,9 +157,7 @@ def test_the_worker_ends_with_its_nursery(start: Start) -> None:
     assert ends(worker)
 
 
-def test_the_supervisors_end_is_seen_though_a_child_of_it_holds_the_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supervisors_end_is_seen_despite_an_open_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a child has the socket by fork alone, without an exec that would close it."""
     monkeypatch.chdir(tmp_path)
     code = f"""

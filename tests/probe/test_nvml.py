@@ -93,7 +93,7 @@ def test_processes_are_unknown_where_those_that_compute_are(monkeypatch: pytest.
     assert facts_of(monkeypatch, gpu).processes is None
 
 
-def test_an_older_form_of_the_process_list_is_taken_where_the_newest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_process_list_is_used_if_the_newest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = MadeGpu(compute=[(5, GIB)], fails={"nvmlDeviceGetComputeRunningProcesses"})
     assert facts_of(monkeypatch, gpu).processes == [DeviceProcess(pid=5, used_bytes=GIB)]
 
@@ -118,16 +118,14 @@ def test_throttle_reasons_in_words() -> None:
 
 
 @pytest.mark.parametrize("uuid", ["GPU-aaaaaaaa", "aaaaaaaa"])
-def test_a_gpu_is_found_by_its_uuid_with_or_without_what_stands_before(
-    monkeypatch: pytest.MonkeyPatch, uuid: str
-) -> None:
+def test_a_gpu_is_found_by_its_uuid_with_or_without_prefix(monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu(uuid="GPU-x"), MadeGpu()]))
     found = find_gpu(uuid, None)
     assert found is not None
     assert found.uuid() == "GPU-aaaaaaaa"
 
 
-def test_a_gpu_is_found_by_its_place_where_the_uuid_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_found_by_its_index_if_the_uuid_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", MadeNvml([MadeGpu()]))
     found = find_gpu(None, "0000:65:00.0")
     assert found is not None
@@ -165,7 +163,7 @@ def test_an_instance_has_its_own_memory_and_the_whole_gpus_clock(monkeypatch: py
     assert (facts.mig, facts.total_bytes, facts.sm_clock_mhz, facts.ecc) == (True, 10 * GIB, 1500, True)
 
 
-def test_all_gpus_are_listed_those_that_are_divided_as_their_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_gpus_are_listed_divided_ones_by_their_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules, "pynvml", MadeNvml([MadeGpu(uuid="GPU-x"), divided_gpu("MIG-1", "MIG-2"), MadeGpu(uuid="GPU-y")])
     )

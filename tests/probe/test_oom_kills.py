@@ -63,7 +63,7 @@ def test_this_machine_has_a_count() -> None:
     assert oom_kills() is not None
 
 
-def test_a_kill_is_for_want_of_memory_only_where_the_kernel_counted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {(3, 3): False, (3, 4): True, (None, None): True, (3, None): False, (None, 3): False}
     worker = WorkerProcess.__new__(WorkerProcess)
     for (before, after), killed in cases.items():

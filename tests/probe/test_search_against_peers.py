@@ -65,7 +65,7 @@ def made(peak: Peak) -> MadeDevice:
     return MadeDevice(peak, limit_bytes=8_000_000_000)
 
 
-def test_a_smooth_memory_needs_at_most_two_and_a_half_trials_a_length(peak: Peak) -> None:
+def test_smooth_memory_needs_at_most_2_5_trials_a_length(peak: Peak) -> None:
     points, trials = search(made(peak))
     assert len(points) == NUM_LENGTHS
     assert len(trials) <= 2.5 * NUM_LENGTHS

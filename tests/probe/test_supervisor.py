@@ -43,7 +43,7 @@ def test_the_limit_is_real_and_the_worker_lives_on() -> None:
 
 
 @pytest.mark.slow
-def test_an_optimizer_whose_state_was_half_made_does_not_spoil_the_next_trial() -> None:
+def test_half_made_optimizer_state_does_not_spoil_the_next_trial() -> None:
     # Beside the batch, about 910 MiB are needed before the state's second half, and 200 MiB for it.
     with supervise("HungryInOptimizer", memory_bytes=2 << 30) as supervisor:
         supervisor.start()
@@ -64,13 +64,13 @@ def test_a_worker_that_dies_in_the_setup_shows_its_last_words() -> None:
     assert "a library's last words" in (caught.value.traceback or "")
 
 
-def test_a_setup_that_needs_more_than_the_limit_says_that_the_limit_is_too_small() -> None:
+def test_a_setup_beyond_the_limit_says_that_it_is_too_small() -> None:
     with supervise("HungryInSetup") as supervisor, pytest.raises(ProbeError, match="limit is too small"):
         supervisor.start()
 
 
 @pytest.mark.slow
-def test_a_limit_below_what_pytorch_needs_is_told_before_the_setup() -> None:
+def test_a_limit_below_pytorchs_need_is_reported_first() -> None:
     with (
         supervise("Good", memory_bytes=50 << 20) as supervisor,
         pytest.raises(ProbeError, match="Python and PyTorch alone"),
@@ -151,7 +151,7 @@ def test_a_worker_that_is_killed_in_the_setup_is_replaced(tmp_path: Path, monkey
         assert supervisor.worker == 2
 
 
-def test_a_lack_of_memory_that_the_workload_catches_is_one_all_the_same() -> None:
+def test_an_oom_caught_by_the_workload_still_counts() -> None:
     with supervise("CatchesItself") as supervisor:
         supervisor.start()
         fits, too_large = (supervisor.measure(BatchShape(size, 1.0), 0).trial for size in (1, 4))

@@ -57,14 +57,14 @@ def test_a_gradient_has_its_parameters_type() -> None:
     del optimizer
 
 
-def test_a_model_that_no_optimizer_trains_does_not_count_beside_one() -> None:
+def test_a_model_without_an_optimizer_does_not_count() -> None:
     trained, teacher = torch.nn.Linear(100, 10, bias=False), torch.nn.Linear(100, 100)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     assert gradient_bytes() == 4000
     del optimizer, teacher
 
 
-def test_without_an_optimizer_all_that_requires_a_gradient_counts() -> None:
+def test_without_an_optimizer_every_gradient_counts() -> None:
     model = torch.nn.Linear(100, 10, bias=False)
     frozen = torch.nn.Linear(100, 10, bias=False).requires_grad_(False)
     assert gradient_bytes() == 4000

@@ -107,7 +107,7 @@ def out_of_memory() -> None:
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def test_an_error_of_the_allocators_that_somebody_caught_is_a_lack_of_memory() -> None:
+def test_a_caught_allocator_error_is_an_oom() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.raised += 1
 
@@ -138,7 +138,7 @@ def test_what_the_meter_tells_is_in_the_reply() -> None:
     assert not measured.renew
 
 
-def test_the_mean_and_the_median_of_the_steps_leave_the_warm_up_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mean_and_median_of_the_steps_leave_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([50.0, 1.0, 1.0, 4.0])
     now = 0.0
 
@@ -168,7 +168,7 @@ def test_a_plain_lack_of_memory_costs_no_worker() -> None:
     assert (measured.trial.outcome, measured.renew) == ("oom", False)
 
 
-def test_a_trial_that_passes_only_by_flushing_the_cache_is_run_again_from_an_empty_one() -> None:
+def test_a_pass_by_flushing_the_cache_is_rerun_from_an_empty_one() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.flushed += number == 1
 
@@ -236,7 +236,7 @@ def test_a_leak_that_uses_up_the_memory_is_told_as_one(steps: int) -> None:
     assert (measured.trial.error or "").endswith("then memory ran out)")
 
 
-def test_a_lack_of_memory_after_a_step_that_left_more_is_no_leak_where_one_example_leaves_nothing() -> None:
+def test_an_oom_is_not_a_leak_if_one_example_leaves_nothing() -> None:
     """As where the second step makes a state that stays, and the third needs more than is left."""
 
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:

@@ -56,9 +56,7 @@ def told(settings: str, lengths: Lengths = SPEECH) -> list[str]:
         ([1, 2, 30], "1 example is longer than max_batch_length 20 s (the longest is 30 s)", "it"),
     ],
 )
-def test_examples_beyond_max_batch_length_are_told_with_what_each_framework_does(
-    values: list[float], subject: str, each: str
-) -> None:
+def test_overlong_examples_are_reported_with_each_frameworks_way(values: list[float], subject: str, each: str) -> None:
     lengths = Lengths.of(values, unit="s")
     assert list(cautions(lengths, Limits(max_batch_length=20), [2], [])) == [
         f"{subject}: where it sets the batch size (SpeechBrain, batchtune's sampler), {each} becomes a batch of one; "
@@ -71,7 +69,7 @@ def test_an_example_of_exactly_max_batch_length_is_not_too_long() -> None:
     assert not list(cautions(Lengths.of([1, 2, 20], unit="s"), Limits(max_batch_length=20), [2], []))
 
 
-def test_lhotse_lets_a_batch_with_an_overlong_example_exceed_its_limit() -> None:
+def test_lhotse_lets_an_overlong_example_exceed_its_limit() -> None:
     sampling = pytest.importorskip("lhotse.dataset.sampling")
     cut = pytest.importorskip("lhotse.testing.dummies").dummy_cut
     cuts = [cut(index, duration=duration) for index, duration in enumerate([5.0, 5.0, 50.0, 5.0])]
@@ -79,7 +77,7 @@ def test_lhotse_lets_a_batch_with_an_overlong_example_exceed_its_limit() -> None
     assert [one.duration for one in first] == [5, 5, 50]
 
 
-def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None:
+def test_current_settings_that_drop_examples_are_reported() -> None:
     lengths = Lengths.of([0.2, 1, 5, 9, 12, 30, 40], unit="s")
     assert told("bucket_duration_bins=5:10:20,bucket_batch_size=4:2:1,min_duration=0.5,max_duration=35", lengths) == [
         "your current config leaves out 3 of 7 examples (1 shorter than min_duration 0.5 s; 1 longer than max_duration "
@@ -94,7 +92,7 @@ def test_current_settings_that_drop_examples_are_told_with_the_reasons() -> None
         ("use_bucketing=true,batch_duration=600,batch_size=8", "batch_size"),
     ],
 )
-def test_a_limit_on_the_examples_of_a_batch_that_tables_exceed_is_told(settings: str, name: str) -> None:
+def test_tables_beyond_a_limit_on_batch_size_are_reported(settings: str, name: str) -> None:
     current, lengths = read_current(settings), Lengths.of(np.linspace(1.0, 30.0, 2000), unit="s")
     larger = sweep(lengths, 600.0, SweepSettings(num_buckets=(2,), current=current), Costs())
     (told,) = (text for text in larger.warnings if "to keep your limit" in text)
@@ -117,7 +115,7 @@ def test_current_settings_with_one_bucket_are_told() -> None:
     ]
 
 
-def test_current_boundaries_that_only_give_batches_of_one_are_told() -> None:
+def test_current_boundaries_giving_batches_of_one_are_reported() -> None:
     assert told("max_batch_length=600,bucket_boundaries=600") == [
         "your current config makes batches of one example, because its smallest boundary, 600 s, is more than half of "
         "max_batch_length 600 s"
@@ -128,7 +126,7 @@ def test_batches_of_one_that_max_batch_ex_asks_for_are_meant() -> None:
     assert told("max_batch_length=600,bucket_boundaries=400,max_batch_ex=1") == []
 
 
-def test_current_settings_that_are_too_small_for_some_examples_are_told() -> None:
+def test_current_settings_too_small_for_examples_are_reported() -> None:
     assert told("max_batch_length=19,bucket_boundaries=5:9") == [
         "27 examples are longer than max_batch_length of your current config, 19 s (the longest is 20 s): SpeechBrain "
         "makes each of them a batch of one"

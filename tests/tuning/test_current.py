@@ -135,7 +135,7 @@ class TestSpeechBrainFiles:
         current = read_current(f"{CONFIGS / 'recipe.yaml'}:dynamic_batch_sampler_valid")
         assert current.settings["max_batch_length"] == 100
 
-    def test_dynamic_batching_turned_off_leaves_the_loaders_batch_size(self, tmp_path: Path) -> None:
+    def test_without_dynamic_batching_the_loaders_batch_size_counts(self, tmp_path: Path) -> None:
         text = (CONFIGS / "recipe.yaml").read_text().replace("dynamic_batching: True", "dynamic_batching: False")
         current = of_file(tmp_path, text)
         assert (current.kind.name, current.settings) == ("fixed", {"batch_size": 16})
@@ -262,7 +262,7 @@ class TestNeMoFiles:
         assert found.table.num_buckets == 8
         assert totals.max() < 1.1 * LENGTHS.total / 8
 
-    def test_without_bins_but_with_max_duration_nemo_spaces_them_evenly(self) -> None:
+    def test_nemo_without_bins_spaces_them_evenly_to_max_duration(self) -> None:
         found = table_of("use_bucketing=true,batch_size=4,num_buckets=4,max_duration=40")
         assert found.table.boundaries.tolist() == [10, 20, 30, found.lengths.longest]
         assert not found.notes
@@ -482,7 +482,7 @@ def test_any_damage_gives_settings_or_one_message(path: Path, tmp_path: Path, mu
             assert error.message.isprintable()
 
 
-def test_any_damage_to_written_settings_gives_settings_or_one_message() -> None:
+def test_damaged_written_settings_give_settings_or_one_message() -> None:
     draw = random.Random(0)
     texts = [
         "max_batch_length=600,num_buckets=20,max_batch_ex=64",

@@ -18,7 +18,7 @@ VALUES = st.lists(st.floats(0.01, 1e4), min_size=1, max_size=80)
 
 @given(VALUES)
 @settings(deadline=None, max_examples=40)
-def test_every_length_is_in_one_bin_and_every_quantile_is_a_length(values: list[float]) -> None:
+def test_each_length_is_in_one_bin_and_each_quantile_is_a_length(values: list[float]) -> None:
     lengths = Lengths.of(values)
     bins, quantiles = histogram_of(lengths), quantiles_of(lengths)
     assert sum(one.count for one in bins) == len(values)

@@ -81,7 +81,7 @@ def test_the_same_lengths_cost_what_the_sweep_says(index: int) -> None:
 
 @given(some_lengths, some_lengths)
 @settings(deadline=None, max_examples=150)
-def test_the_distance_is_that_of_the_data_sets_to_within_a_thousandth(ours: list[float], theirs: list[float]) -> None:
+def test_the_distance_of_data_sets_is_within_a_thousandth(ours: list[float], theirs: list[float]) -> None:
     found = distance(Lengths.of(ours), quantiles_of(Lengths.of(theirs)))
     assert 0 <= found <= 1
     assert abs(found - between_data_sets(ours, theirs)) <= 1 / 1000 + 1e-12
@@ -116,7 +116,7 @@ def test_where_times_are_known_staleness_is_in_time() -> None:
     assert found.stale == max(0.0, found.epoch_seconds / found.retuned_epoch_seconds - 1)
 
 
-def test_a_sweep_without_times_is_held_to_batches_even_where_a_probe_came_later() -> None:
+def test_a_sweep_without_times_is_compared_by_batches() -> None:
     assert of(SPEECH * 1.1, TUNED, MEASURED) == of(SPEECH * 1.1, TUNED)
 
 
@@ -145,7 +145,7 @@ def test_a_limit_below_the_probes_holds_for_the_table_tuned_anew() -> None:
     assert of(other, tuned, MEASURED).retuned_batches == anew.rows[-1].batches
 
 
-def test_beyond_what_was_probed_the_table_tuned_anew_takes_no_more_than_must_fit() -> None:
+def test_beyond_the_probe_a_new_table_takes_only_proven_sizes() -> None:
     def further(lengths: FloatArray) -> IntArray:
         """What must fit where memory grows with the square of the length."""
         stretched = np.maximum(lengths / SPEECH.max(), 1.0)

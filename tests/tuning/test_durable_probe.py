@@ -187,7 +187,7 @@ def killed_at_the_next_line(probing: Probing) -> bool:
 
 
 @pytest.mark.slow
-def test_killed_after_every_line_it_finds_what_an_undisturbed_run_finds(tmp_path: Path) -> None:
+def test_killed_after_every_line_it_finds_the_same(tmp_path: Path) -> None:
     probing = Probing(tmp_path, lengths=(6, 20))
     assert probing.finish("undisturbed").returncode == 0
     kills = 0
@@ -202,7 +202,7 @@ def test_killed_after_every_line_it_finds_what_an_undisturbed_run_finds(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # two runs for each line
-def test_killed_once_after_any_line_it_finds_what_an_undisturbed_run_finds(tmp_path: Path, undisturbed: Path) -> None:
+def test_killed_once_after_a_line_it_finds_the_same(tmp_path: Path, undisturbed: Path) -> None:
     for line in range(1, len(read_trials(undisturbed / TRIALS_FILE)), 3):
         killed_once(Probing(tmp_path / str(line)), line, undisturbed)
 
@@ -233,7 +233,7 @@ def test_killed_after_its_last_trial_it_measures_none_again(probing: Probing, un
     assert frontier(probing.folder / "run") == frontier(undisturbed)
 
 
-def test_killed_in_the_middle_of_a_step_it_leaves_no_child_of_the_steps(probing: Probing) -> None:
+def test_killed_in_mid_step_it_leaves_no_child_of_the_step(probing: Probing) -> None:
     with probing.held() as process:
         assert len(probing.processes()) >= 3
         kill(process, probing)
@@ -255,7 +255,7 @@ def test_a_line_cut_in_two_is_measured_again(probing: Probing, undisturbed: Path
 
 
 @pytest.mark.slow
-def test_a_second_probe_in_the_same_folder_is_refused_and_harms_nothing(probing: Probing, undisturbed: Path) -> None:
+def test_a_second_probe_in_the_folder_is_refused_without_harm(probing: Probing, undisturbed: Path) -> None:
     with probing.held() as process:
         before = {path.name: path.read_bytes() for path in (probing.folder / "run").iterdir()}
         second = probing.finish()
@@ -271,7 +271,7 @@ def test_a_second_probe_in_the_same_folder_is_refused_and_harms_nothing(probing:
 
 
 @pytest.mark.slow
-def test_a_second_probe_on_the_cpu_says_that_its_times_are_not_to_be_trusted(probing: Probing) -> None:
+def test_a_second_probe_on_the_cpu_says_its_times_are_untrusted(probing: Probing) -> None:
     with probing.held() as process:
         arguments = [
             part.replace("held_workload.py:Held", "held_workload.py:Free") for part in probing.command("other")
@@ -366,7 +366,7 @@ def squeezed(tmp_path_factory: pytest.TempPathFactory, undisturbed: Path) -> Cal
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "name"), CASES)
-def test_no_room_for_a_file_is_one_message_that_names_it_and_the_reason(
+def test_no_room_for_a_file_is_one_message_with_the_reason(
     squeezed: Callable[[str], Squeezed], way: str, name: str
 ) -> None:
     of = squeezed(way)
@@ -398,7 +398,7 @@ def test_what_was_measured_before_there_was_no_room_stays(
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW[way]) for way in WAYS])
-def test_when_there_is_room_again_the_same_command_goes_on_and_finishes(
+def test_with_room_again_the_same_command_goes_on_and_finishes(
     squeezed: Callable[[str], Squeezed], way: str, undisturbed: Path
 ) -> None:
     stage = squeezed(way).stages["room"]

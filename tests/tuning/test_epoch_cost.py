@@ -67,7 +67,7 @@ def perturbed(logs: FloatArray) -> StepTimes:
     return replace(TIMES, model=model, ratios=TIMES.ratios + logs[:-2] - logs[-2])
 
 
-def test_the_standard_error_is_what_perturbed_measurements_spread_by() -> None:
+def test_the_standard_error_is_the_spread_if_perturbed() -> None:
     random = np.random.default_rng(11)
     draws = random.normal(size=(120, TIMES.sigmas.size)) * TIMES.sigmas
     seconds = [exact_seconds(perturbed(logs), 6) for logs in draws]
@@ -75,7 +75,7 @@ def test_the_standard_error_is_what_perturbed_measurements_spread_by() -> None:
     assert timed(6).standard_error == pytest.approx(np.std(seconds), rel=0.15)
 
 
-def test_the_error_of_a_difference_is_what_perturbed_measurements_spread_it_by() -> None:
+def test_the_error_of_a_difference_is_its_spread_if_perturbed() -> None:
     random = np.random.default_rng(12)
     draws = random.normal(size=(100, TIMES.sigmas.size)) * TIMES.sigmas
     differences = [exact_seconds(perturbed(logs), 2) - exact_seconds(perturbed(logs), 12) for logs in draws]

@@ -133,9 +133,7 @@ TARGETS = RNG.gamma(3, 10, SPEECH.size).round()
     ("seconds", "values", "limit"),
     [(cells, SPEECH, 60), (constant_and_cells, HEAVY, 600), (quadratic, SPEECH, 600), (quadratic, HEAVY, 60)],
 )
-def test_optimal_is_never_slower_than_other_strategies_at_equal_sizes(
-    values: FloatArray, seconds: Seconds, limit: float
-) -> None:
+def test_optimal_is_never_slower_than_others_at_equal_sizes(values: FloatArray, seconds: Seconds, limit: float) -> None:
     """Up to a thousandth: other boundaries need not be lengths of examples, and costs are estimated."""
     chosen = SweepSettings(strategies=("quantile", "linear", "exponential", "optimal"), num_buckets=(1, 2, 5, 10))
     rows = sweep(Lengths.of(values), limit, chosen, Costs(step_seconds=seconds)).rows
@@ -144,7 +142,7 @@ def test_optimal_is_never_slower_than_other_strategies_at_equal_sizes(
         assert cost(optimal) <= min(map(cost, others)) * 1.001
 
 
-def test_two_buckets_are_chosen_for_the_batches_own_longest_and_not_for_the_boundaries() -> None:
+def test_buckets_are_chosen_by_the_longest_of_real_batches() -> None:
     """As if batches were as long as their boundaries, the best two take 10.6 s, and those of `quantile` 9.7."""
     values = np.random.default_rng(0).gamma(1, 10, 5000).round(2) + 0.01
     chosen = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(2,))
@@ -166,7 +164,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", ["batches", "targets", "frontier"])
-def test_a_row_does_not_depend_on_which_other_bucket_counts_are_swept(case: str) -> None:
+def test_a_row_does_not_depend_on_other_bucket_counts(case: str) -> None:
     lengths, costs = CASES[case]
     (alone,) = optimal_rows(lengths, (12,), costs)
     together = optimal_rows(lengths, tuple(range(10, 21)), costs)

@@ -1,14 +1,13 @@
 """The whole probe on the CPU, under a real limit, with a workload whose memory is known."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from shared_nursery import SHARED
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import Lengths
@@ -26,6 +25,9 @@ MIB = 1 << 20
 LENGTHS = Lengths.of([5.0, 10.0, 20.0] * 12)
 OPTIONS = {"a": 1.0 * MIB, "b": 0.08 * MIB}
 
+# Its probes start dozens of workers.
+pytestmark = pytest.mark.usefixtures("one_nursery")
+
 
 def settings(memory_bytes: int, workload: str = KNOWN, options: dict[str, float] | None = None) -> ProbeSettings:
     return ProbeSettings(
@@ -36,14 +38,6 @@ def settings(memory_bytes: int, workload: str = KNOWN, options: dict[str, float]
         memory_fraction=1.0,
         num_lengths=3,
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_nursery() -> Iterator[None]:
-    """All workers come from one process that has PyTorch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
-        yield
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,7 @@ def test_too_little_memory_for_anything_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_an_error_that_came_though_memory_was_free_is_told_as_that(tmp_path: Path) -> None:
+def test_an_error_with_free_memory_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(
         ProbeError, match=r"although memory was free: the peak was \d+ MiB, the limit is 1 GiB"
     ) as caught:
@@ -182,7 +176,7 @@ def test_the_workloads_own_error_stops_the_probe(tmp_path: Path, name: str) -> N
     assert not (tmp_path / PROBE_FILE).exists()
 
 
-def test_an_error_that_only_looks_like_a_lack_of_memory_is_the_workloads_own(tmp_path: Path) -> None:
+def test_an_error_that_only_looks_like_an_oom_is_the_workloads(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
         run_probe(Lengths.of([1.0, 2.0]), settings(600 * MIB, f"{FAULTY}:Disguised", {}), tmp_path)
 
@@ -191,7 +185,7 @@ def test_an_error_that_only_looks_like_a_lack_of_memory_is_the_workloads_own(tmp
     ("name", "message"),
     [("Segfaults", "SIGSEGV"), pytest.param("Hangs", "no answer within 1 s", marks=pytest.mark.slow)],
 )
-def test_a_workload_that_always_crashes_or_hangs_is_no_lack_of_memory(tmp_path: Path, name: str, message: str) -> None:
+def test_a_workload_that_always_crashes_or_hangs_is_not_an_oom(tmp_path: Path, name: str, message: str) -> None:
     chosen = replace(settings(600 * MIB, f"{FAULTY}:{name}", {}), trial_timeout_seconds=1.0)
     with pytest.raises(WorkloadError, match=message) as caught:
         run_probe(Lengths.of([1.0]), chosen, tmp_path)
@@ -199,7 +193,7 @@ def test_a_workload_that_always_crashes_or_hangs_is_no_lack_of_memory(tmp_path: 
 
 
 @pytest.mark.slow
-def test_an_error_in_disguise_is_a_lack_of_memory_where_a_smaller_batch_passes(tmp_path: Path) -> None:
+def test_a_disguised_oom_counts_if_a_smaller_batch_passes(tmp_path: Path) -> None:
     probe = run_probe(Lengths.of([1.0] * 30), settings(600 * MIB, f"{FAULTY}:DisguisedAboveFour", {}), tmp_path)
     assert [(point.batch_size, point.closed_by) for point in probe.frontier] == [(4, "oom")]
 

@@ -77,7 +77,7 @@ TINY = {
 
 @given(**TINY)
 @settings(deadline=None, max_examples=40)
-def test_dealing_of_the_same_bucket_of_tiny_epochs_by_enumeration(
+def test_same_bucket_dealing_of_tiny_epochs_by_enumeration(
     short: list[float], long: list[float], sizes: tuple[int, int], world_size: int
 ) -> None:
     found = times(short + long, table_of([4, 9], list(sizes)), world_size).same_bucket_epoch_seconds
@@ -109,7 +109,7 @@ def test_independent_dealing_is_the_mean_of_epochs_really_dealt(world_size: int,
 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(2, 2), (8, 4), (2, 16)])
-def test_accumulated_gradients_are_the_mean_of_epochs_really_dealt(world_size: int, accumulate: int) -> None:
+def test_accumulated_gradients_match_the_mean_of_dealt_epochs(world_size: int, accumulate: int) -> None:
     values = np.random.default_rng(9).gamma(5, 2, 128 * 30)
     boundaries = np.append(np.sort(values)[128 * 18 - 1], values.max())
     table = BucketTable(boundaries, np.array([18, 12]))  # 128 full batches of either

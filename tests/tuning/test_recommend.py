@@ -50,7 +50,7 @@ def fixed(batches: int, shuffled: float | None = None, by_length: float | None =
     ]
 
 
-def test_fewer_buckets_win_within_one_percent_of_the_fewest_batches() -> None:
+def test_fewer_buckets_win_within_1_percent_of_fewest_batches() -> None:
     assert recommend([row(1011, 5), row(1010, 7), row(1000, 20)], fixed(2000))[0] == 1
 
 
@@ -74,11 +74,11 @@ def test_among_equals_batch_sizes_from_the_length_win() -> None:
     assert recommend([row(9, sizing="frontier"), row(9)], fixed(20))[0] == 1
 
 
-def test_a_row_that_needs_as_many_batches_as_the_baseline_is_not_recommended() -> None:
+def test_a_row_with_the_baselines_batches_is_not_recommended() -> None:
     assert recommend([row(20)], fixed(20))[0] is None
 
 
-def test_a_faster_row_with_more_batches_than_the_baseline_is_not_recommended() -> None:
+def test_a_faster_row_with_more_batches_is_not_recommended() -> None:
     assert recommend([row(30, 5, 1.0), row(10, 9, 2.0)], fixed(20))[0] == 1
 
 
@@ -146,13 +146,13 @@ BY_LENGTH = "11 min 30 s with examples sorted by length, where the same ones alw
         (700.0, 690.0, f", but would take less time: an estimated {SHUFFLED} and {BY_LENGTH}"),
     ],
 )
-def test_a_fixed_batch_size_that_takes_less_time_is_in_the_reason(shuffled: float, by_length: float, said: str) -> None:
+def test_a_faster_fixed_batch_size_is_in_the_reason(shuffled: float, by_length: float, said: str) -> None:
     found = recommend([row(634, 12, 725.0)], fixed(1190, shuffled, by_length))
     assert found[0] == 0
     assert found[1].endswith(f"a fixed batch size of 24 needs 1190{said}")
 
 
-def test_what_may_not_be_recommended_is_told_after_a_faster_fixed_batch_size() -> None:
+def test_rejected_rows_are_named_after_a_faster_fixed_batch_size() -> None:
     reason = recommend([row(634, 12, 725.0), row(2000, 9, 600.0)], fixed(1190, None, 690.0))[1]
     assert reason.endswith(
         f"a fixed batch size of 24 needs 1190, but would take less time: an estimated {BY_LENGTH}; "

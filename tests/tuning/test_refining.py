@@ -39,7 +39,7 @@ def searched(lengths: Lengths, peak: Peak, num_lengths: int, max_lengths: int) -
     [(lambda shape: 1e9, None), (quadratic_peak(), [3.0, 9.0, 1.0, 4.0])],
     ids=["constant", "growing, with targets"],
 )
-def test_where_the_data_can_fill_nothing_that_fails_all_of_it_fits(peak: Peak, targets: list[float] | None) -> None:
+def test_if_the_data_can_fill_no_failing_batch_all_of_it_fits(peak: Peak, targets: list[float] | None) -> None:
     lengths = Lengths.of(FEW, targets)
     points = searched(lengths, peak, num_lengths=2, max_lengths=10)
     assert {point.closed_by for point in points} == {"data"}

@@ -45,7 +45,7 @@ def pricing(lengths: Lengths, limits: Limits, *, timed: bool = True) -> Pricing:
     )
 
 
-def test_the_points_run_evenly_from_the_longest_length_to_the_limit() -> None:
+def test_points_run_evenly_from_the_longest_length_to_the_limit() -> None:
     values = [point.max_batch_length for point in found().points]
     assert (len(values), values[0], values[-1]) == (24, SPEECH.longest, 2000)
     ratios = np.diff(np.log(values))
@@ -115,7 +115,7 @@ def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=200), st.integers(2, 50))
 @settings(deadline=None, max_examples=40)
-def test_a_smaller_histogram_holds_all_examples_at_no_less_than_their_length(values: list[float], most: int) -> None:
+def test_a_smaller_histogram_never_shortens_an_example(values: list[float], most: int) -> None:
     histogram = Lengths.of(values).histogram
     small = alternatives._at_most(histogram, most)
     assert small.lengths.size <= max(most, 1)

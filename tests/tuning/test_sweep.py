@@ -62,12 +62,12 @@ def test_there_is_a_row_for_every_strategy_and_bucket_count() -> None:
     assert rows == [(name, n, "length") for name in STRATEGIES for n in (3, 8)]
 
 
-def test_with_a_frontier_optimal_is_swept_both_ways_and_the_others_by_length() -> None:
+def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
     rows = [(row.strategy, row.sizing) for row in swept(SPEECH, costs=PROBED, num_buckets=(5,)).rows]
     assert rows == [*((name, "length") for name in STRATEGIES), ("optimal", "frontier")]
 
 
-def test_rows_sized_by_the_frontier_take_the_largest_batch_that_fits() -> None:
+def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
     row = swept(SPEECH, costs=PROBED, strategies=("optimal",), num_buckets=(5,)).rows[1]
     assert row.batch_sizes == frontier(np.array(row.boundaries)).tolist()
 
@@ -104,11 +104,11 @@ def test_the_estimated_time_is_that_of_every_batch() -> None:
         assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
 
 
-def test_the_fixed_batch_size_is_the_largest_that_fits_the_longest() -> None:
+def test_the_fixed_batch_size_is_the_largest_for_the_longest() -> None:
     assert [b.batch_size for b in swept([1, 2, 30], 100).baselines] == [3, 3]
 
 
-def test_the_fixed_batch_size_comes_from_the_frontier_where_there_is_one() -> None:
+def test_the_fixed_batch_size_comes_from_a_given_frontier() -> None:
     costs = Costs(frontier=lambda lengths: np.full(lengths.shape, 2))
     assert [b.batch_size for b in swept([1, 2, 30], 100, costs).baselines] == [2, 2]
 
@@ -125,7 +125,7 @@ def test_the_random_baseline_is_the_mean_over_all_orders() -> None:
     assert (baseline.name, baseline.padded_length) == ("fixed-random", pytest.approx(mean))
 
 
-def test_the_bound_is_not_one_too_many_where_the_total_fills_batches_exactly() -> None:
+def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
     assert swept([0.1] * 30, 0.3).lower_bound.batches == 10
 
 
@@ -194,7 +194,7 @@ def test_the_same_inputs_give_the_same_bytes() -> None:
     assert encode(swept(SPEECH, costs=PROBED)) == encode(swept(SPEECH[::-1], costs=PROBED))
 
 
-def test_a_batch_size_capped_by_speechbrains_bucket_count_is_told_once() -> None:
+def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
     result = swept([10.0] * 50 + [20.0], 600, strategies=("speechbrain",), num_buckets=(10, 11, 12, 20))
     assert result.warnings == [
         "speechbrain with num_buckets=10 can't make a batch of more than 14 examples whatever "
@@ -205,7 +205,7 @@ def test_a_batch_size_capped_by_speechbrains_bucket_count_is_told_once() -> None
     ]
 
 
-def test_a_cap_that_max_batch_size_sets_is_not_blamed_on_speechbrain() -> None:
+def test_a_cap_by_max_batch_size_is_not_blamed_on_speechbrain() -> None:
     values = np.linspace(1, 20, 500)
     result = swept(values, 600, strategies=("speechbrain",), num_buckets=(10,), max_batch_size=5)
     assert result.warnings == []
@@ -224,7 +224,7 @@ def timed_by(trial_seconds: float = 1e-3) -> StepTimes:
     return StepTimes.of(trials, model)
 
 
-def test_boundaries_are_rounded_up_to_multiples_in_every_strategy() -> None:
+def test_every_strategy_rounds_boundaries_up_to_multiples() -> None:
     chosen = SweepSettings(num_buckets=(3, 8), multiple_of=0.5)
     lengths = Lengths.of(SPEECH, unit="s")
     result = sweep(lengths, 300, chosen, PROBED)
@@ -236,7 +236,7 @@ def test_boundaries_are_rounded_up_to_multiples_in_every_strategy() -> None:
             assert row.batch_sizes == [max(1, int(300 / boundary)) for boundary in row.boundaries]
 
 
-def test_beyond_the_longest_length_sizes_shrink_with_the_square_of_the_rounding_and_that_is_not_proven() -> None:
+def test_sizes_beyond_the_longest_shrink_and_are_unproven() -> None:
     frontier = Frontier.of(
         [
             FrontierPoint(
@@ -301,7 +301,7 @@ def test_a_row_says_what_the_samplers_of_all_ranks_run(world_size: int, same_buc
 
 
 @pytest.mark.parametrize("ranks", [Ranks(world_size=8), Ranks(world_size=8, same_bucket=True)])
-def test_baselines_and_the_bound_are_of_as_many_ranks_as_the_rows(ranks: Ranks) -> None:
+def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> None:
     one = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,)), NONE_KNOWN)
     several = sweep(Lengths.of(SPEECH), 150, SweepSettings(num_buckets=(7,), ranks=ranks), NONE_KNOWN)
     of_one, of_several = (*one.baselines, one.lower_bound), (*several.baselines, several.lower_bound)
@@ -377,7 +377,7 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
     assert result.learning_rate.from_batch_size == result.current.mean_batch_size
 
 
-def test_without_a_current_config_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
+def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
     hint = swept(SPEECH).learning_rate
     row = swept(SPEECH).recommended_row
     assert hint is not None and row is not None
@@ -411,7 +411,7 @@ def test_saturation_needs_times() -> None:
     assert saturation.max_batch_length == enough.max_batch_length
 
 
-def test_tables_over_both_lengths_are_compared_where_memory_depends_on_the_targets() -> None:
+def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
     random = np.random.default_rng(8)
     lengths = Lengths.of(SPEECH, random.exponential(20, SPEECH.size).round())
     costs = Costs(
@@ -431,9 +431,7 @@ def test_tables_over_both_lengths_are_compared_where_memory_depends_on_the_targe
     seed=st.integers(0, 9),
 )
 @settings(deadline=None, max_examples=30)
-def test_neither_the_order_of_the_data_nor_the_unit_changes_a_table(
-    values: list[float], scale: float, seed: int
-) -> None:
+def test_neither_order_nor_unit_of_the_data_changes_a_table(values: list[float], scale: float, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(np.array(values))
     exact = ("speechbrain", "quantile", "linear", "optimal")  # a geometric series is rounded
     here = swept(values, 60, strategies=exact).rows

@@ -31,7 +31,7 @@ def test_bucket_counts_are_read_in_ascending_order(text: str, counts: tuple[int,
         ("9" * 5000, "got '999"),
     ],
 )
-def test_what_is_no_bucket_count_is_refused_with_the_rule_and_the_value(text: str, rule: str) -> None:
+def test_an_invalid_bucket_count_is_refused_with_the_rule(text: str, rule: str) -> None:
     with pytest.raises(UsageError, match=rule):
         parse_num_buckets(text)
 

@@ -58,7 +58,7 @@ def test_of_very_many_different_values_quantiles_are_near() -> None:
 
 
 @pytest.mark.parametrize("bucket", [0, 2, 4])
-def test_it_is_the_mean_longest_target_of_the_buckets_real_batches(bucket: int) -> None:
+def test_it_is_the_mean_longest_target_of_real_batches(bucket: int) -> None:
     edges = [0.0, *TABLE.boundaries.tolist()]
     size = int(TABLE.batch_sizes[bucket])
     batches = [batch for seed in range(40) for batch in batches_of_one_epoch(TABLE, seed)]
@@ -144,7 +144,7 @@ def test_no_row_beats_the_bound_with_targets() -> None:
     assert least >= (found.lower_bound.estimated_epoch_seconds or 0) > 0.5 * least
 
 
-def test_the_sorted_baseline_takes_the_targets_of_its_own_batches() -> None:
+def test_the_sorted_baseline_uses_its_own_batches_targets() -> None:
     lengths = Lengths.of([10, 10, 6, 6, 2], [1, 9, 4, 3, 5])
     found = sweep(lengths, 20, SweepSettings(num_buckets=(2,)), Costs(step_seconds=of_targets))
     expected = [of_targets(2, 10, 9), of_targets(2, 6, 4), of_targets(1, 2, 5)]

@@ -26,9 +26,7 @@ def lengths(times: float, unit: Unit | None) -> Lengths:
         (1000, None, ["nothing says what they count", "if they are ms", "if they are samples"]),
     ],
 )
-def test_lengths_that_a_workload_may_expect_in_seconds_are_told_with_their_conversion(
-    times: float, unit: Unit | None, told: list[str]
-) -> None:
+def test_lengths_expected_in_seconds_get_a_conversion_hint(times: float, unit: Unit | None, told: list[str]) -> None:
     hint = workload_unit_hint(lengths(times, unit), "train.py:MyStep") or ""
     assert bool(hint) == bool(told)
     assert all(part in hint for part in told)
@@ -50,7 +48,7 @@ def test_a_built_in_workload_knows_the_unit() -> None:
         (1, "tokens", 10, "shorter than the median example (12 tokens)"),
     ],
 )  # fmt: skip
-def test_a_max_batch_length_that_looks_like_seconds_is_told_with_what_may_be_meant(
+def test_a_limit_that_looks_like_seconds_gets_a_hint(
     times: float, unit: Unit | None, limit: float, told: str | None
 ) -> None:
     hint = limit_unit_hint(lengths(times, unit), limit)

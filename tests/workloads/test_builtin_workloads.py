@@ -125,7 +125,7 @@ class TestConformance:
     def test_another_seed_gives_other_parameters(self, name: str) -> None:
         assert not torch.equal(parameters_of(built(name, seed=1)), parameters_of(built(name, seed=2)))
 
-    def test_a_step_leaves_no_tensor_but_parameters_gradients_and_optimizer_state(self, name: str) -> None:
+    def test_a_step_leaves_no_other_tensors_behind(self, name: str) -> None:
         import gc
 
         workload = built(name)
@@ -136,7 +136,7 @@ class TestConformance:
         gc.collect()
         assert live_tensor_bytes() == before
 
-    def test_a_step_goes_on_after_one_that_failed_in_the_backward_pass(self, name: str) -> None:
+    def test_a_step_works_after_a_failed_backward_pass(self, name: str) -> None:
         workload = built(name)
         hook = next(workload.model.parameters()).register_hook(raise_out_of_memory)
         batch = workload.make_batch(SHAPES[name][1])
@@ -146,7 +146,7 @@ class TestConformance:
         workload.step(batch)
         assert torch.isfinite(parameters_of(workload)).all()
 
-    def test_an_option_outside_its_range_is_refused_with_the_rule_and_the_value(self, name: str) -> None:
+    def test_an_option_outside_its_range_is_refused_with_the_rule(self, name: str) -> None:
         for options, rule in RULES:
             with pytest.raises(WorkloadError) as caught:
                 load_workload(f"builtin:{name}", options)
@@ -199,7 +199,7 @@ def test_a_size_has_about_the_documented_number_of_parameters(name: str, size: s
         ({"unit": "frames"}, 150),
     ],
 )
-def test_a_speech_batch_has_100_frames_of_80_features_for_each_second(options: dict[str, Any], length: float) -> None:
+def test_a_speech_batch_has_100_frames_of_80_features_a_second(options: dict[str, Any], length: float) -> None:
     batch = built("conformer-ctc", **options).make_batch(BatchShape(2, length))
     assert batch.features.shape == (2, 150, 80)
 
@@ -207,7 +207,7 @@ def test_a_speech_batch_has_100_frames_of_80_features_for_each_second(options: d
 @pytest.mark.parametrize(
     ("seconds", "frames"), [(0.3, 30), (0.301, 31), (0.001, 4), (0.04, 4), (2.29, 229), (32.735, 3274)]
 )
-def test_a_part_of_a_frame_counts_as_one_and_four_frames_are_the_least(seconds: float, frames: int) -> None:
+def test_part_frames_round_up_and_four_frames_are_the_minimum(seconds: float, frames: int) -> None:
     assert built("conformer-ctc").make_batch(BatchShape(1, seconds)).features.shape[1] == frames
 
 
@@ -225,7 +225,7 @@ def test_the_conformer_leaves_a_quarter_of_the_frames_rounded_up() -> None:
         (BatchShape(2, 4.0, 1000), 100),
     ],
 )
-def test_a_target_is_as_long_as_asked_but_no_longer_than_the_subsampled_frames(shape: BatchShape, tokens: int) -> None:
+def test_a_target_is_no_longer_than_the_subsampled_frames(shape: BatchShape, tokens: int) -> None:
     assert built("conformer-ctc").make_batch(shape).targets.shape == (2, tokens)
 
 
@@ -249,7 +249,7 @@ def test_a_speech_option_outside_its_range_is_refused(options: dict[str, Any], r
     assert caught.value.message == f"builtin:conformer-ctc: {rule}"
 
 
-def test_a_text_batch_is_prompt_and_answer_and_the_token_after_them() -> None:
+def test_a_text_batch_is_prompt_answer_and_the_next_token() -> None:
     assert built("transformer-lm").make_batch(BatchShape(3, 20, 9)).shape == (3, 30)
 
 

@@ -34,7 +34,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_the_script_writes_thousands_of_functions_with_unlike_names(tmp_path: Path) -> None:
+def test_the_script_writes_thousands_of_differently_named_rows(tmp_path: Path) -> None:
     output = tmp_path / "lengths.csv"
     done = subprocess.run([sys.executable, str(SCRIPT), "-o", str(output)], check=True, capture_output=True, text=True)
     rows = rows_of(output)
@@ -50,7 +50,7 @@ def test_a_file_that_can_not_be_read_is_told(script: dict[str, Any], tmp_path: P
     assert [name for name, _ in rows] == ["whole:whole"] and unreadable[0].startswith("broken.py: ")
 
 
-def test_a_function_s_tokens_are_counted_from_def_to_its_last_line(script: dict[str, Any]) -> None:
+def test_a_functions_tokens_run_from_def_to_its_last_line(script: dict[str, Any]) -> None:
     source = b"@decorated\ndef f(a):  # comment\n\n    return a\n\nx = 1\n"
     # def f ( a ) : NEWLINE INDENT return a NEWLINE
     assert list(script["functions_in"](source)) == [("f", 11)]
@@ -66,7 +66,7 @@ def test_a_name_that_is_defined_again_is_numbered(script: dict[str, Any], tmp_pa
     assert [name for name, _ in script["collect"](tmp_path)[0]] == ["twice:f", "twice:f#2"]
 
 
-def test_the_committed_manifest_is_the_one_that_the_readme_tells_of() -> None:
+def test_the_committed_manifest_is_the_one_in_the_readme() -> None:
     lengths = sorted(int(row["num_tokens"]) for row in rows_of(MANIFEST))
     assert (len(lengths), lengths[len(lengths) // 2], lengths[-1]) == (7025, 45, 1602)
 
@@ -75,7 +75,7 @@ def test_the_custom_workload_has_at_most_30_lines() -> None:
     assert len((EXAMPLES / "custom_workload.py").read_text(encoding="utf-8").splitlines()) <= 30
 
 
-def test_the_custom_workload_trains_on_the_same_batch_again_and_again() -> None:
+def test_the_custom_workload_trains_on_one_batch_repeatedly() -> None:
     workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {"dim": 16, "vocab": 20})
     workload.setup(torch.device("cpu"))
     before = workload.model[-1].weight.detach().clone()
@@ -85,7 +85,7 @@ def test_the_custom_workload_trains_on_the_same_batch_again_and_again() -> None:
     assert not torch.equal(workload.model[-1].weight, before)
 
 
-def test_the_custom_workload_makes_batches_of_the_shape_asked_for() -> None:
+def test_the_custom_workload_makes_batches_of_the_given_shape() -> None:
     workload: Any = load_workload(f"{EXAMPLES / 'custom_workload.py'}:TinyTagger", {})
     workload.setup(torch.device("cpu"))
     assert [part.shape for part in workload.make_batch(BatchShape(3, 11.0))] == [(3, 11), (3, 11)]

@@ -179,7 +179,7 @@ def test_what_can_not_be_found_or_is_no_workload_is_told(folder: Path, spec: str
     )
 
 
-def test_an_unknown_option_is_told_with_the_options_and_their_defaults(folder: Path) -> None:
+def test_an_unknown_option_lists_the_options_and_defaults(folder: Path) -> None:
     error = failure("workload_under_test.py:Good", layer=3)
     assert (error.message, error.hint) == (
         "workload_under_test.py:Good has no option 'layer'",
@@ -215,7 +215,7 @@ def test_a_failing_import_is_told_with_its_traceback(
     assert last_line in error.traceback.splitlines()[-1]
 
 
-def test_a_failing_constructor_is_told_with_the_last_lines_of_its_traceback(folder: Path) -> None:
+def test_a_failing_constructor_is_reported_with_its_traceback(folder: Path) -> None:
     error = failure("workload_under_test.py:fails")
     assert error.message == "workload_under_test.py:fails can't be built: KeyError: 'weights'"
     assert error.traceback is not None
