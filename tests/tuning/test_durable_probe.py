@@ -320,6 +320,8 @@ def on_a_full_disk(probing: Probing, undisturbed: Path) -> Squeezed:
 
 
 _LIMITED = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
+# Python would keep the truncated bytecode of what it imports.
+_LIMITED += "os.environ['PYTHONDONTWRITEBYTECODE'] = '1'; "
 _LIMITED += "os.execv(sys.argv[2], sys.argv[2:])"
 
 
