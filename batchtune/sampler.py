@@ -286,9 +286,10 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: The state is of another sampler: other lengths, another table, seed or number of ranks.
         """
-        given = state_dict.keys() if isinstance(state_dict, Mapping) else ()
-        if missing := {"epoch", "position", *self._identity}.difference(given):
-            raise ValueError(f"no state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"not a state of a BucketBatchSampler: {type(state_dict).__name__} instead of a dict")
+        if missing := {"epoch", "position", *self._identity} - state_dict.keys():
+            raise ValueError(f"not a state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
         for name, ours in self._identity.items():
             if state_dict[name] != ours:
                 differs = f"has {name} {state_dict[name]}, this sampler {ours}"
@@ -385,8 +386,10 @@ def _checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] 
         return None
     if rank is None or world_size is None:
         raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if not _whole("rank", rank) < _whole("world_size", world_size) <= _MOST_RANKS:
-        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size:,} (at most {_MOST_RANKS:,})")
+    if _whole("world_size", world_size) > _MOST_RANKS:
+        raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
+    if _whole("rank", rank) >= world_size:
+        raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}")
     return rank, world_size
 
 

@@ -123,5 +123,5 @@ def parse_scale(text: str) -> Fraction:
     except (OverflowError, ZeroDivisionError):
         pass
     raise UsageError(
-        f"{shortened(text)} is not a length scale", "Write a positive number or a fraction, such as 0.001 or 1/16000."
+        f"{shortened(text)} is not a length scale", "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
     )

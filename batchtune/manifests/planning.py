@@ -127,7 +127,7 @@ def plan_of(source: Source, reader: Format, plan: Plan, target_file: Source | No
 
 def _other_columns(source: Source, column: str) -> ManifestError:
     return ManifestError(
-        f"{source.path} has no column {shortened(column)}, which is read from the first source",
+        f"{source.path} has no column {shortened(column)}, but the first source has its lengths or targets there",
         "What is read together must have the same columns; read them one by one.",
     )
 

@@ -368,10 +368,10 @@ def explained(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno is not None:  # a file's, not a decompressor's
             raise ManifestError(f"{path} can't be read: {error.strerror or error}") from error
         cut = isinstance(error, EOFError) or "runcated" in str(error)
-        raise ManifestError(
-            f"{path} {'breaks off in the middle' if cut else 'is damaged'}: it can't be decompressed ({error})",
-            "Make or fetch the file anew, then try again.",
-        ) from None
+        fault = (
+            "is cut off: its compressed data end too early" if cut else f"is damaged: can't be decompressed ({error})"
+        )
+        raise ManifestError(f"{path} {fault}", "Make or fetch the file anew, then try again.") from None
 
 
 def _checked(text: bytes) -> tuple[int, bool]:

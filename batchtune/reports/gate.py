@@ -142,7 +142,7 @@ def _parse_rule(text: str) -> Rule:
     if found := _FLAG.match(text, at):
         limit = found[1].lower() == "true"
     else:
-        expected = "a finite number, such as 0.08 or 8%, or true or false is expected here"
+        expected = "a number, such as 0.08 or 8%, or true or false is expected here"
         found = _NUMBER.match(text, at) or _refuse(text, at, expected)
         if not math.isfinite(float(found[1])):
             _refuse(text, at, "this number is too large")

@@ -49,7 +49,7 @@ def run_sweep(
     probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
     if probe is None and max_batch_length is None:
         raise ResultError(
-            f"max_batch_length is not known: {folder} holds no {PROBE_FILE}",
+            f"how large a batch may be is not known: {folder} holds no {PROBE_FILE}",
             "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
         )
     costs = costs_of(probe) if probe else Costs()
