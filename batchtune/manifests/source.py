@@ -367,10 +367,9 @@ def explained(path: Path) -> Iterator[None]:
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # a file's, not a decompressor's
             raise ManifestError(f"{path} can't be read: {error.strerror or error}") from error
-        cut = isinstance(error, EOFError) or "runcated" in str(error)
-        fault = (
-            "is cut off: its compressed data end too early" if cut else f"is damaged: can't be decompressed ({error})"
-        )
+        fault = f"is damaged: it can't be decompressed ({error})"
+        if isinstance(error, EOFError) or "runcated" in str(error):
+            fault = "breaks off in the middle: its compressed data end too early"
         raise ManifestError(f"{path} {fault}", "Make or fetch the file anew, then try again.") from None
 
 
