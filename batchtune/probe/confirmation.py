@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from batchtune.probe.protocol import Ran
-from batchtune.results import Device, Trial
+from batchtune.probe.supervisor import Supervisor
+from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 
 # How often the shapes take turns in the search's worker, and in the fresh one.
@@ -22,32 +22,7 @@ ROUNDS = (2, 1)
 # So many shapes tell how much longer a step takes in turns than repeated.
 _FEWEST_TIMED = 3
 
-
-class Stepper(Protocol):
-    """Runs single training steps: the supervisor."""
-
-    def start(self) -> Device:
-        """Build the workload in a new worker."""
-
-    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Run one step of a new batch, the allocator's cache kept, or emptied before."""
-
-
-class Measurer(Stepper, Protocol):
-    """Measures: the probe's `Supervisor`, or a made one."""
-
-    @property
-    def worker(self) -> int:
-        """Number of the current worker process."""
-
-    def __enter__(self) -> Measurer: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None, /
-    ) -> None: ...
-
-    def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
-        """Run one trial."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,11 +50,6 @@ class Turns:
     first_failed: Ran | None = None
     reserved_first: int = 0
 
-    @property
-    def hold(self) -> bool:
-        """Whether all shapes passed."""
-        return not self.failures and self.first_failed is None
-
     def time_ratio(self, trials: Sequence[Trial]) -> float | None:
         """Return the time of the turns' steps over that of the same shapes' trials; None for too few shapes."""
         alone = {trial.shape: trial.mean_step_seconds for trial in trials if trial.mean_step_seconds}
@@ -105,7 +75,7 @@ class Turns:
             self.reserved_growth_bytes = max(0, growth, self.reserved_growth_bytes or 0)
 
 
-def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
+def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable[[BatchShape], None]) -> Turns:
     """Run the shapes in turns, and find all that fail so in the first worker, else in the fresh one.
 
     A shape fails if it runs out of memory, or if it crashes or hangs a second time, in a fresh worker. If it passes
@@ -147,7 +117,7 @@ def confirm(stepper: Stepper, shapes: Sequence[BatchShape], on_step: Callable[[B
     for worker, rounds in enumerate(ROUNDS):
         while run_worker(rounds, fresh=worker > 0):
             pass
-        if not turns.hold:
+        if turns.failures:
             break
     return turns
 
@@ -157,15 +127,12 @@ def error_in_turns(step: Trial) -> str:
     return f"in turns with the other shapes: {step.error or step.outcome}"
 
 
-T = TypeVar("T")
-
-
 def alternating(shapes: list[T]) -> list[T]:
     """Largest, smallest, second largest, second smallest, and so on: what fragments an allocator's cache most."""
     return [shape for pair in zip(shapes, reversed(shapes), strict=True) for shape in pair][: len(shapes)]
 
 
-def first_step_excess(stepper: Stepper, shape: BatchShape) -> int | None:
+def first_step_excess(stepper: Supervisor, shape: BatchShape) -> int | None:
     """Return by how many bytes a fresh worker's first step exceeds the second, with one batch; None if not known."""
     stepper.start()
     steps = [stepper.step(shape).trial for _ in range(2)]

@@ -40,14 +40,12 @@ class Bracket:
     """The bounds of the batch size at one length and target.
 
     Attributes:
-        cap: Largest batch size worth trying: what the data can fill, or the user allows.
-        passed: Largest batch size that is proven by its own trial, below any that failed; 0 if none is.
+        cap: What the data can fill, or the user allows.
+        passed: Largest that is proven by its own trial, below any that failed; 0 if none is.
         ran: Largest that ran at all, below any that failed; above `passed` if it leaves no margin.
         tight: Smallest above `passed` that ran but leaves no margin, or None.
         failed: Smallest that failed, or None.
-        failed_by: How it failed.
-        tried: Number of batch sizes that were tried.
-        failures: Number of them that failed.
+        tried, failures: Number of batch sizes that were tried, and of those that failed.
         misled: Number of them that failed since the last that ran, which said where the limit is.
         given_up: Number of them that failed in alternation with others, after they had passed alone.
         peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
@@ -100,8 +98,15 @@ class Findings(Outcomes):
 
     def bracket(self, anchor: Anchor) -> Bracket:
         """Return the bounds there."""
-        if (known := self._brackets.get(anchor)) is not None:
-            return known
+        if anchor not in self._brackets:
+            self._brackets[anchor] = self._bracket(anchor)
+        return self._brackets[anchor]
+
+    @cached_property
+    def _brackets(self) -> dict[Anchor, Bracket]:
+        return {}
+
+    def _bracket(self, anchor: Anchor) -> Bracket:
         sizes = sorted(self._sizes.get(anchor, ()))
         failures = {size: trial for size in sizes if (trial := self.failure(anchor.shape(size))) is not None}
         failed = min(failures, default=None)
@@ -114,7 +119,7 @@ class Findings(Outcomes):
         out, proven = self._out_of_reach, self._proven
         hardly = out.smallest_below(*anchor.arrays, out.elsewhere(anchor))[0]
         surely = proven.largest_beyond(*anchor.arrays, proven.elsewhere(anchor))[0]
-        bracket = Bracket(
+        return Bracket(
             anchor=anchor,
             cap=cap,
             passed=passed,
@@ -131,11 +136,6 @@ class Findings(Outcomes):
             hardly=None if np.isinf(hardly) else int(hardly),
             step=step_at(passed or failed or 1, self.settings.tolerance) << max(0, given_up - 1),
         )
-        return self._brackets.setdefault(anchor, bracket)
-
-    @cached_property
-    def _brackets(self) -> dict[Anchor, Bracket]:
-        return {}
 
     @property
     def brackets(self) -> list[Bracket]:
@@ -206,12 +206,8 @@ class Findings(Outcomes):
     @cached_property
     def model(self) -> CostModel | None:
         """The model of peak memory, fitted to every shape that passed; None if they are too few."""
-        found = [
-            (shape, peak)
-            for shape in self._by_shape
-            if self.passes(shape) and (peak := self.highest_peak(shape)) is not None
-        ]
-        return self._fit(found) if len(found) > 1 else None
+        passed = filter(self.passes, self._by_shape)
+        return self._fit([(shape, peak) for shape in passed if (peak := self.highest_peak(shape)) is not None])
 
     @cached_property
     def inverse_model(self) -> CostModel | None:
@@ -264,12 +260,10 @@ class Findings(Outcomes):
         usable = float(self.task.limit_bytes)
         ends = []
         for bracket in self.brackets:
-            failed = bracket.failed
-            if failed is None or failed - bracket.ran > step_at(bracket.ran, self.settings.tolerance):
-                continue
-            if bracket.failed_by == "oom" and not bracket.given_up and len(bracket.peaks) > 1:
-                largest, last_peak = bracket.peaks[-1]
-                ends.append(last_peak + (self.own_need(bracket) or 0.0) * (failed - largest))
+            if (failed := bracket.failed) and bracket.failed_by == "oom" and not bracket.given_up:
+                if failed - bracket.ran <= step_at(bracket.ran, self.settings.tolerance) and len(bracket.peaks) > 1:
+                    largest, last_peak = bracket.peaks[-1]
+                    ends.append(last_peak + (self.own_need(bracket) or 0.0) * (failed - largest))
         if len(ends) > 1:
             highest = max((peak for shape in self._by_shape if (peak := self.highest_peak(shape))), default=0)
             usable = min(usable, max(*ends, float(highest)))
@@ -366,10 +360,7 @@ class Findings(Outcomes):
         return above if 0 < size < above < bracket.nearest_beyond else None
 
     def possible_sizes(self, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
-        """Return the largest batch size that may fit, by all that is known: the model, what failed and what was closed.
-
-        No less than the proven ones; else no more than there are examples. Shapes are those of `proven_sizes`.
-        """
+        """Return the largest batch size that may fit, by all that is known; shapes are those of `proven_sizes`."""
         proven: FloatArray = self.proven_sizes(lengths, targets).astype(np.float64)
         at = np.zeros(lengths.shape) if targets is None else targets
         most = self._out_of_reach.smallest_below(lengths, at) - 1

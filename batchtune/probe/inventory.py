@@ -30,8 +30,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True, tag="torch"):
     gpus: list[DoctorGpu]
 
 
-_lines: msgspec.json.Decoder[DriverFacts | TorchFacts] = msgspec.json.Decoder(DriverFacts | TorchFacts)
-decode_line = _lines.decode
+decode_line = msgspec.json.Decoder[DriverFacts | TorchFacts](DriverFacts | TorchFacts).decode
 
 
 def main() -> None:

@@ -34,10 +34,6 @@ class DeviceLock:
     The lock is an flock on a file in the machine's temporary folder, which several users may share. Whoever made
     the file, it is only opened if it is a plain file there, never followed elsewhere.
 
-    Args:
-        device_id: Tells the device from all others of this machine.
-        device_name: Its name, for people.
-
     Raises:
         DeviceBusy: Another process holds the device.
         ProbeError: The lock can't be made.
@@ -85,20 +81,26 @@ def lock_path(device_id: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Open the lock's file, not inherited by any process that this one starts.
-
-    Its folder is made for everybody if missing, as /tmp is (the sticky bit).
-    """
-    try:
+    """Open the lock's file, not inherited by any process that this one starts; make it and its folder for everybody."""
+    # O_NONBLOCK, because opening a pipe that someone has put there would wait.
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    made = False
+    with contextlib.suppress(FileExistsError):
         path.parent.mkdir()
         made = True
-    except FileExistsError:
-        made = False
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if made:
-            os.fchmod(folder, 0o1777)
-        handle = _open_or_make(folder, path.name)
+            os.fchmod(folder, 0o1777)  # as /tmp is: the sticky bit
+        # Made and opened by two calls: one that does either fails where /tmp is guarded (fs.protected_regular).
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=folder)
+            os.fchmod(handle, 0o666)
+            return handle
+        try:
+            handle = os.open(path.name, os.O_RDWR | flags, dir_fd=folder)
+        except PermissionError:
+            handle = os.open(path.name, os.O_RDONLY | flags, dir_fd=folder)
     finally:
         os.close(folder)
     facts = os.fstat(handle)
@@ -107,19 +109,3 @@ def _open(path: Path) -> int:
         os.close(handle)
         raise OSError("it is not a plain file")
     return handle
-
-
-def _open_or_make(folder: int, name: str) -> int:
-    """Open or make the file, never both in one call: where /tmp is guarded (fs.protected_regular), that fails."""
-    # O_NONBLOCK, because opening a pipe that someone has put there would wait.
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    while True:
-        try:
-            return os.open(name, os.O_RDWR | flags, dir_fd=folder)
-        except PermissionError:
-            return os.open(name, os.O_RDONLY | flags, dir_fd=folder)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666, dir_fd=folder)
-                os.fchmod(handle, 0o666)
-                return handle

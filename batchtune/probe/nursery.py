@@ -56,10 +56,8 @@ def main() -> None:
 def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]) -> None:
     """Fork workers as the supervisor asks for them; end the process when the supervisor closes the socket, or ends.
 
-    Args:
-        control: See above; a socket that keeps messages apart.
-        supervisor: Its process id: a process forked from it may hold the socket open.
-        work: Called in each worker's process with its channel, the only descriptor but the standard streams.
+    `supervisor` is its process id: a process forked from it may hold the socket open. `work` is called in each worker's
+    process with its channel, the only descriptor but the standard streams.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakeup, wake = os.pipe()

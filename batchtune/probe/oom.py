@@ -20,26 +20,18 @@ from batchtune.units import parse_size
 from batchtune.workloads.tracebacks import first_line
 
 # Those of one kind of device are in its backend. Compiled ahead: when an error comes, no memory may be left for it.
-_OOM = re.compile(
-    "|".join(
-        [
-            r"\bXPU out of memory(?!\.\w)",  # not the name of a file
-            r"MPS backend out of memory",
-            r"would exceed allowed memory",
-            r"std::bad_alloc",
-            *(pattern for backend in backends() for pattern in backend.OOM_MESSAGES),
-        ]
-    )
-)
-_DISGUISED = re.compile(
-    "|".join(
-        [
-            r"could not create a (primitive|memory object)",
-            r"can't start new thread",  # its stack needs memory too; but it may be the number of threads
-            *(pattern for backend in backends() for pattern in backend.DISGUISED_MESSAGES),
-        ]
-    )
-)
+_OOM_MESSAGES = [
+    r"\bXPU out of memory(?!\.\w)",  # not the name of a file
+    r"MPS backend out of memory",
+    r"would exceed allowed memory",
+    r"std::bad_alloc",
+]
+_DISGUISED_MESSAGES = [
+    r"could not create a (primitive|memory object)",
+    r"can't start new thread",  # its stack needs memory too; but it may be the number of threads
+]
+_OOM = re.compile("|".join(sum((list(one.OOM_MESSAGES) for one in backends()), _OOM_MESSAGES)))
+_DISGUISED = re.compile("|".join(sum((list(one.DISGUISED_MESSAGES) for one in backends()), _DISGUISED_MESSAGES)))
 
 # How PyTorch's allocators (CPU; CUDA and others) and NumPy write how much they could not get.
 _REQUESTED_BYTES = re.compile(r"you tried to allocate (\d+) bytes")
@@ -76,8 +68,8 @@ def error_verdict(error: BaseException) -> Verdict | None:
 def noting_ooms(found: list[str]) -> Iterator[None]:
     """Note the first lack of memory that is raised within, and where, whether or not the workload catches it.
 
-    Python calls back for every exception that passes a frame of this thread (`sys.settrace`), and for every call: a
-    step takes a little longer, so nothing that is timed may run in here.
+    Python calls back for every exception and every call of this thread (`sys.settrace`), so nothing that is timed may
+    run in here.
     """
 
     def on_event(frame: FrameType, event: str, argument: Any) -> Any:

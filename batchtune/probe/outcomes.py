@@ -25,10 +25,7 @@ _LEAST_MARGIN = 0.001
 
 
 class Anchor(NamedTuple):
-    """A place to search the largest batch size at: the batch's longest length and its longest target.
-
-    `target_length` is None if the data have no targets.
-    """
+    """A place to search the largest batch size at: the longest length and target of a batch (None: no targets)."""
 
     length: float
     target_length: float | None
@@ -80,14 +77,11 @@ class Shapes:
         return other
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Task:
     """The search's task.
 
     Attributes:
-        lengths: The data set.
-        limit_bytes: Memory limit that is enforced on the device.
-        fit: Fits the model of peak memory.
         rungs: The batch sizes that the tolerance tells apart.
         spread_bytes: By how much peaks of equal batches were seen to differ outside of the trials.
         first_step_bytes: By how much the first step of a process was seen to exceed later ones.
@@ -107,11 +101,8 @@ class Outcomes:
 
     A shape is proven if a trial ran that is no smaller in any respect, and that leaves the margin free: memory is
     taken to grow with batch size, length and target. If a failure shows that it does not, the failure counts: it
-    rules out all that is no smaller in any respect, whatever passed there.
-
-    Args:
-        trials: In the order in which they were run.
-        confirmed: The shapes that may count as proven; None: all.
+    rules out all that is no smaller in any respect, whatever passed there. Only shapes among `confirmed` count as
+    proven; None: all.
     """
 
     def __init__(self, task: Task, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> None:
@@ -173,11 +164,9 @@ class Outcomes:
     def _failures(self) -> dict[BatchShape, Trial]:
         found = {}
         for shape, trials in self._by_shape.items():
-            failed = [trial for trial in trials if trial.outcome != "ok"]
-            ooms = [trial for trial in failed if trial.outcome == "oom"]
-            faults = [trial for trial in failed if trial.outcome != "oom"]
-            given_up = [trial for trial in failed if trial.confirmation]
-            if given_up:
+            ooms = [trial for trial in trials if trial.outcome == "oom"]
+            faults = [trial for trial in trials if trial.outcome not in ("ok", "oom")]
+            if given_up := [trial for trial in trials if trial.outcome != "ok" and trial.confirmation]:
                 found[shape] = given_up[0]
             elif len(ooms) > 1 or (ooms and not self.is_dominated(shape)):
                 found[shape] = ooms[0]
@@ -211,10 +200,7 @@ class Outcomes:
         return max(peaks) - min(peaks) if peaks else 0
 
     def _peaks(self, shape: BatchShape) -> list[int]:
-        """Return the highest and the lowest peak of each of a shape's trials.
-
-        The excess of a process's first step is a part of the margin, not of the shape.
-        """
+        """Return the highest and lowest peak of each trial; the excess of a process's first step is the margin's."""
         peaks = []
         for trial in self._by_shape.get(shape, ()):
             peak = trial.peak_bytes
@@ -324,10 +310,6 @@ class Outcomes:
     @cached_property
     def _out_of_reach(self) -> Shapes:
         """The shapes that failed for want of memory, or left no margin."""
-
-        def is_out(shape: BatchShape) -> bool:
-            if (trial := self.failure(shape)) is not None:
-                return trial.outcome == "oom"
-            return self.passes(shape) and not self.is_proven(shape)
-
-        return Shapes(filter(is_out, self._by_shape))
+        ooms = (shape for shape, trial in self._failures.items() if trial.outcome == "oom")
+        ran = (shape for shape in self._by_shape if shape not in self._failures and self.passes(shape))
+        return Shapes([*ooms, *(shape for shape in ran if not self.is_proven(shape))])

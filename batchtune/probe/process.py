@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
@@ -51,10 +50,8 @@ _numbers = itertools.count(1)
 class WorkerLost(Exception):
     """The worker process did not answer; `str` of it goes on after "the worker process".
 
-    Args:
-        outcome: `timeout` if the time ran out; `oom` if the kernel's OOM killer ended it, or an allocation failed where
-            C++ can't raise; else `crash`.
-        output: The end of what it printed; if it hangs, its stack as `user_stack` writes it. Empty: unknown.
+    The outcome is `oom` if the kernel's OOM killer ended it, or an allocation failed where C++ can't raise. `output` is
+    the end of what it printed; if it hangs, its stack as `user_stack` writes it.
     """
 
     def __init__(self, outcome: Literal["timeout", "oom", "crash"], how: str, output: str = "") -> None:
@@ -86,14 +83,12 @@ class Nursery:
             self._start()
         self._started, self._exit_code = False, None
         reading, writing = os.pipe()
-        try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
-                socket.send_fds(self._control, [b"start"], [channel.fileno(), writing])
-        finally:
-            os.close(writing)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
+            socket.send_fds(self._control, [b"start"], [channel.fileno(), writing])
+        os.close(writing)
         deadline = time.monotonic() + _IMPORTING_SECONDS
-        while not self._started and self._exit_code is None and time.monotonic() < deadline:
-            self._listen(deadline - time.monotonic())
+        while not self._started and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
+            self._listen(left)
         return reading
 
     def exit_code(self) -> int | None:
@@ -114,8 +109,8 @@ class Nursery:
             with contextlib.suppress(OSError):
                 self._control.send(b"end")
         deadline = time.monotonic() + _CLEARING_SECONDS
-        while self._exit_code is None and time.monotonic() < deadline:
-            self._listen(deadline - time.monotonic())
+        while self._exit_code is None and (left := deadline - time.monotonic()) > 0:
+            self._listen(left)
         if self._exit_code is None:  # it does not even answer
             self._give_up()
 
@@ -194,20 +189,17 @@ class WorkerProcess:
         """
         if not self._said and ready([self._channel], 0):
             self._receive()
-        if self._said:  # nothing was asked
-            self._disturbed()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.sendall(protocol.encode(request) + b"\n")
-        self._wait_for_line(time.monotonic() + timeout_seconds)
-        line, _, rest = self._said.partition(b"\n")
-        try:
-            reply = protocol.decode_reply(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._disturbed()
-        if not isinstance(reply, kinds):
-            self._disturbed()
-        self._said = rest
-        return reply
+        if not self._said:  # else something came though nothing was asked
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.sendall(protocol.encode(request) + b"\n")
+            self._wait_for_line(time.monotonic() + timeout_seconds)
+            line, _, rest = self._said.partition(b"\n")
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                if isinstance(reply := protocol.decode_reply(line), kinds):
+                    self._said = rest
+                    return reply
+        said = f"said {self._said[:100]!r} over its channel to the probe"
+        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
 
     def output(self) -> str:
         """Return the end of what the workload printed."""
@@ -270,18 +262,9 @@ class WorkerProcess:
         raise WorkerLost("oom" if out_of_memory else "crash", how, output)
 
     def _oom_killed(self) -> bool:
-        """Return whether the kernel has killed for want of memory since the worker started.
-
-        Where the kernel does not count (before Linux 4.13), nothing else is likely.
-        """
+        """Return whether the kernel has killed for want of memory since then; if it does not count, yes."""
         now = oom_kills()
-        if self._oom_kills is None or now is None:
-            return self._oom_kills is now
-        return now > self._oom_kills
-
-    def _disturbed(self) -> NoReturn:
-        said = f"said {self._said[:100]!r} over its channel to the probe"
-        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
+        return self._oom_kills is now if self._oom_kills is None or now is None else now > self._oom_kills
 
     def _drain(self, stream: int) -> None:
         kept = 0
@@ -298,27 +281,19 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
     The control group counts every such killing in it (Linux, cgroup-v2.rst, `memory.events`; in version 1
     `memory.oom_control`). The root group has no counter; the machine's is taken then. Only growth means anything;
-    None where the kernel does not count. `root` is where `proc` and `sys` are.
+    None where the kernel does not count (before Linux 4.13). `root` is where `proc` and `sys` are.
     """
-    for path in (*_group_files(root), root / "proc/vmstat"):
+    mount, files = root / "sys/fs/cgroup", []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, controllers, group = line.split(":", 2)
+            own = Path(group.lstrip("/"))  # in a container it may lead nowhere
+            if "memory" in controllers.split(","):
+                files += [mount / "memory" / folder / "memory.oom_control" for folder in (own, "")]
+            elif number == "0" and not controllers:
+                files += [mount / folder / "memory.events" for folder in (own, "")]
+    for path in (*files, root / "proc/vmstat"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
                 return int(match[1])
     return None
-
-
-def _group_files(root: Path) -> Iterator[Path]:
-    """Yield where this process's control group may keep its counter; in a container its path may lead nowhere."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return
-    for number, controllers, group in (line.split(":", 2) for line in lines):
-        if "memory" in controllers.split(","):
-            mount, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
-        elif number == "0" and not controllers:
-            mount, name = root / "sys/fs/cgroup", "memory.events"
-        else:
-            continue
-        yield mount / group.lstrip("/") / name
-        yield mount / name

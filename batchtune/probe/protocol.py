@@ -21,8 +21,8 @@ class Prepare(Message, frozen=True):
 
     Attributes:
         limit_bytes: The limit to enforce; None: worked out from the cap and the fraction.
-        up_to: `device`: say which one is meant, without using its memory (`Identified`); `import`: import the
-            workload and check its options, without using the device (`Loaded`); `setup`: build it (`Ready`).
+        up_to: `device`: name it, without using its memory (`Identified`); `import`: import the workload and check its
+            options, without using the device (`Loaded`); `setup`: build it (`Ready`).
     """
 
     workload: str
@@ -56,19 +56,15 @@ class Ready(Message, frozen=True):
     device: Device
 
 
-class Measure(Message, frozen=True):
-    """Asks for one trial: several steps with one batch."""
+class Run(Message, frozen=True):
+    """Asks for a trial: several steps with one batch.
 
-    shape: BatchShape
-
-
-class Step(Message, frozen=True):
-    """Asks for one batch and one training step, as in training: no warm-up, the allocator's cache kept.
-
-    `release` empties that cache before.
+    Or for a `single` step of a new batch, as in training: no warm-up, the allocator's cache kept, or emptied before
+    if `release`.
     """
 
     shape: BatchShape
+    single: bool = False
     release: bool = False
 
 
@@ -99,11 +95,9 @@ class Failed(Message, frozen=True):
     out_of_memory: bool = False
 
 
-Request = Prepare | Measure | Step
+Request = Prepare | Run
 Reply = Identified | Loaded | Ready | Ran | Failed
 
 encode = msgspec.json.Encoder().encode
-_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
-decode_request = _requests.decode
-decode_reply = _replies.decode
+decode_request = msgspec.json.Decoder[Request](Request).decode
+decode_reply = msgspec.json.Decoder[Reply](Reply).decode

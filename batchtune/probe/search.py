@@ -62,21 +62,13 @@ class TooLong(SearchEnds):
 
 
 class FrontierSearch:
-    """Finds, for lengths that span the data, the largest batch size that fits.
-
-    Args:
-        lengths: The data set.
-        settings: How to search.
-        limit_bytes: Memory limit that is enforced on the device.
-        fit: Fits the model of peak memory.
-        refine: Says where to measure besides the lengths that span the data; None: nowhere.
-    """
+    """Finds the largest batch size that fits: at lengths that span the data, then where `refine` says."""
 
     def __init__(
         self, lengths: Lengths, settings: ProbeSettings, limit_bytes: int, *, fit: PeakFit, refine: Refine | None = None
     ) -> None:
         rungs = ladder(settings.tolerance, min(lengths.count, settings.max_batch_size or lengths.count))
-        self.task = Task(lengths=lengths, settings=settings, limit_bytes=limit_bytes, fit=fit, rungs=rungs)
+        self.task = Task(lengths, settings, limit_bytes, fit, rungs)
         self._lengths = lengths
         self._num_lengths = min(settings.num_lengths, lengths.histogram.lengths.size)
         self._refine = refine
@@ -86,24 +78,17 @@ class FrontierSearch:
         return Findings(self.task, trials, confirmed)
 
     def propose(self, trials: Sequence[Trial]) -> NextTrial | None:
-        """Return what to try next, or None if all is known.
-
-        Raises:
-            NothingFits: Not one example of the shortest length fits.
-            TooLong: Not one example of the longest length fits.
-            SingleFails: One example alone fails with something that is no lack of memory.
-        """
+        """Return what to try next, or None if all is known. Raises `SearchEnds` if the search can't go on."""
         findings = self.findings(trials)
         longest = findings.anchor(self._lengths.longest)
         if (alone := findings.failure(longest.shape(1))) is not None:
             return self._longest_that_fits(findings, alone)
         order = self._order(findings)
-        for anchor in order:
-            if (wanted := self._at(findings, anchor)) is not None:
-                return wanted
-        if self._refine is None or order == [longest] or (added := self._refine(findings)) is None:
-            return None
-        return self._at(findings, added)
+        wanted = next(filter(None, (self._at(findings, anchor) for anchor in order)), None)
+        if wanted is not None or self._refine is None or order == [longest]:
+            return wanted
+        added = self._refine(findings)
+        return None if added is None else self._at(findings, added)
 
     def _at(self, findings: Findings, anchor: Anchor) -> NextTrial | None:
         """Return what to try there; None if it is closed."""
@@ -117,11 +102,11 @@ class FrontierSearch:
 
     def _longest_that_fits(self, findings: Findings, alone: Trial) -> NextTrial:
         """Bisect over the distinct lengths, one example at a time, for the longest that fits."""
+        if alone.outcome != "oom":
+            raise SingleFails(alone)
         distinct = self._lengths.histogram.lengths
         # The shortest first: if even that fails, no other needs a try.
         passed, failed, middle = -1, distinct.size - 1, 0
-        if alone.outcome != "oom":
-            raise SingleFails(alone)
         while failed - passed > 1:
             anchor = findings.anchor(float(distinct[middle]))
             if (retry := findings.to_retry(anchor)) is not None:
@@ -144,21 +129,15 @@ class FrontierSearch:
 
     # Results
 
-    def frontier(self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None) -> list[FrontierPoint]:
+    def frontier(
+        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None, *, joint: bool = False
+    ) -> list[FrontierPoint]:
         """Return the lengths that are closed, in ascending order, each with the longest target at or below it.
 
-        `confirmed` are the shapes that count as proven; None: all that ran and leave the margin.
+        `confirmed` are the shapes that count as proven; None: all that ran and leave the margin. If `joint`, return
+        the pairs of a length and a shorter target instead.
         """
-        return self._points(self.findings(trials, confirmed), joint=False)
-
-    def joint_frontier(
-        self, trials: Sequence[Trial], confirmed: Collection[BatchShape] | None = None
-    ) -> list[FrontierPoint]:
-        """Return the pairs of length and shorter target that are closed, in ascending order; else as `frontier`."""
-        return self._points(self.findings(trials, confirmed), joint=True)
-
-    def _points(self, findings: Findings, *, joint: bool) -> list[FrontierPoint]:
-        points = []
+        findings, points = self.findings(trials, confirmed), []
         for anchor in sorted(self._order(findings)):
             if (anchor != findings.anchor(anchor.length)) != joint:
                 continue
@@ -195,10 +174,7 @@ class FrontierSearch:
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
-        """Return the trial that shows that not even one of the longest examples fits, or None.
-
-        The search is then for the longest that does.
-        """
+        """Return the trial that shows that not even one of the longest examples fits; None if none does."""
         findings = self.findings(trials)
         return findings.failure(findings.anchor(self._lengths.longest).shape(1))
 

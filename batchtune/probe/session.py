@@ -7,21 +7,43 @@ import gc
 import statistics
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from batchtune.probe import steady
 from batchtune.probe.devices.base import Meter
 from batchtune.probe.oom import Verdict, error_verdict, noting_ooms
-from batchtune.probe.protocol import Measure, Ran, Stage, Step
+from batchtune.probe.protocol import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
-from batchtune.units import counted
+from batchtune.units import counted, format_size
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
 if TYPE_CHECKING:
     from batchtune.workloads import Workload
+
+# The first step of a trial is not timed: it makes the optimizer's state, and the libraries choose their kernels in it.
+_WARM_UP_STEPS = 1
+MOST_TIMED_STEPS = 30
+_STEADY = 0.05
+_FEWEST_STEPS = 3
+_ENOUGH_SECONDS = 0.25
+_MOST_SECONDS = 1.0
+_ONE_IS_ENOUGH_SECONDS = 10.0
+
+# With steps so long that ten take too long, half as many are believed.
+_SURE_STEPS = 10
+_WATCH_SECONDS = 30.0
+_SURE_STEPS_IF_LONG = 5
+# A leak that would take less than this share of the limit in so many more steps does no harm.
+_FORESEEN_STEPS = 10_000
+_HARMLESS_SHARE = 0.05
+_LEAK_HINT = (
+    "Something keeps tensors from step to step, such as a loss that is added to a list without .item() or .detach(). "
+    "Fix it and run the same command again; the trials so far are kept. "
+    "A cache that each step adds to looks the same: fill it in setup()."
+)
 
 
 class Session:
@@ -32,37 +54,37 @@ class Session:
         self._meter = meter
         self._stepped = False
 
-    def measure(self, request: Measure) -> Ran:
+    def measure(self, shape: BatchShape) -> Ran:
         """Run one trial, with the allocator's cache kept as in training.
 
         If the steps passed only because the allocator emptied its cache, or because something caught its error, the
         trial runs once more from an empty cache: leftovers of other shapes must not count against this one, nor what a
         library tries only the first time.
         """
-        attempt = self._attempt(request.shape, _Attempt.run_trial)
+        attempt = self._attempt(shape, _Attempt.run_trial)
         if attempt.error is None and (attempt.retries or attempt.caught_oom):
             self._meter.release()
-            attempt = self._attempt(request.shape, _Attempt.run_trial)
-        if attempt.verdict == "oom" and steady.grows(attempt.in_use, self._meter.device.limit_bytes):
+            attempt = self._attempt(shape, _Attempt.run_trial)
+        if attempt.verdict == "oom" and grows(attempt.in_use, self._meter.device.limit_bytes):
             # Was it because each step left more in use? A batch of one example is watched. Unless it goes on leaking,
             # this was a plain lack of memory. If not even it passes any more, though the whole batch had passed, the
             # leak has used up the memory.
             self._free(failed=True)
-            again = self._attempt(replace(request.shape, batch_size=1), _Attempt.run_watched)
-            fewer = request.shape.batch_size > 1 or len(again.in_use) < len(attempt.in_use)
+            again = self._attempt(replace(shape, batch_size=1), _Attempt.run_watched)
+            fewer = shape.batch_size > 1 or len(again.in_use) < len(attempt.in_use)
             if again.leak or (again.verdict == "oom" and fewer):
-                attempt.leak = steady.leak_message(attempt.in_use, ran_out=True)
+                attempt.leak = leak_message(attempt.in_use, ran_out=True)
         self._free(failed=attempt.error is not None)
         return self._ran(attempt)
 
-    def step(self, request: Step) -> Ran:
-        """Make one batch and run one step, as in training."""
-        if request.release:
+    def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
+        """Make one batch and run one step, as in training; if `release`, empty the allocator's cache before."""
+        if release:
             self._free(failed=True)
-        attempt = self._attempt(request.shape, _Attempt.run_step, single=True)
+        attempt = self._attempt(shape, _Attempt.run_step, single=True)
         if attempt.error is None and attempt.ooms:  # who caught it? A library may go on with a smaller workspace
             with noting_ooms(attempt.caught):
-                self._attempt(request.shape, _Attempt.run_step)
+                self._attempt(shape, _Attempt.run_step)
         if attempt.judged()[0] != "ok":
             self._free(failed=True)
         return self._ran(attempt)
@@ -76,7 +98,7 @@ class Session:
         except BaseException as error:  # also sys.exit() and the like: nothing that a step raises ends the worker
             # No memory may be left, or a device that answers nothing after a sticky error.
             with contextlib.suppress(Exception):
-                attempt.peak_bytes = max(_known([meter.peak(), attempt.peak_bytes]), default=None)
+                attempt.peak_bytes = _highest(meter.peak(), attempt.peak_bytes)
             # Only text leaves this block: the exception holds the failed step's frames, and they its tensors.
             attempt.error, attempt.verdict, attempt.traceback = _described(error)
         attempt.retries, attempt.ooms = meter.retries() - retries, meter.ooms() - ooms
@@ -99,7 +121,7 @@ class Session:
             trial=trial,
             stage=attempt.stage if trial.error is not None else None,
             traceback=attempt.traceback,
-            hint=steady.LEAK_HINT if attempt.leak is not None else None,
+            hint=_LEAK_HINT if attempt.leak is not None else None,
             renew=attempt.leak is not None or not harmless or self._meter.worn(),
         )
 
@@ -139,12 +161,12 @@ class _Attempt:
         """Run steps until their time is known, and more if they seem to leak."""
         with noting_ooms(self.caught):
             batch = self._make()
-            for _ in range(steady.WARM_UP_STEPS):
+            for _ in range(_WARM_UP_STEPS):
                 self._timed(batch)
         if self.caught:
             return
         self.meter.other_processors()  # from here on
-        while not steady.enough(self.seconds):
+        while not enough(self.seconds):
             self.seconds.append(self._timed(batch))
         clock, reasons = self.meter.clocks()
         self.surroundings = {
@@ -153,7 +175,7 @@ class _Attempt:
             "sm_clock_mhz": clock,
             "throttle_reasons": reasons,
         }
-        if steady.grows(self.in_use, self.meter.device.limit_bytes):
+        if grows(self.in_use, self.meter.device.limit_bytes):
             self._watch(batch)
 
     def run_step(self) -> None:
@@ -186,25 +208,22 @@ class _Attempt:
 
     def _note_peaks(self) -> None:
         self.peaks.append(self.meter.peak())
-        self.peak_bytes = max(_known([self.peaks[-1], self.peak_bytes]), default=None)
-        self.reserved_bytes = max(_known([self.meter.reserved(), self.reserved_bytes]), default=None)
+        self.peak_bytes = _highest(self.peaks[-1], self.peak_bytes)
+        self.reserved_bytes = _highest(self.meter.reserved(), self.reserved_bytes)
 
     def _watch(self, batch: Any) -> None:
-        """Run more steps, to tell a leak from memory that grows at first only.
-
-        What is merely waiting for Python's collector is no leak, so it runs after each step.
-        """
+        """Run more steps, to tell a leak from memory that grows at first only, or that waits for Python's collector."""
         limit, seconds = self.meter.device.limit_bytes, 0.0
         gc.collect()
         in_use = [self.meter.in_use()]
-        while seconds < steady.WATCH_SECONDS:
+        while seconds < _WATCH_SECONDS:
             seconds += self._timed(batch)
             gc.collect()
             in_use.append(self.meter.in_use())
-            if not steady.grows(in_use[-2:], limit):
+            if not grows(in_use[-2:], limit):
                 return
-            if steady.leaks(in_use, limit, seconds):
-                self.leak = steady.leak_message(in_use)
+            if leaks(in_use, limit, seconds):
+                self.leak = leak_message(in_use)
                 return
 
     @property
@@ -235,12 +254,12 @@ class _Attempt:
         outcome, error = self.judged()
         facts: dict[str, Any] = {"step_seconds": None, "failed_peak_bytes": self.peak_bytes}
         if outcome == "ok":
-            later = _known(self.peaks[1 + steady.WARM_UP_STEPS :])
+            later = [peak for peak in self.peaks[1 + _WARM_UP_STEPS :] if peak is not None]
             facts = {
                 "step_seconds": statistics.median(self.seconds),
-                "step_seconds_spread": steady.interquartile_range(self.seconds) if len(self.seconds) > 1 else None,
+                "step_seconds_spread": interquartile_range(self.seconds) if len(self.seconds) > 1 else None,
                 "mean_step_seconds": statistics.fmean(self.seconds),
-                "steady_peak_bytes": max([*_known(self.peaks[:1]), *later], default=None),
+                "steady_peak_bytes": _highest(*self.peaks[:1], *later),
                 "peak_spread_bytes": max(later) - min(later) if len(later) > 1 else None,
             }
         holds = outcome == "ok" or self.single
@@ -263,8 +282,8 @@ class _Attempt:
         )
 
 
-def _known(values: list[int | None]) -> list[int]:
-    return [value for value in values if value is not None]
+def _highest(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
@@ -282,3 +301,56 @@ def _described(error: BaseException) -> tuple[str, Verdict | None, str | None]:
         return first_line(error), error_verdict(error), user_traceback(error)
     except MemoryError:
         return "MemoryError, and no memory to say where", "oom", None
+
+
+# Do a trial's steps agree: in their time, and in the memory that they leave in use?
+
+
+def enough(seconds: Sequence[float]) -> bool:
+    """Return whether these timed steps are enough to know the step time.
+
+    Short steps scatter more and are cheap to repeat: up to 30, for a quarter of a second. If they are not steady
+    (the interquartile range is more than 5% of the median), for up to a second. A step that is slow only now and then
+    shows as such among three, so there are no fewer, unless the first takes 10 seconds.
+    """
+    total = sum(seconds)
+    if len(seconds) < _FEWEST_STEPS:
+        return len(seconds) == 1 and total >= _ONE_IS_ENOUGH_SECONDS
+    steady = interquartile_range(seconds) <= _STEADY * statistics.median(seconds)
+    return len(seconds) >= MOST_TIMED_STEPS or total >= (_ENOUGH_SECONDS if steady else _MOST_SECONDS)
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """Return the distance between the quartiles, interpolated linearly (as `numpy.percentile` does)."""
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return third - first
+
+
+def grows(in_use: Sequence[int], limit_bytes: int) -> bool:
+    """Return whether every step left more bytes in use than the one before, and so much that it matters."""
+    if len(in_use) < 2 or any(after <= before for before, after in pairwise(in_use)):
+        return False
+    return _mean_growth(in_use) * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
+
+
+def leaks(in_use: Sequence[int], limit_bytes: int, seconds: float) -> bool:
+    """Return whether memory has grown in so many steps of one shape, in so many seconds, that it counts as a leak.
+
+    `in_use` holds the bytes before the steps and after each, its batch still there. A cache of something from each of
+    more steps than these looks the same.
+    """
+    wanted = _SURE_STEPS if seconds < _WATCH_SECONDS else _SURE_STEPS_IF_LONG
+    return len(in_use) > wanted and grows(in_use, limit_bytes)
+
+
+def leak_message(in_use: Sequence[int], *, ran_out: bool = False) -> str:
+    """Describe a leak; `ran_out`: it went on until memory ran out."""
+    steps = len(in_use) - 1
+    in_a_row = f"{steps} steps in a row" if steps > 1 else "1 step"
+    until = ", then memory ran out" if ran_out else ""
+    mean = format_size(_mean_growth(in_use))
+    return f"the workload leaks: each step leaves about {mean} more in use ({in_a_row}{until})"
+
+
+def _mean_growth(in_use: Sequence[int]) -> float:
+    return (in_use[-1] - in_use[0]) / (len(in_use) - 1)

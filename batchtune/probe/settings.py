@@ -9,6 +9,10 @@ from batchtune.probe.devices import DEVICE_FORMS, is_device
 from batchtune.results import ProbedWith
 
 _TIMES_AS_MANY = 5
+_RECORDED = (
+    *("device", "memory_bytes", "memory_fraction", "num_lengths", "max_lengths", "tolerance", "max_batch_size"),
+    *("seed", "reserve_bytes", "ddp"),
+)
 
 
 class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
@@ -21,7 +25,6 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
         max_lengths: How many to probe in all, with those that are added where tables need them; None: five times as
             many as span the data.
         tolerance: How far below the true limit a batch size may be, as a share of it; one example at least.
-        trial_timeout_seconds, setup_timeout_seconds: For one trial or step, and for building the workload.
         wait_seconds: Longest to wait for another probe of the device to end; infinite: as long as it takes.
 
     Raises:
@@ -68,15 +71,4 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that trials depend on, as `run.json` and `probe.json` carry them."""
-        return {
-            "device": self.device,
-            "memory_bytes": self.memory_bytes,
-            "memory_fraction": self.memory_fraction,
-            "num_lengths": self.num_lengths,
-            "max_lengths": self.most_lengths,
-            "tolerance": self.tolerance,
-            "max_batch_size": self.max_batch_size,
-            "seed": self.seed,
-            "reserve_bytes": self.reserve_bytes,
-            "ddp": self.ddp,
-        }
+        return {**{name: getattr(self, name) for name in _RECORDED}, "max_lengths": self.most_lengths}

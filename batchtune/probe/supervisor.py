@@ -6,16 +6,16 @@ import math
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.process import Nursery, WorkerLost, WorkerProcess
-from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ran, Ready, Step
+from batchtune.probe.protocol import Failed, Identified, Loaded, Prepare, Ran, Ready, Run
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import Device, DeviceProcess, Outcome, Trial
+from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
 from batchtune.workloads.tracebacks import last_frame
@@ -24,18 +24,16 @@ Prepared = TypeVar("Prepared", Identified, Loaded, Ready)
 
 # How often to look whether another probe has ended.
 _POLL_SECONDS = 0.5
+# Of a trial whose worker can't report it any more.
+_UNKNOWN = ("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries")
 
 
 class Supervisor:
     """Measures batch shapes, with a fresh worker wherever the last one died, hung or was damaged.
 
     Use as a context manager: no process outlives it, and the device is held for it alone, from `start` to the end.
-
-    Args:
-        settings: The workload and the device.
-        limit_bytes: The memory limit of a run that is continued; None: the first worker works it out.
-        first_worker: Number of the first worker process.
-        on_note: Called with a sentence that the user should read while it happens.
+    `limit_bytes` is the memory limit of a run that is continued; None: the first worker works it out. `on_note` is
+    called with sentences that the user should read while it happens.
     """
 
     def __init__(
@@ -80,8 +78,8 @@ class Supervisor:
 
         Raises:
             WorkloadError: The workload can't be imported or built.
-            DeviceBusy: Another probe uses the GPU, and did not end in time.
-            ProbeError: The device can't be used, or the workload alone needs more than the limit.
+            ProbeError: The device can't be used, or the workload alone needs more than the limit; as DeviceBusy:
+                another probe uses the GPU, and did not end in time.
         """
         self._drop()
         self._nursery.close()
@@ -95,17 +93,14 @@ class Supervisor:
         Raises:
             WorkloadError, ProbeError: A new worker was needed and can't be built.
         """
-        ran = self._run(Measure(shape=shape), fresh=fresh)
+        ran = self._run(Run(shape=shape), fresh=fresh)
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))
 
     def step(self, shape: BatchShape, *, release: bool = False) -> Ran:
-        """Make one batch and run one training step, with the allocator's cache kept, as in training.
+        """Run one step of a new batch, the allocator's cache kept, or emptied before it if `release`."""
+        return self._run(Run(shape=shape, single=True, release=release))
 
-        `release` empties the cache before. Returns and raises as `measure`.
-        """
-        return self._run(Step(shape=shape, release=release))
-
-    def _run(self, request: Measure | Step, *, fresh: bool = False) -> Ran:
+    def _run(self, request: Run, *, fresh: bool = False) -> Ran:
         started = time.monotonic()
         if self._worker is None or (fresh and not self._unused):
             self._start_worker()
@@ -119,7 +114,20 @@ class Supervisor:
                 error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
             else:
                 error = f"the worker process {lost}" + (f": {tail}" if (tail := _tail(lost.output, lines=3)) else "")
-            ran = _lost(request.shape, lost.outcome, error)
+            shape = request.shape
+            nothing: dict[str, Any] = dict.fromkeys(_UNKNOWN)
+            trial = Trial(
+                index=0,
+                batch_size=shape.batch_size,
+                length=shape.length,
+                target_length=shape.target_length,
+                outcome=lost.outcome,
+                steps=0,
+                error=error,
+                elapsed_seconds=0.0,
+                **nothing,
+            )
+            ran = Ran(trial=trial, renew=True)
         if ran.renew:
             self._drop()
         elapsed = round(time.monotonic() - started, 6)
@@ -127,36 +135,34 @@ class Supervisor:
 
     def _start_worker(self) -> Device:
         """Build the workload in a new worker, which may share the process that the last one was forked from."""
-        died: WorkerLost | None = None
-        for _ in range(2):
-            if died is not None:
-                self._note(f"The worker process {died} while it built the workload: it is built once more.")
+        for is_last in (False, True):
             try:
                 self._renew()
                 if self._lock is None:
                     self._take_device()
                 device = self._prepare("setup", Ready).device
-            except BaseException as error:
+                break
+            except WorkerLost as died:
                 self._drop()
-                if not isinstance(error, WorkerLost):
-                    raise
-                if error.outcome == "oom":
-                    raise self._too_small(str(error)) from None
-                died = error
-                continue
-            self._limit_bytes = device.limit_bytes
-            self._unused = True
-            if self._lock is not None or self._busy is None or self._busy.process is None:
-                return device
-            other = DeviceProcess(pid=self._busy.process, used_bytes=None)
-            return replace(device, other_processes=1, processes=[other])
-        assert died is not None
-        raise WorkloadError(
-            f"{self._settings.workload}: the worker process {died} while it built the workload, twice",
-            "What it printed last may say why. If something outside kills it (a job's limit, a container's), it needs "
-            "less memory or time, or a higher limit there.",
-            _tail(died.output),
-        )
+                if died.outcome == "oom":
+                    raise self._too_small(str(died)) from None
+                if is_last:
+                    raise WorkloadError(
+                        f"{self._settings.workload}: the worker process {died} while it built the workload, twice",
+                        "What it printed last may say why. If something outside kills it (a job's limit, a "
+                        "container's), it needs less memory or time, or a higher limit there.",
+                        _tail(died.output),
+                    ) from None
+                self._note(f"The worker process {died} while it built the workload: it is built once more.")
+            except BaseException:
+                self._drop()
+                raise
+        self._limit_bytes = device.limit_bytes
+        self._unused = True
+        if self._lock is not None or self._busy is None or self._busy.process is None:
+            return device
+        other = DeviceProcess(pid=self._busy.process, used_bytes=None)
+        return replace(device, other_processes=1, processes=[other])
 
     def _take_device(self) -> None:
         """Hold the device for this probe alone, or go on without if another one holds the CPU.
@@ -187,13 +193,9 @@ class Supervisor:
     def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
         assert self._worker is not None
-        settings, workload = self._settings, self._settings.workload
+        settings, workload, limit = self._settings, self._settings.workload, self._limit_bytes
         request = Prepare(
-            workload=workload,
-            options=settings.options,
-            settings=settings,
-            limit_bytes=self._limit_bytes,
-            up_to=up_to,
+            workload=workload, options=settings.options, settings=settings, limit_bytes=limit, up_to=up_to
         )
         try:
             reply = self._worker.ask(request, (kind, Failed), settings.setup_timeout_seconds)
@@ -246,22 +248,3 @@ def _tail(output: str, lines: int = 12) -> str:
 
 def _hangs_at(lead: str, lost: WorkerLost) -> str:
     return f"{lead}it hangs at {last_frame(lost.output)}" if lost.output else ""
-
-
-def _lost(shape: BatchShape, outcome: Outcome, error: str) -> Ran:
-    """Return a trial whose worker can't report it any more."""
-    trial = Trial(
-        index=0,
-        batch_size=shape.batch_size,
-        length=shape.length,
-        target_length=shape.target_length,
-        outcome=outcome,
-        steps=0,
-        step_seconds=None,
-        peak_bytes=None,
-        reserved_bytes=None,
-        alloc_retries=None,
-        error=error,
-        elapsed_seconds=0.0,
-    )
-    return Ran(trial=trial, renew=True)

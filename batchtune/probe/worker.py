@@ -6,6 +6,7 @@ socket alone: what the workload prints goes to the standard streams and disturbs
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -21,14 +22,9 @@ from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import Failed, Identified, Loaded, Measure, Prepare, Ready, Stage
+from batchtune.probe.protocol import Failed, Identified, Loaded, Prepare, Ready, Stage
 from batchtune.probe.session import Session
 from batchtune.workloads.tracebacks import first_line, user_traceback
-
-
-def main() -> None:
-    """Serve the socket that the command line names."""
-    serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 def serve(channel: socket.socket) -> None:
@@ -46,7 +42,8 @@ def serve(channel: socket.socket) -> None:
                 session, reply = _prepare(request)
             else:
                 assert session is not None, "a trial before the setup"
-                reply = session.measure(request) if isinstance(request, Measure) else session.step(request)
+                shape = request.shape
+                reply = session.step(shape, release=request.release) if request.single else session.measure(shape)
             channel.sendall(protocol.encode(reply) + b"\n")
     os._exit(0)  # no finalizer of the workload's may hang the end
 
@@ -94,16 +91,13 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Loaded | Re
 def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
     """Return what else decides memory and time, for `Device.settings`: environment variables and torch's switches.
 
-    `switches` are the device's own. A switch that torch can't tell is None: from torch 2.9 on, reading
-    `float32_matmul_precision` raises if its newer form was used too.
+    `switches` are the device's own. A switch that torch can't tell is None.
     """
     import torch
 
     precision: str | None = None
-    try:
+    with contextlib.suppress(RuntimeError):  # from torch 2.9 on, if its newer form was used too
         precision = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        pass
     return {
         **describe_environment(),
         "float32_matmul_precision": precision,
@@ -113,11 +107,10 @@ def describe_settings(switches: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gradient_bytes() -> int:
-    """Return one copy of the gradients of what the workload trains, in bytes: what DDP's gradient buckets take.
+    """Return the bytes of the gradients of what the workload trains: DDP's gradient buckets take as much.
 
     The parameters of all live optimizers that require a gradient count, each once; without an optimizer, all live
-    parameters. (DistributedDataParallel keeps its buckets besides the gradients, of their full size, unless it is
-    given `gradient_as_bucket_view=True`:
+    parameters. (DDP keeps its buckets besides the gradients unless it is given `gradient_as_bucket_view=True`:
     https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.)
     """
     import torch
@@ -136,4 +129,4 @@ def gradient_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    serve(socket.socket(fileno=int(sys.argv[1])))

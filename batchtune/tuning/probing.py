@@ -13,15 +13,7 @@ from msgspec.structs import replace
 from batchtune.cost import Frontier, fit_cost, fit_step_seconds, largest_max_batch_length
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.probe.confirmation import (
-    ROUNDS,
-    Measurer,
-    Turns,
-    alternating,
-    confirm,
-    error_in_turns,
-    first_step_excess,
-)
+from batchtune.probe.confirmation import ROUNDS, Turns, alternating, confirm, error_in_turns, first_step_excess
 from batchtune.probe.findings import Findings
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.protocol import Ran
@@ -91,7 +83,7 @@ class ProbeHooks:
 
     on_progress: Callable[[ProbeProgress], None] = lambda progress: None
     on_note: Callable[[str], None] = lambda text: None
-    measurer: Measurer | None = None
+    measurer: Supervisor | None = None
 
 
 def run_probe(
@@ -162,7 +154,7 @@ class _Probing:
     folder: Path
     first_device: Device
     device: Device
-    measurer: Measurer
+    measurer: Supervisor
     hooks: ProbeHooks
     trials: list[Trial]
     changed: list[str]
@@ -276,7 +268,7 @@ class _Probing:
 
     def _shapes(self) -> list[BatchShape]:
         """Return the largest batch of each point that no other point's contains, large and small ones in turns."""
-        points = self.search.frontier(self.trials) + self.search.joint_frontier(self.trials)
+        points = self.search.frontier(self.trials) + self.search.frontier(self.trials, joint=True)
         own = {trial.shape: trial.peak_bytes or 0 for trial in self.trials if trial.outcome == "ok"}
         shapes = {BatchShape(point.batch_size, point.length, point.target_length) for point in points}
         return alternating(sorted(shapes & own.keys(), key=lambda shape: (-own[shape], str(shape))))
@@ -365,7 +357,7 @@ class _Probing:
                 time_ratio=turns.time_ratio(self.trials),
             ),
             margin=margin,
-            joint_frontier=self.search.joint_frontier(self.trials, confirmed),
+            joint_frontier=self.search.frontier(self.trials, confirmed, joint=True),
             warnings=[
                 *self.changed,
                 *messages.about_devices(self.first_device, self.device, self.trials),

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from batchtune.errors import ProbeError, ResultError, WorkloadError
 from batchtune.lengths import IntArray
-from batchtune.probe.confirmation import Stepper, alternating
+from batchtune.probe.confirmation import alternating
 from batchtune.probe.oom import message_verdict
 from batchtune.probe.supervisor import Supervisor
 from batchtune.results import (
@@ -93,7 +93,7 @@ def run_verify(
 
 
 def verify(
-    stepper: Stepper,
+    stepper: Supervisor,
     plan: VerifyPlan,
     workload: WorkloadRecord,
     *,
@@ -147,7 +147,7 @@ class _Runner:
     """Runs a verification's steps one after the other, and keeps what they showed."""
 
     plan: VerifyPlan
-    stepper: Stepper
+    stepper: Supervisor
     workload: str
     device: Device
     on_progress: OnProgress

@@ -19,7 +19,7 @@ from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.cost import StepTimes, fit_step_seconds
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.probe.steady import enough, interquartile_range
+from batchtune.probe.session import enough, interquartile_range
 from batchtune.results import Trial
 from batchtune.tuning.epoch_cost import Pricing
 

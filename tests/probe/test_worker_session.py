@@ -7,15 +7,12 @@ import pytest
 
 from batchtune.probe import session as session_module
 from batchtune.probe.devices.base import Meter
-from batchtune.probe.protocol import Measure, Step
 from batchtune.probe.session import Session
 from batchtune.results import Device
 from batchtune.shapes import BatchShape
 
 MIB = 1 << 20
 SHAPE = BatchShape(4, 3.0)
-TRIAL = Measure(shape=SHAPE)
-STEP = Step(shape=SHAPE)
 
 
 class MadeMeter(Meter):
@@ -111,7 +108,7 @@ def test_a_caught_allocator_error_is_an_oom() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.raised += 1
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.caught) == ("oom", True)
     assert "the allocator ran out of memory" in (measured.trial.error or "")
 
@@ -124,11 +121,11 @@ def test_a_single_step_may_hold_an_error_that_a_library_caught(caught_by: str, o
             with contextlib.suppress(RuntimeError):
                 out_of_memory()
 
-    assert session(act).step(STEP).trial.outcome == outcome
+    assert session(act).step(SHAPE).trial.outcome == outcome
 
 
 def test_what_the_meter_tells_is_in_the_reply() -> None:
-    measured = session(lambda meter, batch, number: None).measure(TRIAL)
+    measured = session(lambda meter, batch, number: None).measure(SHAPE)
     assert measured.trial.outcome == "ok"
     assert measured.trial.peak_bytes == 150 * MIB
     assert measured.trial.reserved_bytes == 170 * MIB
@@ -147,7 +144,7 @@ def test_mean_and_median_of_the_steps_leave_out_the_warm_up(monkeypatch: pytest.
         now += next(seconds)
 
     monkeypatch.setattr(session_module.time, "perf_counter", lambda: now)
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert (measured.trial.steps, measured.trial.step_seconds, measured.trial.mean_step_seconds) == (4, 1.0, 2.0)
 
 
@@ -159,12 +156,12 @@ def test_an_error_that_leaves_the_device_broken_costs_the_worker() -> None:
             meter.sound = False
             out_of_memory()
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert (measured.trial.outcome, measured.renew) == ("oom", True)
 
 
 def test_a_plain_lack_of_memory_costs_no_worker() -> None:
-    measured = session(lambda meter, batch, number: out_of_memory() if number == 3 else None).measure(TRIAL)
+    measured = session(lambda meter, batch, number: out_of_memory() if number == 3 else None).measure(SHAPE)
     assert (measured.trial.outcome, measured.renew) == ("oom", False)
 
 
@@ -172,7 +169,7 @@ def test_a_pass_by_flushing_the_cache_is_rerun_from_an_empty_one() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.flushed += number == 1
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.alloc_retries) == ("ok", 0)
 
 
@@ -180,7 +177,7 @@ def test_a_trial_that_always_flushes_the_cache_is_out_of_memory() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.flushed += 1
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert measured.trial.outcome == "oom"
     assert "emptied its cache" in (measured.trial.error or "")
 
@@ -190,7 +187,7 @@ def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
         meter.flushed += 2
 
     made = session(act)
-    stepped = made.step(STEP)
+    stepped = made.step(SHAPE)
     assert (stepped.trial.outcome, stepped.trial.alloc_retries) == ("ok", 2)
     assert made._workload.steps == 1  # type: ignore[attr-defined]
 
@@ -198,7 +195,7 @@ def test_a_single_step_counts_flushes_and_is_not_run_again() -> None:
 @pytest.mark.parametrize(("release", "times"), [(False, 0), (True, 1)])
 def test_a_single_step_keeps_the_cache_unless_told_otherwise(release: bool, times: int) -> None:
     made = session(lambda meter, batch, number: None)
-    made.step(Step(shape=SHAPE, release=release))
+    made.step(SHAPE, release=release)
     assert made._meter.released == times  # type: ignore[attr-defined]
 
 
@@ -207,7 +204,7 @@ def test_a_leak_is_told_after_ten_more_steps() -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.used += MIB
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert (measured.trial.outcome, measured.stage, measured.renew) == ("error", "step", True)
     assert measured.trial.error == "the workload leaks: each step leaves about 1 MiB more in use (10 steps in a row)"
 
@@ -217,7 +214,7 @@ def test_what_grows_in_the_first_steps_only_is_no_leak(last: int) -> None:
     def act(meter: MadeMeter, batch: BatchShape, number: int) -> None:
         meter.used += MIB * (number <= last)
 
-    assert session(act).measure(TRIAL).trial.outcome == "ok"
+    assert session(act).measure(SHAPE).trial.outcome == "ok"
 
 
 @pytest.mark.slow
@@ -230,7 +227,7 @@ def test_a_leak_that_uses_up_the_memory_is_told_as_one(steps: int) -> None:
             out_of_memory()
         meter.used += 880 * MIB // steps
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert measured.trial.outcome == "error"
     assert (measured.trial.error or "").startswith("the workload leaks: ")
     assert (measured.trial.error or "").endswith("then memory ran out)")
@@ -244,7 +241,7 @@ def test_an_oom_is_not_a_leak_if_one_example_leaves_nothing() -> None:
         if number == 3:
             out_of_memory()
 
-    measured = session(act).measure(TRIAL)
+    measured = session(act).measure(SHAPE)
     assert (measured.trial.outcome, measured.trial.error) == (
         "oom",
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -257,5 +254,5 @@ def test_a_single_example_that_is_too_much_is_no_leak() -> None:
         if number % 3 == 0:
             out_of_memory()
 
-    measured = session(act).measure(Measure(shape=BatchShape(1, 3.0)))
+    measured = session(act).measure(BatchShape(1, 3.0))
     assert measured.trial.outcome == "oom"

@@ -32,12 +32,9 @@ class Meter(ABC):
 
     @abstractmethod
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Work out and enforce the final limit, once the workload is set up.
+        """Work out and enforce the final limit, once the workload is set up. Raises ProbeError if nothing is left.
 
         `reserve_bytes` are kept free because the user said so, `ddp_bytes` for one copy of the gradients.
-
-        Raises:
-            ProbeError: Nothing is left for batches.
         """
 
     @abstractmethod
@@ -118,18 +115,13 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def identify(self, device: str) -> Identified:
-        """Return which device a `--device` value means, without using any of its memory.
-
-        Raises:
-            ProbeError: This machine has no such device.
-        """
+        """Return which device a `--device` value means, without using its memory. Raises ProbeError if missing."""
 
     @abstractmethod
     def open(self, device: str, settings: ProbedWith, limit_bytes: int | None) -> Meter:
         """Open the device with the settings' cap and fraction, or with the limit of a run that is being continued.
 
-        Raises:
-            ProbeError: No such device, or it has less memory free than the limit needs.
+        Raises ProbeError if it is missing, or has less memory free than the limit needs.
         """
 
     def is_broken_by_fork(self) -> bool:

@@ -32,8 +32,8 @@ class CpuBackend(DeviceBackend):
     VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     WORKER_ENVIRONMENT: ClassVar = {
         # Read by glibc when the process starts: every block of 16 KiB or more is mapped by itself and given back when
-        # freed. The process then holds just its tensors, and nothing is hidden in arenas. Smaller tensors leave holes
-        # in the heap: with blocks of up to 64 KiB there, a small batch could leave some MiB of them.
+        # freed, so the process holds just its tensors. Smaller ones leave holes in the heap: with blocks of up to
+        # 64 KiB there, a small batch could leave some MiB of them.
         "MALLOC_MMAP_THRESHOLD_": "16384",
         "MALLOC_TRIM_THRESHOLD_": "16384",
         "MALLOC_ARENA_MAX": "1",
@@ -61,7 +61,7 @@ def describe_cpu(probe_process: int | None) -> DoctorCpu:
     problem = None
     if platform.system() != "Linux":
         problem = "it needs Linux: other systems enforce no limit on a process's memory"
-    elif (error := _reset_peak()) is not None:
+    elif error := _reset_peak():
         problem = f"{_CLEAR_REFS} can't be written ({error.strerror}): peaks of memory can't be told"
     return DoctorCpu(
         name=_cpu_name(),
@@ -116,10 +116,7 @@ class CpuMeter(Meter):
         self._enforce("Python and PyTorch alone hold")
 
     def settle(self, reserve_bytes: int, ddp_bytes: int) -> None:
-        """Lower the limit by what is to be kept free: it becomes the cap × the fraction - reserve - ddp.
-
-        The limit of a run that is being continued stays as it is: it was lowered then.
-        """
+        """Lower the limit by what is to be kept free, unless it is that of an earlier run, which was lowered then."""
         kept = 0 if self._continued else reserve_bytes + ddp_bytes
         self.device = msgspec.structs.replace(
             self.device,
@@ -163,7 +160,7 @@ class CpuMeter(Meter):
         return _status()["VmData"]
 
     def other_processors(self) -> float | None:
-        """How many processors other programs took since this was last asked, on average; None before Linux told."""
+        """How many processors other programs took since the last call, on average; None if Linux does not tell."""
         before, self._seconds = self._seconds, _processor_seconds()
         if before is None or self._seconds is None:
             return None
@@ -183,10 +180,7 @@ class CpuMeter(Meter):
 
 
 def _processor_seconds() -> tuple[float, float, float] | None:
-    """The time, for how long the processors that this process may use were busy, and with its session's processes.
-
-    The session is a worker and what it started (man 5 proc).
-    """
+    """The time; for how long the processors were busy that this process may use; with its session's processes alone."""
     ours, session, own = {f"cpu{number}" for number in _usable()}, os.getsid(0), 0
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
@@ -205,13 +199,11 @@ def _processor_seconds() -> tuple[float, float, float] | None:
 
 def _usable() -> set[int]:
     """Return the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _load_average() -> float | None:
-    """How many processes ran or waited to run in the last minute, on average; None if the system can't tell."""
+    """How many processes ran or waited to run in the last minute; None if the system can't tell."""
     with contextlib.suppress(OSError, AttributeError):
         return round(os.getloadavg()[0], 2)
     return None
@@ -239,13 +231,11 @@ def _files(status: dict[str, int]) -> int:
 
 
 def _trimmed_gap() -> int:
-    """Data that is held, but not in memory, after the heap has given back what it can: its holes, in bytes.
-
-    The resident set without the pages of files: libraries are read in while the first steps run, and would hide holes.
-    """
+    """Return the bytes that are held, but not in memory, after the heap has given back what it can: its holes."""
     with contextlib.suppress(AttributeError):  # glibc's; others give memory back by themselves
         ctypes.CDLL(None).malloc_trim(0)
     status = _status()
+    # Without the pages of files: libraries are read in while the first steps run, and would hide holes.
     return status["VmData"] - status["VmRSS"] + _files(status)
 
 

@@ -116,12 +116,7 @@ def _index(device: str) -> int:
 
 
 class _Card:
-    """A device of torch's, and NVML's view of it. Takes no memory on it.
-
-    Attributes:
-        uuid: As NVML writes it; None if neither it nor torch knows one.
-        id: Tells the device from all others of the machine.
-    """
+    """A device of torch's, and NVML's view of it; its UUID as NVML writes it. Takes no memory on it."""
 
     def __init__(self, index: int) -> None:
         import torch
@@ -205,9 +200,8 @@ class CudaMeter(Meter):
 
             limit = min(cap × fraction, total - others - outside) - reserve - ddp
 
-        so that limit + outside + others + reserve + ddp ≤ total, and limit + reserve + ddp ≤ cap × fraction. `total
-        - others - outside` needs no NVML: it is what is free + what torch holds. The limit of a run that is being
-        continued stays as it is; it must still fit.
+        where total - others - outside is what is free + what torch holds. The limit of a run that is being continued
+        stays as it is; it must still fit.
         """
         _create_handles(self.torch_device)
         self.synchronize()
@@ -259,11 +253,10 @@ class CudaMeter(Meter):
         return int(self._cuda.memory_allocated(self.torch_device))
 
     def outside(self) -> int | None:
-        """Return what this process holds on the device - what torch's allocator holds.
+        """Return what this process holds on the device - what torch's allocator holds; None without NVML.
 
         By the driver's own figure for this process if there is one. Else (in a container, whose process ids are
-        others) by how much less is free than before this process came: what other processes have taken or given
-        back since then is wrongly in it. Without NVML neither is known.
+        others) by how much less is free than before this process came, with what others have taken since.
         """
         if self._gpu is None:
             return None
@@ -310,15 +303,12 @@ class CudaMeter(Meter):
         return True
 
     def switches(self) -> dict[str, Any]:
-        """Return torch's switches for float32 (`tf32`, or `ieee`: full precision) and cuDNN.
-
-        Torch 2.9 has new switches, and warns or raises if the old ones are read after the new ones were set. `none`
-        in the new ones means that nobody has asked for less than full precision.
-        """
+        """Return torch's switches for float32 (`tf32`, or `ieee`: full precision) and cuDNN."""
         import torch
 
         cudnn: Any = torch.backends.cudnn
         matmul: Any = torch.backends.cuda.matmul
+        # Torch 2.9 has new switches, and warns or raises if the old ones are read after the new ones were set.
         if hasattr(cudnn, "conv") and hasattr(cudnn, "rnn"):
             precisions = [matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
         else:
@@ -326,6 +316,7 @@ class CudaMeter(Meter):
             precisions = ["tf32" if one else "ieee" for one in allowed]
         names = ("matmul_precision", "cudnn_conv_precision", "cudnn_rnn_precision")
         return {
+            # `none`: nobody has asked for less than full precision.
             **{name: "ieee" if value == "none" else value for name, value in zip(names, precisions, strict=True)},
             "cudnn_benchmark": cudnn.benchmark,
             "cudnn_deterministic": cudnn.deterministic,
@@ -333,7 +324,6 @@ class CudaMeter(Meter):
 
 
 def _create_context(device: Any) -> None:
-    """Create the CUDA context, which takes memory of its own."""
     import torch
 
     torch.zeros(1, device=device)
@@ -341,13 +331,10 @@ def _create_context(device: Any) -> None:
 
 
 def _create_handles(device: Any) -> None:
-    """Use cuBLAS and cuDNN once, forward and backward: their handles, kernels and workspaces take memory.
-
-    No random numbers: the workload's are left as they are. What is not supported here (bf16 on an old GPU, a
-    deterministic mode that needs more settings) is left out; the workload can't use it either.
-    """
+    """Use cuBLAS and cuDNN once, without random numbers: their handles, kernels and workspaces take memory."""
     import torch
 
+    # What is not supported here (bf16 on an old GPU, a deterministic mode that needs more settings) is left out.
     for dtype in (torch.float32, torch.bfloat16):
         with contextlib.suppress(RuntimeError), torch.enable_grad():
             matrix = torch.ones(128, 128, dtype=dtype, device=device, requires_grad=True)

@@ -50,11 +50,7 @@ class Gpu:
         return _text(_answer(self._nvml, "nvmlSystemGetDriverVersion"))
 
     def facts(self) -> DoctorGpu:
-        """Describe it as it is now; None for what the driver does not tell.
-
-        In a container the processes have the host's ids. `mig` says of an instance that it is one, and of a GPU
-        whether it is divided into instances.
-        """
+        """Describe it as it is now; in a container the processes have the host's ids."""
         total, free = self.memory()
         return DoctorGpu(
             name=_text(self._ask("nvmlDeviceGetName")) or "GPU without a name",
@@ -84,7 +80,7 @@ class Gpu:
         """Yield the instances that this GPU is divided into."""
         most = _number(self._ask("nvmlDeviceGetMaxMigDeviceCount")) if self.divided() else None
         handles = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index) for index in range(most or 0))
-        return (Gpu(self._nvml, handle) for handle in handles if handle is not None)
+        return _gpus(self._nvml, handles)
 
     def memory(self) -> tuple[int | None, int | None]:
         """Return the bytes in total, and those that are free."""
@@ -132,10 +128,8 @@ def named_reasons(bits: int) -> list[str]:
 def find_gpu(uuid: str | None, pci_bus_id: str | None, visible: str | None = None) -> Gpu | None:
     """Return the GPU or instance that is meant; None if NVML can't tell.
 
-    Args:
-        uuid: With or without `GPU-` or `MIG-` before it.
-        pci_bus_id: Such as `0000:65:00.0`; asked if the UUID leads nowhere.
-        visible: The environment's CUDA_VISIBLE_DEVICES: names the instance if the UUID is the whole GPU's.
+    The UUID may lack its `GPU-` or `MIG-`; if it leads nowhere, `pci_bus_id` (`0000:65:00.0`) is asked. `visible` is
+    CUDA_VISIBLE_DEVICES: it names the instance if the UUID is the whole GPU's.
     """
     nvml = _loaded()
     if isinstance(nvml, str):
@@ -159,11 +153,8 @@ def all_gpus() -> tuple[list[Gpu], str | None]:
     nvml = _loaded()
     if isinstance(nvml, str):
         return [], nvml
-    handles = (
-        _answer(nvml, "nvmlDeviceGetHandleByIndex", index)
-        for index in range(_number(_answer(nvml, "nvmlDeviceGetCount")) or 0)
-    )
-    gpus = [Gpu(nvml, handle) for handle in handles if handle is not None]
+    count = _number(_answer(nvml, "nvmlDeviceGetCount")) or 0
+    gpus = _gpus(nvml, (_answer(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)))
     return [part for gpu in gpus for part in (list(gpu.instances()) or [gpu])], None
 
 
@@ -178,9 +169,12 @@ def _loaded() -> Any | str:
     return pynvml
 
 
+def _gpus(nvml: Any, handles: Iterable[Any]) -> Iterator[Gpu]:
+    return (Gpu(nvml, handle) for handle in handles if handle is not None)
+
+
 def _first_found(nvml: Any, call: str, names: Iterable[str]) -> Gpu | None:
-    handles = (_answer(nvml, call, name) for name in names)
-    return next((Gpu(nvml, handle) for handle in handles if handle is not None), None)
+    return next(_gpus(nvml, (_answer(nvml, call, name) for name in names)), None)
 
 
 def _answer(nvml: Any, call: str, *arguments: Any) -> Any:
