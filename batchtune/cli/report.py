@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from batchtune.cli import console
 from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, ManifestOptions, Output, RunFolder, expand, option
+from batchtune.errors import BatchtuneError, ResultError, UsageError, shortened
 
 if TYPE_CHECKING:
     from batchtune.manifests import ReadOptions
@@ -30,6 +33,9 @@ batchtune report --manifest train-v2.csv --fail-if 'stale > 2%' --fail-if 'beyon
 _ENDINGS = {".md": "markdown", ".html": "html", ".htm": "html", ".json": "json"}
 _GATE = "Gate"
 _RULES_VARIABLE = "BATCHTUNE_FAIL_IF"
+_SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+# GitHub shows no more annotations of one kind for a step.
+_MOST_ANNOTATIONS = 10
 _NONE = cast("list[str]", ())
 
 
@@ -107,16 +113,17 @@ def report(
     Reads the run folder; writes nothing unless asked to. With --fail-if, all rules are judged and shown. The exit code
     is 1 if a rule can't be judged (an unknown field, a missing verify.json), otherwise 3 if one fails.
     """
-    from batchtune.cli import console
-    from batchtune.cli import github as actions
-    from batchtune.errors import BatchtuneError
     from batchtune.reports.gate import exit_code, not_judged, parse_rules
     from batchtune.reports.junit import render_junit
 
     report_format = _format_of(new.format, output, as_json=json)
     rules = parse_rules(_written_rules(ctx, fail_if))
     _check(rules, baseline, junit_xml, output)
-    summary = actions.summary_file() if github else None
+    if github and not os.environ.get(_SUMMARY_VARIABLE):
+        raise UsageError(
+            f"--github needs ${_SUMMARY_VARIABLE}, which is not set: this is not a step of GitHub Actions",
+            "Leave --github out here; --format markdown writes the same.",
+        )
     new.read_options()  # an invalid one is reported before anything is read
     inputs = tuple(new.manifest or ())
     if output is not None and str(output) != "-":
@@ -125,7 +132,7 @@ def report(
         results = _judged(run, rules, baseline, new)
     except BatchtuneError as error:  # an older JUnit file must not stand for this run
         if github:
-            actions.annotate([actions.workflow_command("error", "batchtune: the run can't be read", error.message)])
+            _annotate([workflow_command("error", "batchtune: the run can't be read", error.message)])
         if junit_xml is not None:
             errors = render_junit(not_judged(rules, error.message), run.resolve().name or "run")
             console.write_result(errors, junit_xml, inputs=inputs)
@@ -135,8 +142,8 @@ def report(
             console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
         _show(results, report_format, output, full=full)
         console.warn_of_edited_config(results.sweep, run)
-        if summary is not None:
-            actions.publish(results, summary)
+        if github:
+            _publish(results, Path(os.environ[_SUMMARY_VARIABLE]))
     finally:  # an error of writing must not hide a rule that fails
         for verdict in results.verdicts:
             if verdict.outcome != "holds":
@@ -146,7 +153,6 @@ def report(
 
 
 def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
-    from batchtune.errors import UsageError, shortened
     from batchtune.reports import FORMATS
 
     if as_json:
@@ -162,8 +168,6 @@ def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
 
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
     """Return the rules as the user wrote them; in the environment, `;` and line ends separate them, not spaces."""
-    from batchtune.errors import UsageError
-
     if getattr(ctx.get_parameter_source("fail_if"), "name", None) != "ENVIRONMENT":
         return given or []
     written = os.environ.get(_RULES_VARIABLE, "").replace("\n", ";").split(";")
@@ -175,9 +179,6 @@ def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:
 
 def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, output: Path | None) -> None:
     """Warn of an option that does nothing. Raises UsageError for options that contradict each other."""
-    from batchtune.cli import console
-    from batchtune.errors import UsageError
-
     if baseline is not None and all(rule.needs != "baseline" for rule in rules):
         console.note("Warning: no rule compares with --baseline. Add one, such as --fail-if 'batches worse 2%'.")
     if junit is None:
@@ -195,7 +196,6 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     Raises:
         BatchtuneError: The run can't be read; or the baseline or the lengths can't, and no rule needs them.
     """
-    from batchtune.errors import BatchtuneError, ResultError, UsageError
     from batchtune.reports import load_run
     from batchtune.reports.gate import RuleInputs, judge
 
@@ -223,8 +223,6 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
 
 def _drift(results: RunResults, new: NewLengths) -> Drift:
     """Read the new lengths as those of the run were, print what was read differently, and compare them."""
-    from batchtune.cli import console
-    from batchtune.errors import ResultError
     from batchtune.tuning.costs import Costs, costs_of
     from batchtune.tuning.drift import drift
     from batchtune.tuning.run_folder import lengths_of, read_differently
@@ -248,23 +246,22 @@ def _drift(results: RunResults, new: NewLengths) -> Drift:
 
 
 def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
-    from batchtune.cli import console
-    from batchtune.reports import render
-
     if report_format == "terminal":
-        from batchtune.reports.terminal import render as render_text
-        from batchtune.reports.terminal import render_terminal
+        from batchtune.reports import terminal
 
         if output is None or str(output) == "-":
-            render_terminal(results, console.result_console(), full=full)
-        else:
-            console.write_result(render_text(results, full=full), output)
+            terminal.render_terminal(results, console.result_console(), full=full)
+            return
+        text = terminal.render(results, full=full)
     elif report_format == "html":
-        from batchtune.reports.html import render as render_html
+        from batchtune.reports import html
 
-        console.write_result(render_html(results, _configs(results)), output)
+        text = html.render(results, _configs(results))
     else:
-        console.write_result(render(report_format, results), output)
+        from batchtune.reports import render
+
+        text = render(report_format, results)
+    console.write_result(text, output)
 
 
 def _configs(results: RunResults) -> dict[str, str]:
@@ -272,7 +269,6 @@ def _configs(results: RunResults) -> dict[str, str]:
     from contextlib import suppress
 
     from batchtune.cli.export import tuned_run
-    from batchtune.errors import ResultError
     from batchtune.exports import FRAMEWORKS, export_of
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
     from batchtune.results import SAMPLER_FILE
@@ -287,3 +283,43 @@ def _configs(results: RunResults) -> dict[str, str]:
         with suppress(ResultError):
             configs[framework.title] = framework.render(tuned)
     return configs
+
+
+def _publish(results: RunResults, summary: Path) -> None:
+    """Append the report to the summary of a step of GitHub Actions, and annotate rules that fail, and warnings."""
+    from batchtune.files import unwritable
+    from batchtune.reports.markdown import render
+    from batchtune.reports.page import build_page
+
+    try:
+        with summary.open("a", encoding="utf-8") as stream:
+            stream.write(render(results))
+    except OSError as error:
+        raise unwritable(summary, error) from error
+    titles = {"fails": "batchtune: a rule fails", "error": "batchtune: a rule can't be judged"}
+    failures = [
+        workflow_command("error", titles[one.outcome], f"fails if {one.rule}: {one.message}")
+        for one in results.verdicts
+        if one.outcome in titles
+    ]
+    warnings = [workflow_command("warning", "batchtune", text) for text in build_page(results).warnings]
+    _annotate(failures[:_MOST_ANNOTATIONS] + warnings[:_MOST_ANNOTATIONS])
+
+
+def _annotate(commands: Sequence[str]) -> None:
+    """Print commands to stderr, which GitHub reads too: stdout carries the result."""
+    for command in commands:
+        print(console.visible(command), file=sys.stderr, flush=True)
+
+
+def workflow_command(kind: str, title: str, message: str) -> str:
+    """Return a command to GitHub Actions, escaped as its toolkit does it.
+
+    Source: https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts
+    """
+
+    def escaped(text: str) -> str:
+        return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+    title = escaped(title).replace(":", "%3A").replace(",", "%2C")
+    return f"::{kind} title={title}::{escaped(message)}"

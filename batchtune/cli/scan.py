@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from batchtune.cli import console
 from batchtune.cli.options import Json, ManifestOptions, Quiet, expand, option
-
-if TYPE_CHECKING:
-    from batchtune.lengths import Lengths
+from batchtune.errors import UsageError
 
 EXAMPLES = """
 batchtune scan train.csv
@@ -41,62 +39,49 @@ def scan(
     commands. The lengths of finished shards are kept next to it until all are written: if interrupted, the same
     command continues where it stopped.
     """
-    from batchtune.cli import console
     from batchtune.cli.progress import reading_bar
-    from batchtune.errors import UsageError
     from batchtune.manifests import scan as write_scan
+    from batchtune.reports.survey import survey
+    from batchtune.reports.survey_text import render_survey
 
+    to_stdout = str(output) == "-"
     if summary and output is not None:
         raise UsageError("--summary writes no file, but -o asks for one", "Leave one of them out.")
-    if output is None:
-        _show(source.load(quiet=quiet), source.manifest, json=json)
-        return
-    to_stdout = str(output) == "-"
-    if not to_stdout:
-        _check_output(output)
-    elif json:
+    if to_stdout and json:
         raise UsageError(
             "stdout can't hold both the Parquet file and the JSON", "Name a file with -o, or leave out --json."
         )
-    stream = io.BytesIO()
-    with reading_bar(quiet=quiet) as on_progress:
-        lengths = write_scan(
-            source.manifest,
-            source.read_options(),
-            stream if to_stdout else output,
-            jobs=source.processes,
-            on_progress=on_progress,
-            on_note=console.note,
-        )
-    if to_stdout:
-        sys.stdout.buffer.write(stream.getbuffer())
-        console.notes(console.describe(lengths), quiet=quiet)
-        return
-    console.notes([f"{output} holds {lengths.count:,} lengths, the longest first."], quiet=quiet)
-    _show(lengths, source.manifest, json=json)
+    if output is None:
+        lengths = source.load(quiet=quiet)
+    else:
+        _check_output(output)
+        stream = io.BytesIO()
+        with reading_bar(quiet=quiet) as on_progress:
+            lengths = write_scan(
+                source.manifest,
+                source.read_options(),
+                stream if to_stdout else output,
+                jobs=source.processes,
+                on_progress=on_progress,
+                on_note=console.note,
+            )
+        if to_stdout:
+            sys.stdout.buffer.write(stream.getbuffer())
+            console.notes(console.describe(lengths), quiet=quiet)
+            return
+        console.note(f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet)
+    if json:
+        console.write_json(survey(lengths, source.manifest))
+    else:
+        text = render_survey(lengths, ascii=not console.encodes_blocks(sys.stdout))
+        console.write_result(console.harmless(text), None)
 
 
 def _check_output(output: Path) -> None:
     """Raise UsageError rather than overwrite a file other than Parquet: perhaps the manifest itself."""
-    from batchtune.errors import UsageError
-
     if output.name == "":
         raise UsageError("-o names no file", "Perhaps a variable of the shell is not set.")
-    if not output.is_file() or output.stat().st_size == 0:
-        return
-    with output.open("rb") as stream:
-        if stream.read(4) != b"PAR1":
-            raise UsageError(f"{output} exists and is not a Parquet file", "Name another with -o, or remove it.")
-
-
-def _show(lengths: Lengths, sources: Sequence[str], *, json: bool) -> None:
-    from batchtune.cli import console
-    from batchtune.reports.survey import survey
-    from batchtune.reports.survey_text import render_survey
-    from batchtune.results import encode
-
-    if json:
-        console.write_result(encode(survey(lengths, sources)).decode(), None)
-    else:
-        text = render_survey(lengths, ascii=not console.encodes_blocks(sys.stdout))
-        console.write_result(console.harmless(text), None)
+    if str(output) != "-" and output.is_file() and output.stat().st_size:
+        with output.open("rb") as stream:
+            if stream.read(4) != b"PAR1":
+                raise UsageError(f"{output} exists and is not a Parquet file", "Name another with -o, or remove it.")

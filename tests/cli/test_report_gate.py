@@ -14,7 +14,7 @@ import pytest
 from cli.conftest import Run, command, run_here
 from report_records import made_probe, made_sweep, proven_probe, proven_sweep
 
-from batchtune.cli.github import workflow_command
+from batchtune.cli.report import workflow_command
 from batchtune.results import Probe, Sweep, write_result
 
 Ran = subprocess.CompletedProcess[str]
