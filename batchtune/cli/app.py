@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from batchtune import __version__
 from batchtune.cli import console, settings
-from batchtune.cli.commands import Command, ParsingError, improve
+from batchtune.cli.commands import Command, improving
 from batchtune.errors import BatchtuneError, WorkloadError, bounded, shortened
 
 # The first line of each command's help. Its module is imported only when it is run, or its own help is shown.
@@ -55,11 +55,8 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command."""
-        try:
+        with improving(ctx):
             return super().parse_args(ctx, args)
-        except ParsingError as error:
-            improve(error, ctx)
-            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -18,7 +19,7 @@ from batchtune.cli import console, settings
 from batchtune.errors import BatchtuneError, UsageError, bounded, shortened
 
 # The base of all errors of usage that parsing raises; typer has no public name for it.
-ParsingError: Any = typer.BadParameter.__base__
+_ParsingError: Any = typer.BadParameter.__base__
 
 # The option whose value may be left out, and the form of its value.
 _WAIT = "--wait"
@@ -39,17 +40,13 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line."""
-        options = args[: args.index("--")] if "--" in args else args
-        waits = [index for index, word in enumerate(options) if word == _WAIT]
-        args = list(args)
-        for index in waits:
-            if not _NUMBER.fullmatch("".join(args[index + 1 : index + 2])):
-                args[index] = f"{_WAIT}=inf"
-        try:
+        end = args.index("--") if "--" in args else len(args)
+        args = [
+            f"{_WAIT}=inf" if word == _WAIT and index < end and not _NUMBER.fullmatch(after) else word
+            for index, (word, after) in enumerate(zip(args, [*args, ""][1:], strict=True))
+        ]
+        with improving(ctx):
             return super().parse_args(ctx, args)
-        except ParsingError as error:
-            improve(error, ctx)
-            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -85,7 +82,7 @@ class Command(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the rest of the manual page: examples, where settings come from, exit codes."""
         with formatter.section("Examples"):
-            for line in examples(self.epilog or ""):
+            for line in (self.epilog or "").strip().splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
         name = ctx.info_name or ""
         if text := _settings_of(self, name):
@@ -95,11 +92,6 @@ class Command(TyperCommand):
             codes = [("0", "done"), ("1", "failed; the message says what, where, and what to do"), ("2", "wrong usage")]
             holds = [("3", _EXIT_3[name])] if name in _EXIT_3 else []
             formatter.write_dl([*codes, *holds, ("130", "interrupted")])
-
-
-def examples(epilog: str) -> list[str]:
-    """Return the command lines of a command's `EXAMPLES`."""
-    return [line.strip() for line in epilog.splitlines() if line.strip()]
 
 
 def environment_variables(command: Any) -> tuple[dict[str, str], dict[str, str]]:
@@ -117,8 +109,7 @@ def environment_variables(command: Any) -> tuple[dict[str, str], dict[str, str]]
 def _settings_of(command: Any, name: str) -> str | None:
     """Describe how else a command's options can be set; None if none can be."""
     alike, others = environment_variables(command)
-    settable = {**alike, **others}
-    if not settable:
+    if not (settable := {**alike, **others}):
         return None
     option, variable = next(iter(settable.items()))
     options = [max(one.opts, key=len) for one in command.params if one.param_type_name == "option"]
@@ -133,16 +124,21 @@ def _settings_of(command: Any, name: str) -> str | None:
     )
 
 
-def improve(error: Any, ctx: Any) -> None:
+@contextmanager
+def improving(ctx: Any) -> Iterator[None]:
     """Add to a parsing error which option may have been meant, or where the wrong value was set."""
-    parameter = getattr(error, "param", None)
-    if hasattr(error, "possibilities"):
-        error.possibilities = None
-        error.message = f"Unknown option {error.option_name}. {_meant(error.option_name, ctx)}"
-    elif parameter is not None and (origin := settings.origin_of(ctx, parameter)) is not None:
-        value, where = origin
-        error.message = f"{error.message.rstrip('.')}: {shortened(value)}, {where}."
-    error.message = bounded(error.message)
+    try:
+        yield
+    except _ParsingError as error:
+        parameter = getattr(error, "param", None)
+        if hasattr(error, "possibilities"):
+            error.possibilities = None
+            error.message = f"Unknown option {error.option_name}. {_meant(error.option_name, ctx)}"
+        elif parameter is not None and (origin := settings.origin_of(ctx, parameter)) is not None:
+            value, where = origin
+            error.message = f"{error.message.rstrip('.')}: {shortened(value)}, {where}."
+        error.message = bounded(error.message)
+        raise
 
 
 def _meant(option: str, ctx: Any) -> str:
@@ -159,10 +155,7 @@ def _meant(option: str, ctx: Any) -> str:
 
 
 def _origins(error: BatchtuneError, ctx: Any) -> str:
-    """Say where the options that an error is about were set, if not on the command line.
-
-    If an error of usage names none of them, all are listed.
-    """
+    """Say where the options that an error names, or if of usage all, were set, if not on the command line."""
     text = f"{error.message} {error.hint or ''}"
     elsewhere, concerned = [], []
     for parameter in ctx.command.params:
@@ -179,13 +172,9 @@ def _origins(error: BatchtuneError, ctx: Any) -> str:
 
 def _warn_of_variables(ctx: Any) -> None:
     """Warn of environment variables that look like batchtune's and set nothing."""
-
-    def known_to(commands: Iterable[Any]) -> set[str]:
-        return {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
-
-    suspects = {name for name in os.environ if name.startswith(settings.PREFIX)} - _INTERNAL
-    suspects -= known_to([ctx.command, *([ctx.parent.command] if ctx.parent else [])])
-    known = known_to(_siblings(ctx)) if suspects else set()
+    suspects, known = {name for name in os.environ if name.startswith(settings.PREFIX)} - _INTERNAL, set()
+    for command in (ctx.command, *([ctx.parent.command] if ctx.parent else []), *(_siblings(ctx) if suspects else [])):
+        known |= {parameter.envvar for parameter in command.params if parameter.envvar}
     for name in sorted(suspects - known):
         near = settings.nearest(name, known)
         hint = f"Did you mean {near}?" if near else "`batchtune COMMAND --help` lists the names."
@@ -194,7 +183,5 @@ def _warn_of_variables(ctx: Any) -> None:
 
 def _siblings(ctx: Any) -> list[Any]:
     """Return all commands."""
-    if ctx.parent is None:
-        return []
-    group = ctx.parent.command
-    return [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)]
+    group = ctx.parent.command if ctx.parent else None
+    return [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)] if group else []

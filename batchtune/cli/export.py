@@ -45,12 +45,14 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the recommendation as a config for another framework."""
+    import difflib
+
     from batchtune.files import write_whole
     from batchtune.reports import load_run
     from batchtune.results import SWEEP_FILE, Exported, meta_of
 
     if list_known:
-        console.write_result(_listed(as_json=json), None)
+        _list(as_json=json)
         return
     framework = _framework(to, patch, key_path)
     results = load_run(run)
@@ -68,8 +70,12 @@ def export(
         if target is not None:
             console.write_result(text, target)
     else:
+        assert framework.patch is not None  # _framework has checked
         before = _text_of(patch)
-        text = _patched(framework, before, tuned, patch, key_path, quiet=quiet)
+        patched = framework.patch(before, tuned, key_path=key_path, name=str(patch))
+        text, lines = patched.text, (before.splitlines(), patched.text.splitlines())
+        difference = "\n".join(difflib.unified_diff(*lines, str(patch), f"{patch} (tuned)", lineterm=""))
+        console.notes([difference or f"{patch} has these values already.", *patched.notes], quiet=quiet)
         if not to_stdout and target is not None and (text != before or target != patch):
             permissions = (target if target.exists() else patch).stat().st_mode & 0o7777
             write_whole(target, text)
@@ -112,18 +118,6 @@ def tuned_run(sweep: Sweep, probe: Probe | None, run: Path) -> Tuned:
     return Tuned(sweep=sweep, probe=probe, config=config.as_posix())
 
 
-def _patched(framework: Export, before: str, tuned: Tuned, path: Path, key_path: str | None, *, quiet: bool) -> str:
-    """Return the user's file with the recommendation in it, and print the difference."""
-    import difflib
-
-    assert framework.patch is not None  # _framework has checked
-    patched = framework.patch(before, tuned, key_path=key_path, name=str(path))
-    lines = (before.splitlines(), patched.text.splitlines())
-    difference = "\n".join(difflib.unified_diff(*lines, str(path), f"{path} (tuned)", lineterm=""))
-    console.notes([difference or f"{path} has these values already.", *patched.notes], quiet=quiet)
-    return patched.text
-
-
 def _text_of(path: Path) -> str:
     """Return a file's text with its line ends. Raises ResultError if it is missing, unreadable, or not UTF-8."""
     try:
@@ -136,15 +130,13 @@ def _text_of(path: Path) -> str:
         raise ResultError(f"{path} is not UTF-8 text: {error}", "Nothing was changed.") from None
 
 
-def _listed(*, as_json: bool) -> str:
-    """Return the known frameworks, one per line."""
-    import msgspec
+def _list(*, as_json: bool) -> None:
+    """Print the known frameworks, one per line."""
+    import json
 
     from batchtune.exports import FRAMEWORKS, export_of
 
     known = [export_of(name) for name in FRAMEWORKS]
-    if as_json:
-        listed = [{"framework": one.name, "title": one.title, "file": one.file} for one in known]
-        return msgspec.json.format(msgspec.json.encode(listed), indent=2).decode()
-    width = max(map(len, FRAMEWORKS))
-    return "".join(f"{one.name:<{width}}  {one.title}\n" for one in known)
+    listed = [{"framework": one.name, "title": one.title, "file": one.file} for one in known]
+    lines = (f"{one.name:<{max(map(len, FRAMEWORKS))}}  {one.title}" for one in known)
+    console.write_result(json.dumps(listed, indent=2, ensure_ascii=False) if as_json else "\n".join(lines), None)

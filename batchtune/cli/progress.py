@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from batchtune.cli import console
+from batchtune.units import counted, format_length, format_seconds, format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -37,33 +38,30 @@ def _bar(*, quiet: bool) -> Iterator[Bar]:
         yield bar
 
 
-class _Lines:
-    """Says when a line is due where there is no bar: after 10 s, and whenever the time has doubled."""
+def _lines() -> Callable[[], float | None]:
+    """Return a clock for where there is no bar: the seconds if a line is due, after 10 s and when that doubled."""
+    started, due = time.monotonic(), _FIRST_LINE_AFTER_SECONDS
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._next_seconds = _FIRST_LINE_AFTER_SECONDS
-
-    def due(self) -> float | None:
-        """Return the seconds since the beginning if a line is due, else None."""
-        seconds = time.monotonic() - self._started
-        if seconds < self._next_seconds:
+    def seconds_if_due() -> float | None:
+        nonlocal due
+        seconds = time.monotonic() - started
+        if seconds < due:
             return None
-        self._next_seconds = 2 * seconds
+        due = 2 * seconds
         return seconds
+
+    return seconds_if_due
 
 
 @contextmanager
 def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]:
     """Show a bar for reading a manifest once that takes longer than a second, or lines if stderr is no terminal."""
-    from batchtune.units import counted, format_seconds
-
-    started, lines = time.monotonic(), _Lines()
+    started, lines = time.monotonic(), _lines()
     bars: list[Bar] = []
     with ExitStack() as stack:
 
         def in_lines(share: float, examples: int) -> None:
-            if seconds := lines.due():
+            if seconds := lines():
                 read = f"{counted(examples, 'example')} and {share:.0%} of the bytes"
                 console.note(f"Reading: {read} in {format_seconds(seconds)}; Ctrl-C stops it.")
 
@@ -75,8 +73,7 @@ def reading_bar(*, quiet: bool) -> Iterator[Callable[[float, int], None] | None]
             for bar in bars:
                 left = format_seconds(seconds * (1 - share) / max(share, 1e-9))
                 rate = f"{counted(examples, 'example')}, {examples / seconds:,.0f}/s"
-                done = f"Reading: {rate}, about {left} left"
-                bar.update(bar.task_ids[0], completed=share, description=done)
+                bar.update(bar.task_ids[0], completed=share, description=f"Reading: {rate}, about {left} left")
 
         yield None if quiet else in_a_bar if sys.stderr.isatty() else in_lines
 
@@ -106,7 +103,7 @@ class WorkerBar:
         self._quiet = quiet
         self._task = bar.add_task("Building the workload", total=None)
         self._introduced = False
-        self._lines = None if quiet or not bar.disable else _Lines()
+        self._lines = None if quiet or not bar.disable else _lines()
 
     def probing(self, progress: ProbeProgress) -> None:
         """Show the progress of a probe."""
@@ -126,8 +123,6 @@ class WorkerBar:
         self._update(progress, f"{_VERIFYING[progress.doing]}, step {progress.done + 1:,}{of}:")
 
     def _shape(self, shape: BatchShape) -> str:
-        from batchtune.units import format_length
-
         return f"{shape.batch_size:,} × {format_length(shape.length, self._unit)}"
 
     def _introduce(self, device: Device) -> None:
@@ -136,12 +131,10 @@ class WorkerBar:
             console.notes(_about(device, ddp=self._ddp), quiet=self._quiet)
 
     def _update(self, progress: ProbeProgress | VerifyProgress, doing: str) -> None:
-        from batchtune.units import format_seconds
-
         self._introduce(progress.device)
         doing = f"{doing} {self._shape(progress.shape)}"
         left = f", about {format_seconds(progress.seconds_left)} left" if progress.seconds_left else ""
-        if self._lines is not None and (seconds := self._lines.due()):
+        if self._lines is not None and (seconds := self._lines()):
             console.note(f"{doing}, after {format_seconds(seconds)}{left}; Ctrl-C stops it.")
         self._bar.update(self._task, description=doing + left, completed=progress.done, total=progress.total)
 
@@ -149,7 +142,6 @@ class WorkerBar:
 def _about(device: Device, *, ddp: bool) -> Iterator[str]:
     """Describe the device, its limit, what is kept free and why, and why figures may be wrong."""
     from batchtune.trust import trust_warnings
-    from batchtune.units import counted, format_size
 
     part = " (a part of a GPU: MIG)" if device.mig else ""
     first = f"Device: {device.name}{part}, {format_size(device.total_bytes)}; limit {format_size(device.limit_bytes)}."
@@ -173,8 +165,6 @@ def _about(device: Device, *, ddp: bool) -> Iterator[str]:
 
 def _trial_line(trial: Trial, shape: str) -> str:
     """Return a trial as a line: `  12 × 24.5 s      ok      1.2 GiB   340 ms`."""
-    from batchtune.units import format_seconds, format_size
-
     peak = format_size(trial.peak_bytes) if trial.peak_bytes is not None else ""
     time = format_seconds(trial.step_seconds) if trial.step_seconds is not None else ""
     outcome = "out of memory" if trial.outcome == "oom" else trial.outcome

@@ -24,8 +24,6 @@ Project = dict[str, dict[str, tuple[Any, str]]]
 def apply_project(ctx: typer.Context, load_commands: Callable[[], Mapping[str, Any]]) -> None:
     """Take the defaults of the commands' options from the nearest pyproject.toml at or above the working folder.
 
-    `load_commands` is not called if nothing is set.
-
     Raises:
         UsageError: The file is not a TOML file, or a key names no option.
     """
@@ -61,11 +59,8 @@ def _project(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) 
     A key in it has the name of the environment variable and holds for every command that has the option; a key in
     `[tool.batchtune.COMMAND]` has the name of the option and holds for that command alone. They differ if commands
     mean different things by one name, such as `--format`.
-
-    Raises:
-        UsageError: A key names no option.
     """
-    project: Project = {}
+    project: Project = {command: {} for command in commands}
     of_commands = {key: value for key, value in table.items() if isinstance(value, Mapping) and key in commands}
     options: dict[str, dict[str, Any]] = {}
     shared: dict[str, list[tuple[str, Any]]] = {}
@@ -73,7 +68,6 @@ def _project(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) 
         # The run folder is an option, even if a command takes it as an argument.
         taken = [one for one in its.params if one.param_type_name == "option" or one.name == "run"]
         options[command] = {one.name: one for one in taken if one.name not in _NEVER}
-        project[command] = {}
         for one in options[command].values():
             name = one.envvar.removeprefix(PREFIX).lower() if one.envvar else one.name
             shared.setdefault(name, []).append((command, one))
@@ -106,17 +100,17 @@ def _checked(key: str, known: Collection[str], where: str, tables: Collection[st
 
 def _as_text(value: Any, parameter: Any) -> Any:
     """Return a value as the command line would give it, which parses text."""
-
-    def word(one: Any) -> str:
-        return str(one).lower() if isinstance(one, bool) else str(one)
-
     if isinstance(value, Mapping):  # set = { layers = 12 }
-        value = [f"{key}={word(one)}" for key, one in value.items()]
+        value = [f"{key}={_word(one)}" for key, one in value.items()]
     if getattr(parameter, "multiple", False):  # arguments don't have it
-        return [word(one) for one in (value if isinstance(value, list) else [value])]
+        return list(map(_word, value if isinstance(value, list) else [value]))
     if isinstance(value, list):
-        return ",".join(map(word, value))
+        return ",".join(map(_word, value))
     return value if isinstance(value, bool) else str(value)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def origin_of(ctx: Any, parameter: Any) -> tuple[Any, str] | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from batchtune.cli import console
 from batchtune.cli.options import BUCKETS, ManifestOptions, RunOptions, SweepOptions, expand, option
 from batchtune.errors import UsageError
+from batchtune.units import format_length
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
@@ -61,16 +62,9 @@ def sweep_buckets(
 
 
 def sweep_and_write(
-    lengths: Lengths,
-    settings: SweepSettings,
-    run: RunOptions,
-    *,
-    max_batch_length: float | None = None,
+    lengths: Lengths, settings: SweepSettings, run: RunOptions, *, max_batch_length: float | None = None
 ) -> Sweep:
-    """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`.
-
-    If no row is recommended, the `sampler.yaml` of an earlier sweep is removed, and a note says so.
-    """
+    """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.cli.progress import sweep_bar
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
     from batchtune.files import write_whole
@@ -78,14 +72,8 @@ def sweep_and_write(
     from batchtune.tuning.sweep import run_sweep
 
     with sweep_bar(settings, quiet=run.quiet) as on_row:
-        found = run_sweep(
-            lengths,
-            settings,
-            run.run,
-            max_batch_length=max_batch_length,
-            force=run.force,
-            on_row=on_row,
-        )
+        limit, force = max_batch_length, run.force
+        found = run_sweep(lengths, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
     config = run.run / SAMPLER_FILE
     if found.recommended is not None:
         probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
@@ -97,13 +85,8 @@ def sweep_and_write(
 
 
 def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> None:
-    """Warn if --max-batch-length seems to be in another unit.
-
-    Raises:
-        UsageError: It is shorter than every example, so every batch would hold one.
-    """
+    """Warn if --max-batch-length seems to be in another unit. Raises UsageError if every batch would hold one."""
     from batchtune.tuning.cautions import limit_unit_hint
-    from batchtune.units import format_length
 
     hint = limit_unit_hint(lengths, max_batch_length)
     if max_batch_length < lengths.shortest:

@@ -23,6 +23,7 @@ from batchtune.cli.options import (
     option,
 )
 from batchtune.errors import ResultError, UsageError
+from batchtune.units import counted
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
@@ -55,11 +56,7 @@ class RunAndManifest(ManifestOptions):
     ]
 
     def split(self, run: Path | None) -> tuple[Path, ManifestOptions]:
-        """Return the run folder, and where the lengths are.
-
-        Raises:
-            UsageError: No manifest is left, or two run folders are named.
-        """
+        """Return the run folder, and where the lengths are. Raises UsageError if two or no manifest are named."""
         first, *rest = self.manifest
         if not any((Path(first) / name).is_file() for name in _RUN_FILES):
             return run or DEFAULT_RUN_FOLDER, self
@@ -136,9 +133,6 @@ def verify_with_progress(
     """Run what the folder's `sampler.yaml` says with a progress bar, and write `verify.json`.
 
     `asked` has the fields of `ProbeSettings` that the user gave. Without `seed`, the seed is that of `sampler.yaml`.
-
-    Raises:
-        ResultError: The folder holds no sampler, or of other lengths; and what `run_verify` raises.
     """
     from batchtune.cli.progress import worker_bar
     from batchtune.exports.sampler import read_sampler_yaml
@@ -146,7 +140,6 @@ def verify_with_progress(
     from batchtune.tuning.run_folder import check_lengths, lengths_of
     from batchtune.tuning.verify_plan import VerifyPlan, subject_of
     from batchtune.tuning.verifying import run_verify
-    from batchtune.units import counted
 
     if not (folder / SAMPLER_FILE).exists():
         sweep = read_result(folder / SWEEP_FILE, Sweep) if (folder / SWEEP_FILE).exists() else None
@@ -172,28 +165,22 @@ def verify_with_progress(
             "shuffled examples, as with shuffle: true.",
             quiet=quiet,
         )
-    plan = VerifyPlan(
-        lengths=lengths,
-        config=config,
-        settings=replace(settings, seed=config.seed if seed is None else seed),
-        probe=probe,
-    )
-    last: VerifyProgress | None = None
+    settings = replace(settings, seed=config.seed if seed is None else seed)
+    plan = VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe)
+    shown: list[VerifyProgress] = []
     try:
         with worker_bar(lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
 
             def on_progress(progress: VerifyProgress) -> None:
-                nonlocal last
-                last = progress
+                shown[:] = [progress]
                 bar.verifying(progress)
 
             on_note = partial(console.note, quiet=quiet)
             return run_verify(plan, subject, folder, on_note=on_note, on_progress=on_progress)
     except KeyboardInterrupt:
-        passed = ""
-        if last is not None and last.doing != "proposal":
-            batches = "of the worst batches" if last.doing == "worst" else "with shuffled batches"
-            passed = f"{counted(last.done, 'step')} {batches} had passed. "
+        batches = {"worst": "of the worst batches", "shuffled": "with shuffled batches"}
+        last = next((one for one in shown if one.doing in batches), None)
+        passed = f"{counted(last.done, 'step')} {batches[last.doing]} had passed. " if last else ""
         console.note(
             f"{passed}No verify.json was written: that takes a whole verification. "
             f"`batchtune report {shlex.quote(str(folder))}` shows what was to be verified."

@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import Run
 
 from batchtune.cli.app import COMMANDS, app, load_command
-from batchtune.cli.commands import environment_variables, examples
+from batchtune.cli.commands import environment_variables
 
 Called = Callable[..., tuple[object, str, str]]
 
@@ -36,7 +36,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def all_examples() -> list[tuple[str, str]]:
-    return [(name, line) for name in COMMANDS for line in examples(load_command(name).epilog)]
+    return [(name, line) for name in COMMANDS for line in load_command(name).epilog.strip().splitlines()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
