@@ -59,12 +59,7 @@ def result_console() -> Console:
 
 
 def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()) -> None:
-    """Write a result to a file, whole or not at all; to stdout for None and `-`.
-
-    Raises:
-        UsageError: The file is one of `inputs`, or a file of a run folder.
-        ResultError: It can't be written.
-    """
+    """Write a result to a file, whole or not at all, but none of `inputs` or of a run; to stdout for None and `-`."""
     from batchtune.files import write_whole
 
     if output is None or str(output) == "-":
@@ -93,11 +88,11 @@ def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
         raise UsageError(f"{output} is an input and must not be overwritten", "Give another name.")
 
 
-def describe(lengths: Lengths) -> list[str]:
-    """Describe the data in a few lines: what was read, what was left out, what looks wrong."""
+def describe(lengths: Lengths, *, quiet: bool) -> None:
+    """Describe the data in a few lines on stderr: what was read, what was left out, what looks wrong."""
     from batchtune.reports.survey_text import headline
 
-    return headline(lengths, ascii=not encodes_blocks(sys.stderr))
+    notes(headline(lengths, ascii=not encodes_blocks(sys.stderr)), quiet=quiet)
 
 
 def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 import typer
 
 from batchtune.cli import console
-from batchtune.errors import UsageError, shortened
+from batchtune.errors import UsageError
 from batchtune.probe.devices import DEVICE_FORMS, device_names
+from batchtune.units import parse_size
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
@@ -39,13 +40,8 @@ def option(
 ) -> Any:
     """Declare an option of a command; `expand` derives what is not given from the parameter's name.
 
-    Args:
-        help: Its text in the help.
-        metavar: The placeholder for its value.
-        flags: How it is written.
-        variable: The environment variable that sets it too, without `BATCHTUNE_`; None: none, and no setting.
-        values: The values that the shell's completion offers, or their registry, `module:NAME`.
-        further: Passed to `typer.Option`.
+    `variable` is the environment variable that sets it too, without `BATCHTUNE_`; None: none, and no setting. `values`
+    are what the shell's completion offers, or their registry, `module:NAME`.
     """
     if values is not None:
         further["autocompletion"] = complete_from(values)
@@ -144,13 +140,7 @@ class ManifestOptions:
     def load(self, *, quiet: bool, as_in: Path | None = None) -> Lengths:
         """Read the lengths, with progress on a terminal unless quiet.
 
-        Args:
-            quiet: Print nothing.
-            as_in: A run folder: options that the user did not give are taken from its run, if it holds one.
-
-        Raises:
-            ManifestError, UsageError: They can't be read as asked.
-            ResultError: The run can't be read.
+        Options that the user did not give are taken from the run in the folder `as_in`, if it holds one.
         """
         from batchtune.cli.progress import reading_bar
         from batchtune.manifests import load_lengths
@@ -174,11 +164,8 @@ class ManifestOptions:
 
     def read_options(self) -> ReadOptions:
         """Return the options for reading that the user gave. Raises UsageError if one of them is invalid."""
-        from batchtune.lengths import UNITS
         from batchtune.manifests import ReadOptions, parse_scale
 
-        if self.unit is not None and self.unit not in UNITS:
-            raise UsageError(f"unknown unit {shortened(self.unit)}", f"Known units: {', '.join(UNITS)}.")
         given = {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
         scale = None if self.length_scale is None else parse_scale(self.length_scale)
         return ReadOptions(**{**given, "length_scale": scale})
@@ -235,7 +222,6 @@ class WorkloadOptions:
 
     def asked(self) -> dict[str, Any]:
         """Return the fields of `ProbeSettings` that the user gave. Raises UsageError if one of them is invalid."""
-        from batchtune.units import parse_size
         from batchtune.workloads import parse_options
 
         asked = {
@@ -280,11 +266,7 @@ class ProbeOptions(WorkloadOptions):
     trial_timeout: float = setting("Time limit of one trial.", "SECONDS", default=300.0)
 
     def settings(self, lengths: Lengths, run: RunOptions) -> ProbeSettings:
-        """Return the settings of the probe.
-
-        Raises:
-            UsageError: A value is invalid, or the workload must be named because the unit is unknown.
-        """
+        """Return the settings of the probe. Raises UsageError if one is invalid, or the workload must be named."""
         from batchtune.probe.settings import ProbeSettings
         from batchtune.workloads import default_workload, with_unit
 
@@ -373,29 +355,26 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     # Not get_type_hints: before Python 3.11 it hides an annotation behind Optional where the default is None.
     declared = inspect.signature(command, eval_str=True).parameters.values()
     groups: dict[str, Any] = {one.name: one.annotation for one in declared if is_dataclass(one.annotation)}
-
-    def parameters() -> Iterator[inspect.Parameter]:
-        for parameter in declared:
-            if parameter.name not in groups:
-                yield _completed(parameter.name, parameter.annotation, parameter.default)
-                continue
-            group = groups[parameter.name]
-            own = get_type_hints(group, include_extras=True)
-            for one in fields(group):
-                annotation = Annotated[own[one.name], one.metadata["option"]] if one.metadata else own[one.name]
-                default = inspect.Parameter.empty if one.default is MISSING else one.default
-                yield _completed(one.name, annotation, default, group.PANEL)
+    parameters: list[inspect.Parameter] = []
+    for parameter in declared:
+        if (group := groups.get(parameter.name)) is None:
+            parameters.append(_completed(parameter.name, parameter.annotation, parameter.default))
+            continue
+        own = get_type_hints(group, include_extras=True)
+        for one in fields(group):
+            annotation = Annotated[own[one.name], one.metadata["option"]] if one.metadata else own[one.name]
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            parameters.append(_completed(one.name, annotation, default, group.PANEL))
 
     def run(**values: Any) -> None:
-        arguments: dict[str, Any] = {
+        made = {
             name: group(**{one.name: values.pop(one.name) for one in fields(group)}) for name, group in groups.items()
         }
-        command(**arguments, **values)
+        command(**made, **values)
 
-    signature = inspect.Signature(list(parameters()))
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = signature  # type: ignore[attr-defined]  # what inspect reads
-    run.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect reads
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
 

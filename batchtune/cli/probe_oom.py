@@ -35,7 +35,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     from batchtune.reports.terminal import render_terminal
 
     lengths = source.load(quiet=run.quiet)
-    console.notes(console.describe(lengths), quiet=run.quiet)
+    console.describe(lengths, quiet=run.quiet)
     found = probe_with_progress(lengths, probe.settings(lengths, run), run, default_workload=probe.workload is None)
     if run.json:
         console.write_json(found)

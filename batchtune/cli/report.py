@@ -233,7 +233,7 @@ def _drift(results: RunResults, new: NewLengths) -> Drift:
             f"{folder} has no sweep.json to compare the new lengths with", "Run `batchtune sweep-buckets` first."
         )
     lengths, theirs = new.load(quiet=False, as_in=folder), lengths_of(folder)
-    console.notes(console.describe(lengths), quiet=False)
+    console.describe(lengths, quiet=False)
     if lengths.reading is not None and theirs is not None and theirs.reading is not None:
         for _, text in read_differently(lengths.reading, theirs.reading):
             console.note(f"Warning: {text}.")

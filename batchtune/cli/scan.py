@@ -67,7 +67,7 @@ def scan(
             )
         if to_stdout:
             sys.stdout.buffer.write(stream.getbuffer())
-            console.notes(console.describe(lengths), quiet=quiet)
+            console.describe(lengths, quiet=quiet)
             return
         console.note(f"{output} holds {lengths.count:,} lengths, the longest first.", quiet=quiet)
     if json:

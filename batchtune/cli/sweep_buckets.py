@@ -51,7 +51,7 @@ def sweep_buckets(
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
         raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
     lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
-    console.notes(console.describe(lengths), quiet=run.quiet)
+    console.describe(lengths, quiet=run.quiet)
     if max_batch_length is not None:
         _check_unit(lengths, max_batch_length, quiet=run.quiet)
     found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)

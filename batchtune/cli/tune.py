@@ -57,7 +57,7 @@ def tune(
     )
     sweep_settings = sweep.settings(run)
     lengths = source.load(quiet=run.quiet)
-    console.notes(console.describe(lengths), quiet=run.quiet)
+    console.describe(lengths, quiet=run.quiet)
     settings = probe.settings(lengths, run)
     probe_with_progress(lengths, settings, run, default_workload=probe.workload is None, sweep_settings=sweep_settings)
     found = sweep_and_write(lengths, sweep_settings, run)

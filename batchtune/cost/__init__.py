@@ -1,8 +1,7 @@
 """The cost of a batch shape: models of peak memory and step time, and the frontier between measurements."""
 
-from batchtune.cost.fitting import fit_cost
+from batchtune.cost.fitting import fit_cost, needs_targets, predict, scaled
 from batchtune.cost.frontier import Frontier, JointFrontier, largest_max_batch_length
-from batchtune.cost.models import needs_targets, predict, scaled
 from batchtune.cost.step_times import StepTimes, fit_step_seconds
 
 __all__ = [

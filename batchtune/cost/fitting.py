@@ -1,4 +1,11 @@
-"""Fits the cost model to measured batch shapes, and chooses how rich a form they support.
+"""The cost of a batch shape as a function of its size and lengths, fitted to measured shapes.
+
+cost = max(floor, constant + B·(example + linear·L + quadratic·L² + target_linear·T + target_quadratic·T² + cross·L·T))
+
+The form is that of a network whose layers work on each example whatever its length (example: a pooled vector, a
+memory of fixed size), on each position (linear), on each pair of positions of a sequence (attention: quadratic) or of
+an input and a target (a transducer's joint network, a decoder's attention to an encoder: cross), over a constant part
+(parameters, optimizer state, launch overhead); the floor is the cost of the smallest shapes whatever their size.
 
 Every form is fitted by least squares of the relative error and counts only if all its coefficients are at least
 0. As forms without some of a form's terms are tried too, that is what non-negative least squares would find. Forms
@@ -15,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.cost.models import FloatArray, predict
+from batchtune.lengths import FloatArray
 from batchtune.results import CostModel
 
 # A term is believed only where it cuts the error to less than this share: a spurious one would be extrapolated.
@@ -46,6 +53,8 @@ _FLOORS = 3
 _ONE, _B, _L, _L2, _T, _T2, _LT, _SUM, _SUM2 = range(9)
 _MEANING = np.concatenate((np.eye(7), [[0, 0, 1, 0, 1, 0, 0], [0, 0, 0, 1, 0, 1, 2]]))
 
+_COEFFICIENTS = ("floor", "constant", "example", "linear", "quadratic", "target_linear", "target_quadratic", "cross")
+
 _Form = tuple[int, ...]
 # By how many terms a form counts as. Forms without a term in L come in only as the edge of one with it, where that
 # term would be negative, and count as much as that one: where targets hardly vary, T passes for a constant per
@@ -69,23 +78,45 @@ _EACH_OF_TARGETS: dict[_Form, int] = {
 }
 
 
+def predict(
+    model: CostModel, batch_size: npt.ArrayLike, length: npt.ArrayLike, target_length: npt.ArrayLike | None = None
+) -> FloatArray:
+    """Return the model's cost of batch shapes, all arguments broadcast against each other, in bytes or seconds.
+
+    Raises ValueError if the model needs target lengths, and there are none.
+    """
+    if target_length is None and needs_targets(model):
+        raise ValueError("the cost model was fitted with target lengths and needs them to predict")
+    size, long = np.asarray(batch_size, dtype=np.float64), np.asarray(length, dtype=np.float64)
+    target = 0.0 if target_length is None else np.asarray(target_length, dtype=np.float64)
+    return np.maximum(model.constant + size * model.per_example(long, target), model.floor)
+
+
+def scaled(model: CostModel, factor: float) -> CostModel:
+    """Return the same model with every cost multiplied by a positive factor; its relative errors stay."""
+    return msgspec.structs.replace(model, **{name: factor * getattr(model, name) for name in _COEFFICIENTS})
+
+
+def needs_targets(model: CostModel) -> bool:
+    """Return whether the cost depends on the target length."""
+    return bool(model.target_linear or model.target_quadratic or model.cross)
+
+
 def fit_cost(
-    batch_sizes: Sequence[float],
-    lengths: Sequence[float],
-    costs: Sequence[float],
-    target_lengths: Sequence[float] | None = None,
+    batch_sizes: npt.ArrayLike,
+    lengths: npt.ArrayLike,
+    costs: npt.ArrayLike,
+    target_lengths: npt.ArrayLike | None = None,
     *,
-    weights: Sequence[float] | None = None,
+    weights: npt.ArrayLike | None = None,
 ) -> CostModel | None:
     """Fit the cost model by least squares of the relative error, with coefficients of at least 0.
 
     Errors count by the square root of the cost: most at the limit of the memory, but not only there; and by
-    `weights`. Costs and weights are positive.
-
-    Returns:
-        The simplest form that predicts measurements about as well as any, or None for fewer than two distinct padded
-        lengths. Targets count only if they vary independently of the lengths; with a single length measured, its
-        targets are taken to cost as much as the same number of lengths, which at shorter lengths errs on the safe side.
+    `weights`. Costs and weights are positive. Of the forms that predict measurements about as well as any, return the
+    simplest; None for fewer than two distinct padded lengths. Targets count only if they vary independently of the
+    lengths; with a single length measured, its targets are taken to cost as much as the same number of lengths, which
+    at shorter lengths errs on the safe side.
     """
     size, long, cost = (np.asarray(values, dtype=np.float64) for values in (batch_sizes, lengths, costs))
     target = np.zeros(cost.size) if target_lengths is None else np.asarray(target_lengths, dtype=np.float64)
@@ -101,18 +132,8 @@ def fit_cost(
     terms = np.concatenate((np.ones((cost.size, 1)), each), axis=1)
     forms = _forms(size, long, None if target_lengths is None else target)
     floor, coefficients = _Fit(terms, cost, weight / np.sqrt(np.mean(weight**2)), forms).best()
-    constant, example, linear, quadratic, target_linear, target_quadratic, cross = coefficients.tolist()
-    model = CostModel(
-        floor=floor,
-        constant=constant,
-        example=example,
-        linear=linear,
-        quadratic=quadratic,
-        target_linear=target_linear,
-        target_quadratic=target_quadratic,
-        cross=cross,
-        relative_error=0.0,
-    )
+    named = dict(zip(_COEFFICIENTS, (floor, *coefficients.tolist()), strict=True))
+    model = CostModel(**named, relative_error=0.0)
     error = predict(model, size, long, None if target_lengths is None else target) / cost - 1
     return msgspec.structs.replace(
         model, relative_error=float(np.sqrt(np.mean(error**2))), largest_error=float(np.abs(error).max())
@@ -144,15 +165,13 @@ class _Fit:
 
     Attributes:
         weights: Shape (n,); their squares' mean is 1.
-        floors: Shape (floors,): how many of the smallest a floor may hold; first 0, for no floor.
-        levels: Shape (floors,): the floor that each of these sets.
+        floors, levels: Shape (floors,): how many of the smallest a floor may hold, first 0; the floor they set.
         columns: Shape (n, columns): the columns over the cost, of norm 1 as they differ by many orders of magnitude.
         scales: Shape (columns,): their norms before.
         pairs: Shape (n, columns²): each row's products of the weighted columns with each other.
         products: Shape (floors, columns, columns): their sums over what is not on the floor.
         sums: Shape (floors, columns): the columns' products with what they have to give, which is 1.
-        on_floor: Shape (floors, n).
-        level: Shape (floors, n): the floor over the cost.
+        on_floor, level: Shape (floors, n): whether it is on the floor, and the floor over the cost.
     """
 
     def __init__(self, terms: FloatArray, cost: FloatArray, weights: FloatArray, forms: dict[_Form, int]) -> None:
@@ -199,11 +218,9 @@ class _Fit:
     def _non_negative(self) -> tuple[npt.NDArray[np.bool_], FloatArray, FloatArray]:
         """Return each form with a constant, or without if it would be negative; the first also as a constant alone.
 
-        Forms of fewer terms are candidates of their own, so a negative coefficient only rules a form out.
-
-        Returns:
-            Shape (floors, forms, columns): which columns are in it; their coefficients; and shape (floors, forms): the
-            sum of squares that is left, infinite if a coefficient is negative.
+        That is: which columns are in it, shape (floors, forms, columns); their coefficients; and the sum of squares
+        that is left, shape (floors, forms), infinite if a coefficient is negative: forms of fewer terms are candidates
+        of their own.
         """
         forms = list(self.forms)
         tried = [(_ONE, *form) for form in forms] + forms + [(_ONE,)]
@@ -219,12 +236,7 @@ class _Fit:
         return contained[use], coefficients[floors, use], misfits[floors, use]
 
     def _solve(self, tried: Sequence[_Form]) -> tuple[FloatArray, FloatArray]:
-        """Least squares over some sets of columns, once for each floor.
-
-        Returns:
-            Shape (floors, sets, columns): coefficients, those of columns that are not in it 0; and shape (floors,
-            sets): the sum of squares that is left, infinite if a coefficient is negative.
-        """
+        """Return least squares over some sets of columns, once for each floor, as `_non_negative`."""
         coefficients = np.zeros((self.floors.size, len(tried), len(_MEANING)))
         misfits = np.full(coefficients.shape[:2], np.inf)
         to_explain = (self.weights * np.where(self.on_floor, self.level - 1, 1.0)) ** 2

@@ -33,11 +33,7 @@ class Frontier:
 
     @classmethod
     def of(cls, points: Sequence[FrontierPoint]) -> Frontier:
-        """Return the frontier through points of `probe.json`.
-
-        Raises:
-            ValueError: No points, or not in strictly ascending order of length.
-        """
+        """Return the frontier through points of `probe.json`, which must be in strictly ascending order of length."""
         lengths = np.array([point.length for point in points])
         if lengths.size == 0 or (np.diff(lengths) <= 0).any():
             raise ValueError("frontier points must be given in strictly ascending order of length")
@@ -71,13 +67,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointFrontier:
-    """How many examples are proven to fit whose longest length and whose longest target are given.
-
-    The largest batch size of the measured shapes that are no smaller in either.
-
-    Attributes:
-        lengths, targets, batch_sizes: Shape (points,), by falling batch size.
-    """
+    """The largest batch size of the measured shapes that are no smaller in length and target; by falling batch size."""
 
     lengths: FloatArray
     targets: FloatArray
@@ -85,11 +75,7 @@ class JointFrontier:
 
     @classmethod
     def of(cls, points: Sequence[FrontierPoint]) -> JointFrontier:
-        """Return the frontier through points of `probe.json` of both kinds, in any order.
-
-        Raises:
-            ValueError: No points, or one without a target.
-        """
+        """Return the frontier through points of `probe.json` of both kinds, in any order, all with a target."""
         rows = [(-point.batch_size, point.length, point.target_length) for point in points]
         if not rows or any(target is None for _, _, target in rows):
             raise ValueError("points with target lengths are needed")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.cost.fitting import fit_cost
-from batchtune.cost.models import FloatArray, needs_targets, predict
+from batchtune.cost.fitting import fit_cost, needs_targets, predict
+from batchtune.lengths import FloatArray
 from batchtune.results import CostModel, Trial
 
 # The error that no repetition of a measurement can reduce, as a share of it: the model's own, and that of another day.
@@ -40,10 +40,8 @@ class _Timed:
     """The batch shapes that were timed, in the order in which they first were; arrays of shape (measured,).
 
     Attributes:
-        targets: None if none was asked for, or one is unknown.
         seconds: The expected time of a step: the median over the shape's trials, times the mean over the median.
-        errors: Its standard error, as a share of it.
-        common_error: The standard error of the mean over the median, as a share of it: all times have it in common.
+        errors, common_error: Its standard error, as a share; that of the mean over the median, common to all.
     """
 
     sizes: FloatArray
@@ -67,15 +65,10 @@ class _Timed:
             expected = [(trial.step_seconds or 0.0) * (mean_to_median if _steps(trial) > 1 else 1.0) for trial in same]
             seconds.append(np.median(expected))
             errors.append(np.median([_error(trial) for trial in same]) / math.sqrt(len(same)))
-        targets = [target for _, _, target in by_shape if target is not None]
-        return cls(
-            sizes=np.array([size for size, _, _ in by_shape], dtype=np.float64),
-            lengths=np.array([length for _, length, _ in by_shape], dtype=np.float64),
-            targets=np.array(targets, dtype=np.float64) if with_targets and len(targets) == len(by_shape) else None,
-            seconds=np.array(seconds, dtype=np.float64),
-            errors=np.array(errors, dtype=np.float64),
-            common_error=common_error,
-        )
+        shapes = np.array(list(by_shape), dtype=np.float64).reshape(-1, 3)  # an unknown target is NaN
+        sizes, lengths, targets = np.ascontiguousarray(shapes.T)
+        known = with_targets and not np.isnan(targets).any()
+        return cls(sizes, lengths, targets if known else None, np.array(seconds), np.array(errors), common_error)
 
     @property
     def weights(self) -> FloatArray:
@@ -91,10 +84,7 @@ def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
     multiplied by how many times its median a step takes on average, if the trials know their means.
     """
     timed = _Timed.of(trials, with_targets=True)
-    targets = None if timed.targets is None else timed.targets.tolist()
-    return fit_cost(
-        timed.sizes.tolist(), timed.lengths.tolist(), timed.seconds.tolist(), targets, weights=timed.weights.tolist()
-    )
+    return fit_cost(timed.sizes, timed.lengths, timed.seconds, timed.targets, weights=timed.weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,12 +99,10 @@ class StepTimes:
     measured at a distance of 1, a factor of e away: far from all measurements it is alone.
 
     Attributes:
-        model: The step-time model.
         points: Shape (coordinates, measured).
         certainty: Shape (measured,), from above 0 to 1.
         ratios: Shape (measured,): the logarithm of measured / model.
-        errors: Shape (measured,): the standard error of each measured time, as a share of it.
-        common_error: The standard error of the mean over the median, as a share of it: all times have it in common.
+        errors, common_error: As in `_Timed`.
     """
 
     model: CostModel
@@ -154,15 +142,12 @@ class StepTimes:
 
     @property
     def sigmas(self) -> FloatArray:
-        """How uncertain the logarithms are that the times are made of, as standard deviations.
+        """How uncertain the logarithms are that the times are made of, as standard deviations; shape (measured + 2,).
 
         Of a measured ratio: its own standard error, and with it (as root of the sum of squares) how far the others
-        miss a measurement when it is left out: what stands for shapes that were not measured. Of the model: its error
-        over the trials it was fitted to. Of all times in common: the error of the mean over the median, and half of
-        what the others miss a measurement by.
-
-        Returns:
-            Shape (measured + 2,), the last two the model's and the common one.
+        miss a measurement when it is left out: what stands for shapes that were not measured. Next to last, of the
+        model: its error over the trials it was fitted to. Last, of all times in common: the error of the mean over the
+        median, and half of what the others miss a measurement by.
         """
         missed = self._missed()
         common = math.hypot(self.common_error, _MISSED_ALIKE * missed)
@@ -226,10 +211,7 @@ class StepTimes:
 
 def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
     """Return shape (2, n), or (3, n) with targets."""
-    columns = [np.log(lengths), np.log(sizes * lengths)]
-    if targets is not None:
-        columns.append(np.log1p(targets))
-    return np.stack(columns)
+    return np.stack([np.log(lengths), np.log(sizes * lengths), *([] if targets is None else [np.log1p(targets)])])
 
 
 def _mean_to_median(trials: Sequence[Trial]) -> tuple[float, float]:
@@ -237,11 +219,8 @@ def _mean_to_median(trials: Sequence[Trial]) -> tuple[float, float]:
 
     A trial of a few steps seldom sees one that is slow only now and then, and its median leaves that out. All trials
     together show how much such steps add: the mean of each trial's mean / median, weighted by its steps, with its error
-    from their scatter; 1 and 0 if no trial has a mean.
-
-    A trial stops when its steps agree, or goes on if they don't. Weighted by steps, that makes no bias: Σ of all steps
-    / Σ of their number has the expectation of one step whatever the rule for stopping (Wald 1944). A single step is
-    its own median, so it says nothing of the ratio.
+    from their scatter; 1 and 0 if no trial has a mean. Weighted by steps, that a trial goes on while its steps differ
+    makes no bias (Wald 1944). A single step is its own median, so it says nothing of the ratio.
     """
     known = [
         (_steps(trial), trial.mean_step_seconds / trial.step_seconds)

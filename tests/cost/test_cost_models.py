@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.cost import fit_cost, needs_targets, predict
-from batchtune.cost.models import FloatArray
+from batchtune.cost.fitting import FloatArray
 from batchtune.results import CostModel
 
 MEASURED = json.loads((Path(__file__).parent / "measured_shapes.json").read_text())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
 
-from batchtune.cost.models import predict
+from batchtune.cost.fitting import predict
 from batchtune.reports.html import figures
 from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, limit_curve, padding_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
