@@ -45,24 +45,15 @@ def printable(text: str) -> str:
 def without_commands(text: str, *, wrapped: bool = True) -> str:
     """Return text in which GitHub Actions finds no command where a log shows it.
 
-    It takes `::name::` where that begins a line, and `##[name]` anywhere
-    (https://github.com/actions/runner, `ActionCommand.cs`).
-
-    Args:
-        text: Any text.
-        wrapped: Whether its lines may still be broken, between words or in a long one.
+    It takes `::name::` where that begins a line, and `##[name]` anywhere (https://github.com/actions/runner,
+    `ActionCommand.cs`). If `wrapped`, lines may still be broken, between words or in a long one.
     """
     parted = (_WORDS_BEGIN if wrapped else _LINES_BEGIN).sub(lambda match: match[0].replace("::", ": :"), text)
     return parted.replace("##[", "## [")
 
 
 class BatchtuneError(Exception):
-    """An error that the user can understand and fix.
-
-    Args:
-        message: What is wrong and where (file, line, id).
-        hint: What to do about it, a full sentence, or None if the message says all.
-    """
+    """An error that the user can understand and fix: what is wrong and where; what to do about it, or None."""
 
     exit_code = 1
 
@@ -88,13 +79,7 @@ class ResultError(BatchtuneError):
 
 
 class WorkloadError(BatchtuneError):
-    """The user's workload failed, not for lack of memory.
-
-    Args:
-        message: What failed (import, `setup`, `make_batch`, `step`) and the error's own first line.
-        hint: What to do about it.
-        traceback: The last lines of the workload's own traceback, or None.
-    """
+    """The user's workload failed, not for lack of memory; `traceback` are the last lines of its own traceback."""
 
     def __init__(self, message: str, hint: str | None = None, traceback: str | None = None) -> None:
         super().__init__(message, hint)

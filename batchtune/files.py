@@ -27,13 +27,9 @@ def write_whole(path: Path, content: str | bytes, *, follow: bool = True) -> Non
 def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that takes its name when the block ends, and leaves nothing behind on failure.
 
-    Until then it is a temporary file in the same folder, which is created if missing.
-
-    Args:
-        path: The file.
-        synced: Whether it must survive a loss of power.
-        follow: Whether to follow a link, and to write to a device or pipe. False in a run folder, where the file
-            replaces them: the folder may come from anywhere, and a link in it lead to any file.
+    Until then it is a temporary file in the same folder, which is created if missing. If `synced`, it survives a loss
+    of power. If `follow`, a link is followed, and a device or pipe written to: not in a run folder, which may come from
+    anywhere, with links in it to any file.
 
     Raises:
         ResultError: The file can't be written: a full disk, no permission, a folder in its place.

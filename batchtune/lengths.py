@@ -26,10 +26,8 @@ class Lengths:
     Build one with `Lengths.of`, which sorts and checks.
 
     Attributes:
-        values: Shape (count,), float64, positive and finite, sorted in descending order.
-        targets: Shape (count,), the target length of the same example, or None. Within equal lengths,
-            descending too.
-        unit: What `values` count, or None if unknown.
+        values: Shape (count,), positive and finite.
+        targets: Shape (count,), the target length of the same example, or None. Within equal lengths, descending too.
         left_out: Reason → number of examples that were left out ("shorter than --min-length 1" → 12).
         notes: What the reader found out and the user should know, as full sentences.
         reading: How the manifest was read; None without one.
@@ -53,9 +51,7 @@ class Lengths:
         notes: tuple[str, ...] = (),
         owned: bool = False,
     ) -> Lengths:
-        """Sort lengths in descending order, with their targets; arguments as the attributes, in any order.
-
-        If `owned`, `values` may be sorted in place.
+        """Sort lengths in descending order, with their targets; if `owned`, `values` may be sorted in place.
 
         Raises:
             ValueError: No lengths, or one that is not positive and finite; targets of another shape, or one that is
@@ -110,11 +106,7 @@ class Lengths:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, over the lengths in descending order (then their targets).
-
-        The bytes are IEEE 754 doubles, little-endian, so the same data give the same fingerprint everywhere,
-        in whatever order and format they were stored.
-        """
+        """SHA-256, in hexadecimal, over the lengths in descending order (then the targets), as little-endian doubles."""
         digest = hashlib.sha256(np.ascontiguousarray(self.values, dtype="<f8").data)
         if self.targets is not None:
             digest.update(np.ascontiguousarray(self.targets, dtype="<f8").data)
@@ -125,11 +117,7 @@ class Lengths:
         return Lengths.of(padded_to(self.values, multiple_of), self.targets, unit=self.unit)
 
     def worst_target(self, length: float) -> float | None:
-        """Return the longest target of the examples that are at most `length` long; None without targets.
-
-        Raises:
-            ValueError: No example is that short.
-        """
+        """Return the longest target of the examples that are at most `length` long; None without targets."""
         if self.targets is None:
             return None
         up_to = int(np.searchsorted(self.values[::-1], length, side="right"))
@@ -171,9 +159,6 @@ def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:
 
     Multiples of a decimal fraction have rounding errors: a length that lies within a billionth of a multiple counts as
     one, and multiples are given with twelve digits, or as the length itself where that is more.
-
-    Raises:
-        ValueError: `multiple_of` is not positive and finite.
     """
     if not (np.isfinite(multiple_of) and multiple_of > 0):
         raise ValueError(f"multiple_of must be positive and finite, got {multiple_of}")
@@ -185,12 +170,7 @@ def padded_to(lengths: npt.ArrayLike, multiple_of: float) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Distinct lengths and how often each occurs.
-
-    Attributes:
-        lengths: Shape (distinct,), strictly ascending.
-        counts: Shape (distinct,), at least 1 each.
-    """
+    """Distinct lengths, strictly ascending, and how often each occurs; shape (distinct,)."""
 
     lengths: FloatArray
     counts: IntArray

@@ -20,18 +20,14 @@ _LARGE_SPREAD = 0.15
 _DISTURBED_SHARE = 0.25
 # With so many processors fewer than a step has threads, its times are useless; every machine does a little else.
 _TAKEN_PROCESSORS = 0.25
+_WORDS = ((None, "not set"), (True, "on"), (False, "off"))
 
 WORST_TIME_ERROR = 1.0
 """A model of step times with a larger mean relative error estimates nothing."""
 
 
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
-    """Return why the figures of a probe may be wrong, each with its remedy.
-
-    Args:
-        device: The device when the probe began, and its limit.
-        trials: All that was measured on it.
-    """
+    """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
     passed = [trial for trial in trials if trial.outcome == "ok"]
     if device.processors is not None:  # it computes on the machine's own, as all programs do
         found = [*_on_a_shared_device(device), *_about_processors(device, passed)]
@@ -46,20 +42,14 @@ def busy_with(processes: Sequence[DeviceProcess] | None) -> str | None:
     if not busy:
         return None
     busy.sort(key=lambda one: -(one.used_bytes or 0))
-    named = [
-        f"{one.pid}" if one.used_bytes is None else f"{one.pid} with {format_size(one.used_bytes)}"
-        for one in busy[:_PROCESSES_NAMED]
-    ]
-    more = ["..."] if len(busy) > _PROCESSES_NAMED else []
-    return f"{_other_processes(len(busy))} ({', '.join(named + more)})"
+    named = [f"{one.pid}" + (f" with {format_size(one.used_bytes)}" if one.used_bytes else "") for one in busy]
+    if len(busy) > _PROCESSES_NAMED:
+        named[_PROCESSES_NAMED:] = ["..."]
+    return f"{_other_processes(len(busy))} ({', '.join(named)})"
 
 
 def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings that distort measurements, each with its remedy.
-
-    Args:
-        settings: `Device.settings`, or the environment's part of it.
-    """
+    """Return the settings (of `Device.settings`) that distort measurements, each with its remedy."""
     warnings = []
     if str(settings.get("CUDA_LAUNCH_BLOCKING", "0")) not in ("", "0"):
         warnings.append(
@@ -82,12 +72,7 @@ def settings_warnings(settings: Mapping[str, Any]) -> list[str]:
 
 
 def settings_differences(before: Device, now: Device) -> list[str]:
-    """Return the differences between two measurements in settings that decide memory and time, as sentences.
-
-    Args:
-        before: The device when it was measured first.
-        now: The device when it was measured later.
-    """
+    """Return the differences between two measurements in settings that decide memory and time, as sentences."""
     versions = (("PyTorch", before.torch, now.torch), ("The driver", before.driver, now.driver))
     changed = [(name, old, new) for name, old, new in versions if None not in (old, new)]
     # Without settings it was written by an older batchtune: nothing is known of them.
@@ -105,9 +90,7 @@ def settings_differences(before: Device, now: Device) -> list[str]:
 
 
 def _worded(value: Any) -> str:
-    if value is None:
-        return "not set"
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return next((word for one, word in _WORDS if value is one), str(value))
 
 
 def _on_a_shared_device(device: Device) -> Iterator[str]:
@@ -140,10 +123,9 @@ def _about_processors(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
 
 
 def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
-    if device.processes is None:
-        who = _other_processes(device.other_processes) if device.other_processes else None
-    else:
-        who = busy_with(device.processes)
+    who = busy_with(device.processes)
+    if device.processes is None and device.other_processes:
+        who = _other_processes(device.other_processes)
     if who is not None:
         yield (
             f"Also on the device: {who}. The limit is what they left free, and times may be too long. Stop them and "
@@ -163,13 +145,11 @@ def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial]) -> Iterator
 
 
 def _about_clocks(passed: Sequence[Trial]) -> Iterator[str]:
-    timed = [trial for trial in passed if trial.throttle_reasons is not None]
-    held_down = [trial for trial in timed if trial.throttle_reasons]
-    if held_down:
-        reasons = Counter(reason for trial in held_down for reason in trial.throttle_reasons or ())
+    timed = [trial.throttle_reasons for trial in passed if trial.throttle_reasons is not None]
+    if reasons := Counter(reason for its in timed for reason in its):
         named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
         yield (
-            f"The GPU's clock was held down while steps were timed, in {len(held_down)} of "
+            f"The GPU's clock was held down while steps were timed, in {sum(map(bool, timed))} of "
             f"{counted(len(timed), 'trial')} ({named}): the times hold only for training that is held down too. Check "
             "its cooling and power limit, or treat the times as rough."
         )
