@@ -106,7 +106,7 @@ class Lengths:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, over the lengths in descending order (then the targets), as little-endian doubles."""
+        """SHA-256 in hexadecimal over the lengths in descending order (then the targets), as little-endian doubles."""
         digest = hashlib.sha256(np.ascontiguousarray(self.values, dtype="<f8").data)
         if self.targets is not None:
             digest.update(np.ascontiguousarray(self.targets, dtype="<f8").data)

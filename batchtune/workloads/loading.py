@@ -8,14 +8,13 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from batchtune.errors import BatchtuneError, WorkloadError
-from batchtune.workloads.protocol import Workload
-from batchtune.workloads.registry import BUILTINS
+from batchtune.workloads.registry import BUILTINS, Workload
 from batchtune.workloads.tracebacks import first_line, user_traceback
 
 _FORMS = "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."
@@ -25,19 +24,17 @@ _METHODS = ("setup", "make_batch", "step")
 def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     """Import the code that `spec` names and call it with the options; return the workload, not yet set up.
 
-    This runs the user's code and may import torch: call it in the worker process only. The folder of a file,
-    or the current folder for a package, is put first on `sys.path` and stays there, so that imports inside
-    the workload's methods work as well.
+    This runs the user's code and may import torch: call it in the worker process only. The folder of a file, or the
+    current folder for a package, is put first on `sys.path` and stays there, for imports inside the workload's methods.
 
     Raises:
-        WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be
-            built, takes no such options, or returns no workload. If the user's code raised, `traceback` holds
-            the last lines of its own frames.
+        WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be built, takes
+            no such options, or returns no workload.
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
         raise WorkloadError(f"{spec!r} names no workload", _FORMS)
-    target = _builtin(name) if location == "builtin" else _imported(location, name)
+    target = _target(location, name)
     if not callable(target):
         raise WorkloadError(
             f"{name} in {location} is of type {type(target).__name__}, but a class or a function is needed",
@@ -72,17 +69,18 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     return cast(Workload, workload)
 
 
-def _builtin(name: str) -> Any:
-    if name not in BUILTINS:
-        raise WorkloadError(f"there is no built-in workload {name!r}", _suggestion(name, sorted(BUILTINS), "Built in"))
-    module, _, attribute = BUILTINS[name].target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def _imported(location: str, name: str) -> Any:
-    """Import a file or a package's module, and return what the name stands for there."""
+def _target(location: str, name: str) -> Any:
+    """Import a built-in, a file or a package's module, and return what the name stands for there."""
+    if location == "builtin" and name not in BUILTINS:
+        raise WorkloadError(
+            f"there is no built-in workload {name!r}",
+            f"{_meant(name, BUILTINS)}Built in: {', '.join(sorted(BUILTINS))}.",
+        )
+    if location == "builtin":
+        module, _, attribute = BUILTINS[name].target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
     try:
-        module = _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
+        code = _import_file(Path(location)) if location.endswith(".py") else _import_module(location, name)
     except BatchtuneError:
         raise
     except (Exception, SystemExit) as error:  # a script without a main guard leaves with SystemExit
@@ -91,15 +89,15 @@ def _imported(location: str, name: str) -> Any:
             "The error is in that code or in what it imports.",
             user_traceback(error),
         ) from error
-    if hasattr(module, name):
-        return getattr(module, name)
+    if hasattr(code, name):
+        return getattr(code, name)
     public = sorted(
         key
-        for key, value in vars(module).items()
-        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+        for key, value in vars(code).items()
+        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == code.__name__
     )
-    hint = _suggestion(name, public, "It has") if public else "It defines no public class or function."
-    raise WorkloadError(f"{location} has no {name!r}", hint)
+    hint = f"It has: {', '.join(public)}." if public else "It defines no public class or function."
+    raise WorkloadError(f"{location} has no {name!r}", _meant(name, public) + hint)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -144,9 +142,8 @@ def _put_first(folder: str) -> None:
         sys.path.insert(0, folder)
 
 
-def _suggestion(name: str, names: Sequence[str], lead: str) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return (f"Did you mean {near[0]}? " if near else "") + f"{lead}: {', '.join(names)}."
+def _meant(name: str, names: Collection[str]) -> str:
+    return "".join(f"Did you mean {near}? " for near in difflib.get_close_matches(name, names, n=1))
 
 
 def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
@@ -163,9 +160,7 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
     listing = f"It takes {listing}." if named else "It takes no options."
     unknown = [key for key in options if key not in named]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        near = difflib.get_close_matches(unknown[0], named, n=1)
-        lead = f"Did you mean {near[0]}? " if near else ""
-        raise WorkloadError(f"{spec} has no option {unknown[0]!r}", f"{lead}{listing}")
+        raise WorkloadError(f"{spec} has no option {unknown[0]!r}", _meant(unknown[0], named) + listing)
     for name, default in named.items():
         if default is inspect.Parameter.empty and name not in options:
             raise WorkloadError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")

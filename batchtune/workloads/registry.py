@@ -1,16 +1,45 @@
-"""The built-in workloads by name, and workload options as they are written on the command line."""
+"""The interface of workloads, the built-in ones by name, and workload options as the command line has them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from batchtune.errors import UsageError
+from batchtune.shapes import BatchShape
+
+if TYPE_CHECKING:
+    import torch
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """A training step that can be run at any batch shape.
+
+    The worker process calls `setup` once, then `make_batch` and `step` for one shape after another, larger and smaller
+    ones in any order. Between two steps nothing may stay in memory but parameters, gradients and the optimizer's state:
+    a loss or an output that is kept keeps its whole graph, and the next shape is then measured too large. What a step
+    raises when memory runs out must reach the caller unchanged.
+    """
+
+    def setup(self, device: torch.device) -> None:
+        """Build the model and its optimizer on the device, once; its memory limit is already in force."""
+
+    def make_batch(self, shape: BatchShape) -> Any:
+        """Make a padded batch of exactly this shape, on the device, and return whatever `step` takes.
+
+        The values don't matter, the sizes and types do: every example as long as the longest, which is the worst that a
+        batch of this shape can be. `length` and `target_length` (None if the manifest has no second length) are in the
+        manifest's unit, such as seconds or tokens; turning them into samples or frames is the workload's.
+        """
+
+    def step(self, batch: Any) -> None:
+        """Run one full training step: forward, loss, backward, optimizer step; a batch may come again."""
 
 
 class Builtin(NamedTuple):
@@ -57,11 +86,8 @@ def with_unit(spec: str, options: Mapping[str, Any], unit: str | None) -> dict[s
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
     """Read the `--set key=value` options of a workload, such as `["layers=12", "dtype=bf16", "checkpoint=true"]`.
 
-    A value is an int or a float if it reads as one, True, False or None for `true`, `false` and `none` in any
-    case, or else the text itself. The first `=` ends the key.
-
-    Raises:
-        UsageError: A pair without `=` or without a key, or a key twice.
+    A value is an int or a float if it reads as one, True, False or None for `true`, `false` and `none` in any case, or
+    else the text itself. Raises UsageError for a pair without `=` or a key, or a key twice.
     """
     options: dict[str, Any] = {}
     for pair in pairs:
