@@ -84,7 +84,6 @@ class Commands(TyperGroup):
 
 
 def _report(error: BatchtuneError | MemoryError | OSError) -> None:
-    """Print an error: what and where, what to do, and the end of the workload's traceback if it failed."""
     if isinstance(error, WorkloadError) and error.traceback:
         lines = "\n".join(f"  | {line}" for line in error.traceback.splitlines())
         console.note(f"End of the workload's own traceback:\n{lines}")

@@ -182,6 +182,5 @@ def _warn_of_variables(ctx: Any) -> None:
 
 
 def _siblings(ctx: Any) -> list[Any]:
-    """Return all commands."""
     group = ctx.parent.command if ctx.parent else None
     return [group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)] if group else []

@@ -131,7 +131,6 @@ def _text_of(path: Path) -> str:
 
 
 def _list(*, as_json: bool) -> None:
-    """Print the known frameworks, one per line."""
     import json
 
     from batchtune.exports import FRAMEWORKS, export_of

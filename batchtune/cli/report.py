@@ -155,15 +155,12 @@ def report(
 def _format_of(given: str | None, output: Path | None, *, as_json: bool) -> str:
     from batchtune.reports import FORMATS
 
-    if as_json:
-        if given not in (None, "json"):
-            raise UsageError(f"--json and --format {given} are two formats", "Give one of them.")
-        return "json"
-    if given is None:
-        given = _ENDINGS.get(output.suffix.lower(), "terminal") if output else "terminal"
-    if given not in FORMATS:
+    if as_json and given not in (None, "json"):
+        raise UsageError(f"--json and --format {given} are two formats", "Give one of them.")
+    if given is not None and given not in FORMATS:
         raise UsageError(f"unknown report format {shortened(given)}", f"Known formats: {', '.join(FORMATS)}.")
-    return given
+    by_ending = _ENDINGS.get(output.suffix.lower(), "terminal") if output else "terminal"
+    return "json" if as_json else given or by_ending
 
 
 def _written_rules(ctx: typer.Context, given: list[str] | None) -> list[str]:

@@ -99,7 +99,6 @@ def _checked(key: str, known: Collection[str], where: str, tables: Collection[st
 
 
 def _as_text(value: Any, parameter: Any) -> Any:
-    """Return a value as the command line would give it, which parses text."""
     if isinstance(value, Mapping):  # set = { layers = 12 }
         value = [f"{key}={_word(one)}" for key, one in value.items()]
     if getattr(parameter, "multiple", False):  # arguments don't have it

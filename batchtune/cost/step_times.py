@@ -72,7 +72,6 @@ class _Timed:
 
     @property
     def weights(self) -> FloatArray:
-        """How much their relative errors count in a fit."""
         weights: FloatArray = _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
         return weights
 
@@ -210,7 +209,6 @@ class StepTimes:
 
 
 def _coordinates(sizes: FloatArray, lengths: FloatArray, targets: FloatArray | None = None) -> FloatArray:
-    """Return shape (2, n), or (3, n) with targets."""
     return np.stack([np.log(lengths), np.log(sizes * lengths), *([] if targets is None else [np.log1p(targets)])])
 
 

@@ -160,27 +160,25 @@ class Findings(Outcomes):
         """Return the need by two of this length's own peaks, the largest and one well below; None if they don't say."""
         if len(bracket.peaks) < 2:
             return None
-        (small, low), (large, high) = bracket.peaks[0], bracket.peaks[-1]
-        if len(bracket.peaks) > 2 and bracket.peaks[-2][0] * 2 <= large:
-            small, low = bracket.peaks[-2]
+        large, high = bracket.peaks[-1]
+        small, low = bracket.peaks[-2 if bracket.peaks[-2][0] * 2 <= large else 0]
         return (high - low) / (large - small) if high > low else None
 
     def need_by_model(self, bracket: Bracket) -> float:
         """Return the need by the model, corrected by what was measured at this length, else at its neighbours."""
         assert self.model is not None
         length, target = bracket.anchor
-        need = self.model.per_example(length, target or 0.0)
+        need, excess = self.model.per_example(length, target or 0.0), None
         if bracket.peaks:
             size, peak = bracket.peaks[-1]
             if self.is_misfit and self.intercept is not None and peak > self.intercept:
                 if peak >= self.intercept + _TELLING_SHARE * (self.task.limit_bytes - self.intercept):
                     return (peak - self.intercept) / size
             excess = self._excess(size, bracket.anchor, peak)
-        else:
+        elif known := sorted((other, excess) for other, excess in self.excesses.items() if other != length):
             # Between the nearest lengths on either side, by the logarithm of the length.
-            known = sorted((other, excess) for other, excess in self.excesses.items() if other != length)
-            lengths, excesses = np.array(known).reshape(-1, 2).T
-            excess = float(np.interp(np.log(length), np.log(lengths), excesses)) if known else None
+            lengths, excesses = np.array(known).T
+            excess = float(np.interp(np.log(length), np.log(lengths), excesses))
         return need if excess is None else need * min(max(excess, 1 / _MOST_CORRECTION), _MOST_CORRECTION)
 
     def _excess(self, size: int, anchor: Anchor, peak: float) -> float | None:
@@ -221,7 +219,7 @@ class Findings(Outcomes):
             if (bracket := self.bracket(anchor)).passed and self.closed_by(bracket) not in (None, "data")
         ]
         if len(found) != 1:
-            return self._fit(found) if found else None
+            return self._fit(found)
         ((shape, share),) = found
         return CostModel(floor=0.0, constant=0.0, linear=share / shape.length, quadratic=0.0, relative_error=0.0)
 
@@ -242,20 +240,16 @@ class Findings(Outcomes):
     @cached_property
     def intercept(self) -> float | None:
         """The memory of an empty batch, by the lengths at which several batch sizes ran; None if unknown."""
-        found = [
-            bracket.peaks[-1][1] - need * bracket.peaks[-1][0]
-            for bracket in self.brackets
-            if (need := self.own_need(bracket)) is not None
-        ]
+        needs = [(bracket.peaks[-1], self.own_need(bracket)) for bracket in self.brackets if bracket.peaks]
+        found = [peak - need * size for (size, peak), need in needs if need is not None]
         return float(np.median(found)) if len(found) >= _INTERCEPTS else None
 
     @cached_property
     def room_bytes(self) -> float:
-        """The memory that a proven batch can use: the usable memory, less the margin.
+        """The memory that a proven batch can use: the limit less the margin, or less where shapes fail before.
 
-        It is usable below the limit only, if shapes fail before they reach that: an allocator that can't use every
-        last byte (fragments, large blocks) shows at the ends, where the search always goes on until a shape fails. Two
-        lengths must show it, and the more generous one counts.
+        An allocator that can't use every last byte (fragments, large blocks) shows at the ends, where the search always
+        goes on until a shape fails. Two lengths must show it, and the more generous one counts.
         """
         usable = float(self.task.limit_bytes)
         ends = []
@@ -265,8 +259,7 @@ class Findings(Outcomes):
                     largest, last_peak = bracket.peaks[-1]
                     ends.append(last_peak + (self.own_need(bracket) or 0.0) * (failed - largest))
         if len(ends) > 1:
-            highest = max((peak for shape in self._by_shape if (peak := self.highest_peak(shape))), default=0)
-            usable = min(usable, max(*ends, float(highest)))
+            usable = min(usable, max(*ends, *(float(self.highest_peak(shape) or 0) for shape in self._by_shape)))
         return usable - self.margin.bytes
 
     # Where the search is done
@@ -312,8 +305,7 @@ class Findings(Outcomes):
     def _sure_need(self, bracket: Bracket, peak: float, step: int) -> float | None:
         """Return the need of one more example, if it is sure enough to close a length without a failure.
 
-        Where memory grows in leaps, neither two peaks side by side nor a model through them predict the next step:
-        they must agree with each other, or the model must be finer than the step.
+        Memory may grow in leaps, so two peaks and the model must agree, or the model must be finer than the step.
         """
         if self.model is None:
             return None
@@ -331,8 +323,7 @@ class Findings(Outcomes):
     def quantum(self, size: int) -> int:
         """Return the number whose next multiple needs as much memory as this batch size, as far as is known; mostly 1.
 
-        It divides the sizes just above which memory was seen to leap: a slightly larger batch failed, though by the
-        peaks there was room for it. Of those that are no smaller, if there are several.
+        It divides the sizes just above which memory was seen to leap, of those no smaller if there are several.
         """
         beyond = {leap for leap in self._leaps if leap >= size}
         if len(beyond) > 1:
@@ -341,15 +332,14 @@ class Findings(Outcomes):
 
     @cached_property
     def _leaps(self) -> list[int]:
-        """The sizes just above which memory was seen to leap, one for each length."""
+        """The sizes just above which a batch failed though by the peaks there was room for it, one for each length."""
         found = []
         for bracket in self.brackets:
-            if bracket.failed is None or bracket.failed_by != "oom" or bracket.peak is None:
-                continue
-            distance = bracket.failed - bracket.passed
-            need = self.own_need(bracket) or (self.model and self.need_by_model(bracket))
-            if need and self.room_bytes - bracket.peak > max(_LEAP, distance) * need:
-                found.append((bracket.passed, distance))
+            if bracket.failed and bracket.failed_by == "oom" and bracket.peak is not None:
+                distance = bracket.failed - bracket.passed
+                need = self.own_need(bracket) or (self.model and self.need_by_model(bracket))
+                if need and self.room_bytes - bracket.peak > max(_LEAP, distance) * need:
+                    found.append((bracket.passed, distance))
         single = [size for size, distance in found if distance == 1]
         return [size for size, distance in found if distance <= math.gcd(*single)] if len(single) > 1 else []
 

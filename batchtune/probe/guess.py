@@ -29,8 +29,7 @@ _SAME = 1e-4
 def ladder(tolerance: float, top: int) -> Sequence[int]:
     """Return batch sizes from 1 to `top`, each about `tolerance` (as a share) above the one before, one at least.
 
-    Between two neighbours nothing needs to be tried. So bisection over the n rungs between two batch sizes takes
-    n.bit_length() trials at most.
+    Between two neighbours nothing needs to be tried, so bisection over n rungs takes n.bit_length() trials at most.
     """
     if tolerance * top < 2:
         return range(1, top + 1)
@@ -46,10 +45,9 @@ def between(rungs: Sequence[int], low: int, high: int) -> Sequence[int]:
 
 
 def within(rungs: Sequence[int], guess: int, trials: int) -> int:
-    """Return the batch size next to `guess` that keeps the promise of `trials`, this one included.
+    """Return the batch size next to `guess` after which, whatever its outcome, `trials - 1` can bisect the rest.
 
-    Whatever its outcome, the rest can be bisected in `trials - 1`. If nothing can keep it, the middle rung. `rungs`
-    are those between a batch size that passed (or 0) and one that failed; the guess lies between those too.
+    If there is none, the middle rung. `rungs`, and the guess, lie between what passed (or 0) and what failed.
     """
     if not rungs:
         return guess
@@ -63,9 +61,8 @@ def within(rungs: Sequence[int], guess: int, trials: int) -> int:
 def next_batch_size(findings: Findings, anchor: Anchor) -> int | None:
     """Return the next batch size to try; None if the length and target are closed.
 
-    A length takes at most 3 + log2(cap) batch sizes, and one more at the ends beyond what leaves no margin, wherever
-    the model leads: a guess that would leave more to bisect than the trials that are left can tell apart is moved
-    until it does not.
+    A length takes at most 3 + log2(cap) batch sizes, and one more at the ends beyond what leaves no margin: a guess
+    that would leave more to bisect than the remaining trials can tell apart is moved.
     """
     bracket = findings.bracket(anchor)
     if findings.closed_by(bracket) is not None:
@@ -137,12 +134,10 @@ def _guess(findings: Findings, bracket: Bracket) -> int:
 
 
 def _is_flat(bracket: Bracket) -> bool:
-    """Return whether the two largest batch sizes that ran took the same."""
     return len(bracket.peaks) > 1 and math.isclose(bracket.peaks[-2][1], bracket.peaks[-1][1], rel_tol=_SAME)
 
 
 def _middle(rungs: Sequence[int], bracket: Bracket) -> int:
-    """Return the middle of what other lengths leave open, else of what this one does."""
     low, high = bracket.passed, bracket.beyond
     if low < bracket.surely < high:
         low = bracket.surely
@@ -182,15 +177,12 @@ def _by_peaks(findings: Findings, bracket: Bracket) -> int | None:
 def _safe(findings: Findings, bracket: Bracket) -> int | None:
     """As much padded length as passed at the next longer length: an example needs no more for each unit of length."""
     here = bracket.anchor
-    longer = [
-        other
-        for other in findings.brackets
-        if other.passed and other.anchor.length > here.length and here.is_within(other.anchor)
-    ]
+    others = (other for other in findings.brackets if other.passed and other.anchor.length > here.length)
+    longer = [(*other.anchor, other.passed) for other in others if here.is_within(other.anchor)]
     if not longer:
         return None
-    nearest = min(longer, key=lambda other: other.anchor)
-    return max(1, min(int(nearest.passed * nearest.anchor.length / here.length), bracket.cap))
+    length, _, passed = min(longer)
+    return max(1, min(int(passed * length / here.length), bracket.cap))
 
 
 def _by_limits(findings: Findings, bracket: Bracket) -> int | None:

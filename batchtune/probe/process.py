@@ -138,7 +138,6 @@ class Nursery:
             )
 
     def _listen(self, seconds: float) -> None:
-        """Take in what the nursery says within the time."""
         if not ready([self._control], seconds):
             return
         said = b""

@@ -91,7 +91,6 @@ class FrontierSearch:
         return None if added is None else self._at(findings, added)
 
     def _at(self, findings: Findings, anchor: Anchor) -> NextTrial | None:
-        """Return what to try there; None if it is closed."""
         if (retry := findings.to_retry(anchor)) is not None:
             return NextTrial(anchor.shape(retry), fresh=True)
         batch_size = next_batch_size(findings, anchor)

@@ -179,11 +179,9 @@ class _Attempt:
             self._watch(batch)
 
     def run_step(self) -> None:
-        """Run one step of a new batch."""
         self.seconds.append(self._timed(self._make()))
 
     def run_watched(self) -> None:
-        """Run steps of a new batch, to see whether they leak."""
         self._watch(self._make())
 
     def _make(self) -> Any:
@@ -238,7 +236,6 @@ class _Attempt:
         return None
 
     def judged(self) -> tuple[Literal["ok", "oom", "error"], str | None]:
-        """Return the outcome, and the error's message."""
         if self.leak is not None:
             return "error", self.leak
         if self.error is not None:

@@ -43,26 +43,25 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise UsageError(f"there is no device {shortened(self.device)}", f"Say --device {DEVICE_FORMS}.")
-        if not 0 < self.memory_fraction <= 1:
-            raise UsageError(f"the memory fraction must be above 0 and at most 1, got {self.memory_fraction}")
-        if not 0 <= self.tolerance < 1:
-            raise UsageError(f"the tolerance must be at least 0 and below 1, got {self.tolerance}")
-        if self.reserve_bytes < 0:
-            raise UsageError(f"the memory to keep free must be at least 0, got {self.reserve_bytes}")
-        if self.num_lengths < 2:
-            raise UsageError(f"at least 2 lengths must be probed, got {self.num_lengths}")
-        if self.most_lengths < self.num_lengths:
-            raise UsageError(
-                f"--max-lengths must be no less than the {self.num_lengths} of --num-lengths, got {self.max_lengths}"
-            )
-        if self.max_batch_size is not None and self.max_batch_size < 1:
-            raise UsageError(f"the largest batch size must be at least 1, got {self.max_batch_size}")
-        if not self.trial_timeout_seconds > 0:
-            raise UsageError(f"the time limit of a trial must be positive, got {self.trial_timeout_seconds}")
-        if not self.setup_timeout_seconds > 0:
-            raise UsageError(f"--setup-timeout must be above 0 seconds, got {self.setup_timeout_seconds:g}")
-        if not self.wait_seconds >= 0:
-            raise UsageError(f"--wait must be at least 0 seconds, got {self.wait_seconds:g}")
+        num, most, fraction, size = self.num_lengths, self.most_lengths, self.memory_fraction, self.max_batch_size
+        trial, setup = self.trial_timeout_seconds, self.setup_timeout_seconds
+        for holds, rule, given in (
+            (0 < fraction <= 1, "the memory fraction must be above 0 and at most 1", fraction),
+            (0 <= self.tolerance < 1, "the tolerance must be at least 0 and below 1", self.tolerance),
+            (self.reserve_bytes >= 0, "the memory to keep free must be at least 0", self.reserve_bytes),
+            (num >= 2, "at least 2 lengths must be probed", num),
+            (
+                self.most_lengths >= num,
+                f"--max-lengths must be no less than the {num} of --num-lengths",
+                self.max_lengths,
+            ),
+            (size is None or size >= 1, "the largest batch size must be at least 1", size),
+            (trial > 0, "the time limit of a trial must be positive", trial),
+            (setup > 0, "--setup-timeout must be above 0 seconds", f"{setup:g}"),
+            (self.wait_seconds >= 0, "--wait must be at least 0 seconds", f"{self.wait_seconds:g}"),
+        ):
+            if not holds:
+                raise UsageError(f"{rule}, got {given}")
 
     @property
     def most_lengths(self) -> int:

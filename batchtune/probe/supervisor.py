@@ -224,7 +224,6 @@ class Supervisor:
         raise WorkloadError(message, reply.hint, reply.traceback)
 
     def _renew(self) -> None:
-        """Replace the worker by a new one."""
         self._drop()
         self._number += 1
         self._worker = WorkerProcess(self._nursery)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,16 +82,11 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
 
     Two convolutions of stride 2 over time leave a quarter of the frames, 25 a second. The targets have
     `target_length` tokens, or `tokens_per_second` where the manifest has none, but at most as many as there
-    are subsampled frames. No token follows itself, so an alignment always exists.
-
-    Args:
-        **options: The fields of `ConformerCTCConfig`.
+    are subsampled frames. No token follows itself, so an alignment always exists. Its options are the fields of
+    `ConformerCTCConfig`.
     """
 
-    __signature__ = inspect.signature(ConformerCTCConfig)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(ConformerCTCConfig(**options))
+    CONFIG = ConformerCTCConfig
 
     def build_model(self) -> nn.Module:
         """Return the recogniser."""

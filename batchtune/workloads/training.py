@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -101,12 +102,18 @@ class TrainingWorkload(ABC, Generic[Config, Batch]):
     The same seed and the same sequence of calls give the same numbers on the CPU.
     """
 
+    CONFIG: ClassVar[type[TrainingConfig]]
+
+    config: Config
     model: nn.Module
     optimizer: torch.optim.Optimizer
     device: torch.device
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = inspect.signature(cls.CONFIG)  # type: ignore[attr-defined]  # what inspect reads
+
+    def __init__(self, **options: Any) -> None:
+        self.config = self.CONFIG(**options)  # type: ignore[assignment]  # its own kind
 
     @abstractmethod
     def build_model(self) -> nn.Module:

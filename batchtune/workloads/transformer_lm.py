@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,19 +39,13 @@ class TransformerLMConfig(TrainingConfig):
 
 
 class TransformerLM(TrainingWorkload[TransformerLMConfig, Tensor]):
-    """Next-token prediction with a pre-norm transformer.
+    """Next-token prediction with a pre-norm transformer; its options are the fields of `TransformerLMConfig`.
 
     A length counts tokens, and characters or bytes just the same. A target length is added to it: prompt and
     answer are trained on as one sequence.
-
-    Args:
-        **options: The fields of `TransformerLMConfig`.
     """
 
-    __signature__ = inspect.signature(TransformerLMConfig)
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(TransformerLMConfig(**options))
+    CONFIG = TransformerLMConfig
 
     def build_model(self) -> nn.Module:
         """Return the language model."""

@@ -198,12 +198,10 @@ def _processor_seconds() -> tuple[float, float, float] | None:
 
 
 def _usable() -> set[int]:
-    """Return the processors that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _load_average() -> float | None:
-    """How many processes ran or waited to run in the last minute; None if the system can't tell."""
     with contextlib.suppress(OSError, AttributeError):
         return round(os.getloadavg()[0], 2)
     return None
