@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from batchtune.errors import ResultError, UsageError, without_commands
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from batchtune.lengths import Lengths
+    from batchtune.reports import RunResults
     from batchtune.results import Sweep
     from batchtune.results.shared import Result
 
@@ -48,14 +47,16 @@ def visible(text: str) -> str:
     )
 
 
-def result_console() -> Console:
-    """Return Rich on stdout; without a terminal it is plain, and as wide as a report needs."""
+def show(results: RunResults, *, full: bool, verification: bool = False) -> None:
+    """Show a run, or its verification, on stdout; without a terminal it is plain, and as wide as a report needs."""
     from rich.console import Console
+
+    from batchtune.reports.terminal import render_terminal, render_verification
 
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 100
-    return console
+    (render_verification if verification else render_terminal)(results, console, full=full)
 
 
 def write_result(text: str, output: Path | None, *, inputs: Sequence[str | Path] = ()) -> None:

@@ -32,7 +32,6 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
     command continues where it stopped.
     """
     from batchtune.reports import RunResults
-    from batchtune.reports.terminal import render_terminal
 
     lengths = source.load(quiet=run.quiet)
     console.describe(lengths, quiet=run.quiet)
@@ -41,7 +40,7 @@ def probe_oom(source: ManifestOptions, probe: ProbeOptions, run: RunOptions) -> 
         console.write_json(found)
     else:
         results = RunResults(name=run.run.name, probe=found, sweep=None, folder=run.run)
-        render_terminal(results, console.result_console(), full=run.full)
+        console.show(results, full=run.full)
 
 
 def probe_with_progress(

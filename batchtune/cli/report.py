@@ -244,12 +244,12 @@ def _drift(results: RunResults, new: NewLengths) -> Drift:
 
 def _show(results: RunResults, report_format: str, output: Path | None, *, full: bool) -> None:
     if report_format == "terminal":
-        from batchtune.reports import terminal
-
         if output is None or str(output) == "-":
-            terminal.render_terminal(results, console.result_console(), full=full)
+            console.show(results, full=full)
             return
-        text = terminal.render(results, full=full)
+        from batchtune.reports.terminal import render as render_text
+
+        text = render_text(results, full=full)
     elif report_format == "html":
         from batchtune.reports import html
 

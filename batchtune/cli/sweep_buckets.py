@@ -45,7 +45,6 @@ def sweep_buckets(
     there and shown, unless --force starts over. Writes sweep.json and sampler.yaml there.
     """
     from batchtune.reports import load_run
-    from batchtune.reports.terminal import render_terminal
 
     settings = sweep.settings(run)
     if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
@@ -58,7 +57,7 @@ def sweep_buckets(
     if run.json:
         console.write_json(found)
     else:
-        render_terminal(load_run(run.run), console.result_console(), full=run.full)
+        console.show(load_run(run.run), full=run.full)
 
 
 def sweep_and_write(

@@ -49,7 +49,6 @@ def tune(
     with --verify verify.json. If interrupted, the same command continues where it stopped.
     """
     from batchtune.reports import load_run, render
-    from batchtune.reports.terminal import render_terminal
     from batchtune.tuning.verify_plan import VerifySettings
 
     verify_settings = VerifySettings(
@@ -72,6 +71,6 @@ def tune(
     if run.json:
         console.write_result(render("json", results), None)
     else:
-        render_terminal(results, console.result_console(), full=run.full)
+        console.show(results, full=run.full)
     if not holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)

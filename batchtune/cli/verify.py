@@ -98,7 +98,6 @@ def verify(
     --minutes or --epoch, it runs 200 shuffled steps.
     """
     from batchtune.reports import load_run
-    from batchtune.reports.terminal import render_verification
     from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
@@ -116,7 +115,7 @@ def verify(
     if json:
         console.write_json(found)
     else:
-        render_verification(load_run(folder), console.result_console(), full=full)
+        console.show(load_run(folder), full=full, verification=True)
     if not found.holds:
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from batchtune.probe.devices import backends
 from batchtune.units import parse_size
-from batchtune.workloads.tracebacks import first_line
+from batchtune.workloads.loading import first_line
 
 # Those of one kind of device are in its backend. Compiled ahead: when an error comes, no memory may be left for it.
 _OOM_MESSAGES = [

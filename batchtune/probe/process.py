@@ -1,4 +1,4 @@
-"""The worker process as the supervisor sees it: how it starts, its channel, what it prints, and how it ended."""
+"""The worker processes as the supervisor sees them: how they start, what they say and print, and how they end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from batchtune.probe import protocol
 from batchtune.probe.devices import backends
 from batchtune.probe.nursery import ready
 from batchtune.probe.protocol import Message, Request
-from batchtune.workloads.tracebacks import user_stack
+from batchtune.workloads.loading import user_stack
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -61,9 +61,10 @@ class WorkerLost(Exception):
 
 
 class Nursery:
-    """Starts the workers of one supervisor, one at a time, from a process that has PyTorch (`probe.nursery`).
+    """The worker processes of one supervisor, one at a time, each with its channel and the end of what it prints.
 
-    That process starts with the first worker, and again after `close` or if something has killed it.
+    They are forked from a process that has PyTorch (`probe.nursery`), which starts with the first worker, and again
+    after `close` or if something has killed it.
     """
 
     def __init__(self) -> None:
@@ -72,8 +73,8 @@ class Nursery:
         self._started = False
         self._exit_code: int | None = None
 
-    def start_worker(self, channel: socket.socket) -> int:
-        """Start a worker process that serves a socket; return the descriptor to read what it prints from."""
+    def start_worker(self) -> None:
+        """Start a worker, after the last one has ended."""
         if sys.platform != "linux":
             raise ProbeError(
                 "the probe needs Linux, to limit the memory of its worker and to end all that the worker starts",
@@ -81,31 +82,48 @@ class Nursery:
             )
         if self._process is None or self._process.poll() is not None:
             self._start()
-        self._started, self._exit_code = False, None
-        reading, writing = os.pipe()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
-            socket.send_fds(self._control, [b"start"], [channel.fileno(), writing])
+        self._oom_kills = oom_kills()
+        self._started, self._exit_code, self._said = False, None, b""
+        self._channel, theirs = socket.socketpair()
+        output, writing = os.pipe()
+        with theirs, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
+            socket.send_fds(self._control, [b"start"], [theirs.fileno(), writing])
         os.close(writing)
         deadline = time.monotonic() + _IMPORTING_SECONDS
         while not self._started and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
             self._listen(left)
-        return reading
+        self._output: deque[bytes] = deque()
+        self._reader = threading.Thread(target=_drain, args=[output, self._output], daemon=True)
+        self._reader.start()
 
-    def exit_code(self) -> int | None:
-        """Return the worker's exit code, known when all that it started has ended too."""
-        if self._exit_code is None:
-            self._listen(0)
-        return self._exit_code
+    def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
+        """Send the worker a request, and wait for a reply of these kinds.
 
-    def ask_for_stack(self) -> None:
-        """Have the worker print its stack, if it runs."""
-        if self.exit_code() is None and self._started:
-            with contextlib.suppress(OSError):
-                self._control.send(b"stack")
+        Raises:
+            WorkerLost: The process ended before it answered, something else came over its channel, or the time ran out.
+        """
+        if not self._said and ready([self._channel], 0):
+            self._receive()
+        if not self._said:  # else something came though nothing was asked
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._channel.sendall(protocol.encode(request) + b"\n")
+            self._wait_for_line(time.monotonic() + timeout_seconds)
+            line, _, rest = self._said.partition(b"\n")
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                if isinstance(reply := protocol.decode_reply(line), kinds):
+                    self._said = rest
+                    return reply
+        said = f"said {self._said[:100]!r} over its channel to the probe"
+        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
+
+    def output(self) -> str:
+        """Return the end of what the workload printed."""
+        return b"".join(self._output).decode(errors="replace")
 
     def end_worker(self) -> None:
         """Kill the worker and all that it started."""
-        if self.exit_code() is None:
+        self._channel.close()
+        if self._ended() is None:
             with contextlib.suppress(OSError):
                 self._control.send(b"end")
         deadline = time.monotonic() + _CLEARING_SECONDS
@@ -113,6 +131,7 @@ class Nursery:
             self._listen(left)
         if self._exit_code is None:  # it does not even answer
             self._give_up()
+        self._reader.join(timeout=1)
 
     def close(self) -> None:
         """End the process that workers are forked from."""
@@ -137,7 +156,14 @@ class Nursery:
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
             )
 
+    def _ended(self) -> int | None:
+        """Return the worker's exit code, known when all that it started has ended too."""
+        if self._exit_code is None:
+            self._listen(0)
+        return self._exit_code
+
     def _listen(self, seconds: float) -> None:
+        """Take in what the process that workers are forked from says within the time."""
         if not ready([self._control], seconds):
             return
         said = b""
@@ -165,55 +191,10 @@ class Nursery:
                     process.kill()
             time.sleep(0.01)
 
-
-class WorkerProcess:
-    """A new worker process of a nursery, its channel, and the end of what it prints."""
-
-    def __init__(self, nursery: Nursery) -> None:
-        self._nursery = nursery
-        self._oom_kills = oom_kills()
-        self._channel, theirs = socket.socketpair()
-        self._said = b""
-        with theirs:
-            output = nursery.start_worker(theirs)
-        self._output: deque[bytes] = deque()
-        self._reader = threading.Thread(target=self._drain, args=[output], daemon=True)
-        self._reader.start()
-
-    def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
-        """Send a request, and wait for a reply of these kinds.
-
-        Raises:
-            WorkerLost: The process ended before it answered, something else came over its channel, or the time ran out.
-        """
-        if not self._said and ready([self._channel], 0):
-            self._receive()
-        if not self._said:  # else something came though nothing was asked
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.sendall(protocol.encode(request) + b"\n")
-            self._wait_for_line(time.monotonic() + timeout_seconds)
-            line, _, rest = self._said.partition(b"\n")
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                if isinstance(reply := protocol.decode_reply(line), kinds):
-                    self._said = rest
-                    return reply
-        said = f"said {self._said[:100]!r} over its channel to the probe"
-        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
-
-    def output(self) -> str:
-        """Return the end of what the workload printed."""
-        return b"".join(self._output).decode(errors="replace")
-
-    def close(self) -> None:
-        """End the process and whatever it started."""
-        self._channel.close()
-        self._nursery.end_worker()
-        self._reader.join(timeout=1)
-
     def _wait_for_line(self, deadline: float) -> None:
         while b"\n" not in self._said and len(self._said) < _LONGEST_REPLY_BYTES:
             # First look whether it has ended, then read: its last words are read even then.
-            ended = self._nursery.exit_code() is not None
+            ended = self._ended() is not None
             if ready([self._channel], 0 if ended else _POLL_SECONDS):
                 if not self._receive():
                     self._died()
@@ -233,7 +214,9 @@ class WorkerProcess:
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
         before = self.output().count(_OUTERMOST_FRAME)
-        self._nursery.ask_for_stack()
+        if self._ended() is None and self._started:
+            with contextlib.suppress(OSError):
+                self._control.send(b"stack")
         deadline = time.monotonic() + _STACK_SECONDS
         while self.output().count(_OUTERMOST_FRAME) <= before and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -241,7 +224,7 @@ class WorkerProcess:
 
     def _died(self) -> NoReturn:
         deadline = time.monotonic() + _ENDING_SECONDS
-        while (code := self._nursery.exit_code()) is None:
+        while (code := self._ended()) is None:
             if time.monotonic() > deadline:
                 raise WorkerLost(
                     "crash", "closed its channel to the probe: the workload closes files that are not its own"
@@ -265,14 +248,16 @@ class WorkerProcess:
         now = oom_kills()
         return self._oom_kills is now if self._oom_kills is None or now is None else now > self._oom_kills
 
-    def _drain(self, stream: int) -> None:
-        kept = 0
-        while data := os.read(stream, 65536):
-            self._output.append(data)
-            kept += len(data)
-            while kept - len(self._output[0]) > _OUTPUT_KEPT_BYTES:
-                kept -= len(self._output.popleft())
-        os.close(stream)
+
+def _drain(stream: int, output: deque[bytes]) -> None:
+    """Keep the end of what a worker prints."""
+    kept = 0
+    while data := os.read(stream, 65536):
+        output.append(data)
+        kept += len(data)
+        while kept - len(output[0]) > _OUTPUT_KEPT_BYTES:
+            kept -= len(output.popleft())
+    os.close(stream)
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:

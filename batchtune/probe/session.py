@@ -18,7 +18,7 @@ from batchtune.probe.protocol import Ran, Stage
 from batchtune.results import Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import counted, format_size
-from batchtune.workloads.tracebacks import first_line, user_traceback
+from batchtune.workloads.loading import first_line, user_traceback
 
 if TYPE_CHECKING:
     from batchtune.workloads import Workload

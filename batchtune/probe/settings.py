@@ -50,11 +50,7 @@ class ProbeSettings(ProbedWith, frozen=True, kw_only=True):
             (0 <= self.tolerance < 1, "the tolerance must be at least 0 and below 1", self.tolerance),
             (self.reserve_bytes >= 0, "the memory to keep free must be at least 0", self.reserve_bytes),
             (num >= 2, "at least 2 lengths must be probed", num),
-            (
-                self.most_lengths >= num,
-                f"--max-lengths must be no less than the {num} of --num-lengths",
-                self.max_lengths,
-            ),
+            (most >= num, f"--max-lengths must be no less than the {num} of --num-lengths", self.max_lengths),
             (size is None or size >= 1, "the largest batch size must be at least 1", size),
             (trial > 0, "the time limit of a trial must be positive", trial),
             (setup > 0, "--setup-timeout must be above 0 seconds", f"{setup:g}"),

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.lock import DeviceBusy, DeviceLock
-from batchtune.probe.process import Nursery, WorkerLost, WorkerProcess
+from batchtune.probe.process import Nursery, WorkerLost
 from batchtune.probe.protocol import Failed, Identified, Loaded, Prepare, Ran, Ready, Run
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
-from batchtune.workloads.tracebacks import last_frame
+from batchtune.workloads.loading import last_frame
 
 Prepared = TypeVar("Prepared", Identified, Loaded, Ready)
 
@@ -48,7 +48,7 @@ class Supervisor:
         self._limit_bytes = limit_bytes
         self._number = first_worker - 1
         self._nursery = Nursery()
-        self._worker: WorkerProcess | None = None
+        self._has_worker = False
         self._unused = False
         self._lock: DeviceLock | None = None
         self._busy: DeviceBusy | None = None
@@ -102,13 +102,12 @@ class Supervisor:
 
     def _run(self, request: Run, *, fresh: bool = False) -> Ran:
         started = time.monotonic()
-        if self._worker is None or (fresh and not self._unused):
+        if not self._has_worker or (fresh and not self._unused):
             self._start_worker()
-        assert self._worker is not None
         self._unused = False
         limit = self._settings.trial_timeout_seconds
         try:
-            ran = self._worker.ask(request, (Ran,), limit)
+            ran = self._nursery.ask(request, (Ran,), limit)
         except WorkerLost as lost:
             if lost.outcome == "timeout":
                 error = f"no answer within {limit:g} s{_hangs_at('; ', lost)}"
@@ -192,13 +191,12 @@ class Supervisor:
 
     def _prepare(self, up_to: Literal["device", "import", "setup"], kind: type[Prepared]) -> Prepared:
         """Ask the new worker for what comes before any trial."""
-        assert self._worker is not None
         settings, workload, limit = self._settings, self._settings.workload, self._limit_bytes
         request = Prepare(
             workload=workload, options=settings.options, settings=settings, limit_bytes=limit, up_to=up_to
         )
         try:
-            reply = self._worker.ask(request, (kind, Failed), settings.setup_timeout_seconds)
+            reply = self._nursery.ask(request, (kind, Failed), settings.setup_timeout_seconds)
         except WorkerLost as lost:
             if lost.outcome != "timeout":
                 raise
@@ -226,12 +224,13 @@ class Supervisor:
     def _renew(self) -> None:
         self._drop()
         self._number += 1
-        self._worker = WorkerProcess(self._nursery)
+        self._nursery.start_worker()
+        self._has_worker = True
 
     def _drop(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        if self._has_worker:
+            self._has_worker = False
+            self._nursery.end_worker()
 
     def _too_small(self, reason: str) -> ProbeError:
         return ProbeError(

@@ -24,7 +24,7 @@ from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
 from batchtune.probe.protocol import Failed, Identified, Loaded, Prepare, Ready, Stage
 from batchtune.probe.session import Session
-from batchtune.workloads.tracebacks import first_line, user_traceback
+from batchtune.workloads.loading import first_line, user_traceback
 
 
 def serve(channel: socket.socket) -> None:

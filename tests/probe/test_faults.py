@@ -110,8 +110,7 @@ def test_the_end_of_a_flood_of_output_is_kept() -> None:
     with supervise("Floods") as supervisor:
         supervisor.start()
         assert supervisor.measure(ONE, 0).trial.outcome == "ok"
-        assert supervisor._worker is not None
-        assert 0 < len(supervisor._worker.output()) <= 1 << 18
+        assert 0 < len(supervisor._nursery.output()) <= 1 << 18
 
 
 @pytest.mark.slow

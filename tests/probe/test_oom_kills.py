@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.probe.process import WorkerProcess, oom_kills
+from batchtune.probe.process import Nursery, oom_kills
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n"
 VMSTAT = "nr_free_pages 1\noom_kill 9\nfoo_oom_kill 8\n"
@@ -65,7 +65,7 @@ def test_this_machine_has_a_count() -> None:
 
 def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {(3, 3): False, (3, 4): True, (None, None): True, (3, None): False, (None, 3): False}
-    worker = WorkerProcess.__new__(WorkerProcess)
+    worker = Nursery.__new__(Nursery)
     for (before, after), killed in cases.items():
         worker._oom_kills = before
         monkeypatch.setattr("batchtune.probe.process.oom_kills", lambda after=after: after)

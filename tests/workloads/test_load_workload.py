@@ -10,7 +10,7 @@ import pytest
 from batchtune.errors import ManifestError, UsageError, WorkloadError
 from batchtune.lengths import UNITS
 from batchtune.workloads import BUILTINS, default_workload, load_workload, parse_options
-from batchtune.workloads.tracebacks import user_traceback
+from batchtune.workloads.loading import user_traceback
 
 GOOD = """
 class Good:
