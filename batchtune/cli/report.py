@@ -188,11 +188,7 @@ def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, out
 
 
 def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
-    """Return the run with its verdicts and drift.
-
-    Raises:
-        BatchtuneError: The run can't be read; or the baseline or the lengths can't, and no rule needs them.
-    """
+    """Return the run with its verdicts and drift; a baseline or lengths that can't be read fail the rules on them."""
     from batchtune.reports import load_run
     from batchtune.reports.gate import RuleInputs, judge
 

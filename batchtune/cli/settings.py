@@ -22,11 +22,7 @@ Project = dict[str, dict[str, tuple[Any, str]]]
 
 
 def apply_project(ctx: typer.Context, load_commands: Callable[[], Mapping[str, Any]]) -> None:
-    """Take the defaults of the commands' options from the nearest pyproject.toml at or above the working folder.
-
-    Raises:
-        UsageError: The file is not a TOML file, or a key names no option.
-    """
+    """Take the defaults of the commands' options from the nearest pyproject.toml at or above the working folder."""
     here = Path.cwd()
     path = next((file for parent in (here, *here.parents) if (file := parent / "pyproject.toml").is_file()), None)
     if path and (table := _read(path)):
@@ -62,26 +58,22 @@ def _project(table: Mapping[str, Any], path: Path, commands: Mapping[str, Any]) 
     """
     project: Project = {command: {} for command in commands}
     of_commands = {key: value for key, value in table.items() if isinstance(value, Mapping) and key in commands}
-    options: dict[str, dict[str, Any]] = {}
-    shared: dict[str, list[tuple[str, Any]]] = {}
+    # Table → key → the options that it sets, each with its command.
+    known: dict[str, dict[str, list[tuple[str, Any]]]] = {name: {} for name in ("", *commands)}
     for command, its in commands.items():
-        # The run folder is an option, even if a command takes it as an argument.
-        taken = [one for one in its.params if one.param_type_name == "option" or one.name == "run"]
-        options[command] = {one.name: one for one in taken if one.name not in _NEVER}
-        for one in options[command].values():
-            name = one.envvar.removeprefix(PREFIX).lower() if one.envvar else one.name
-            shared.setdefault(name, []).append((command, one))
-    general = f"{path}, [tool.batchtune]"
-    for key, value in table.items():
-        if key not in of_commands:
-            tables = commands if isinstance(value, Mapping) else ()
-            for command, one in shared[_checked(key, shared, general, tables)]:
-                project[command][one.name] = _as_text(value, one), f"{general} {key}"
-    for command, own in of_commands.items():  # the more specific ones later, so that they win
-        where = f"{path}, [tool.batchtune.{command}]"
+        for one in its.params:
+            # The run folder is an option, even if a command takes it as an argument.
+            if (one.param_type_name == "option" or one.name == "run") and one.name not in _NEVER:
+                shared = one.envvar.removeprefix(PREFIX).lower() if one.envvar else one.name
+                known[""].setdefault(shared, []).append((command, one))
+                known[command][one.name] = [(command, one)]
+    general = {key: value for key, value in table.items() if key not in of_commands}
+    for name, own in {"": general, **of_commands}.items():  # the more specific ones later, so that they win
+        where = f"{path}, [tool.batchtune{'.' if name else ''}{name}]"
         for key, value in own.items():
-            one = options[command][_checked(key, options[command], where)]
-            project[command][one.name] = _as_text(value, one), f"{where} {key}"
+            tables = commands if not name and isinstance(value, Mapping) else ()
+            for command, one in known[name][_checked(key, known[name], where, tables)]:
+                project[command][one.name] = _as_text(value, one), f"{where} {key}"
     return project
 
 

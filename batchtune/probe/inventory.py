@@ -37,12 +37,9 @@ def main() -> None:
     """Write all of it to stdout; what libraries print goes to stderr."""
     answers = os.dup(1)
     os.dup2(2, 1)
-    asked = [backend.seen_by_driver() for backend in backends()]
-    by_driver = DriverFacts(
-        driver=next((version for _, version, _ in asked if version), None),
-        gpus=[gpu for gpus, _, _ in asked for gpu in gpus],
-        problem=next((problem for _, _, problem in asked if problem), None),
-    )
+    gpus, versions, problems = zip(*(backend.seen_by_driver() for backend in backends()), strict=True)
+    driver, problem = (next(filter(None, said), None) for said in (versions, problems))
+    by_driver = DriverFacts(driver=driver, gpus=[one for its in gpus for one in its], problem=problem)
     os.write(answers, msgspec.json.encode(by_driver) + b"\n")
     os.write(answers, msgspec.json.encode(_torch_facts()) + b"\n")
     os._exit(0)  # nothing that a library does at its end can spoil it

@@ -8,7 +8,6 @@ import re
 import stat
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 from batchtune.errors import ProbeError
 
@@ -69,9 +68,7 @@ class DeviceLock:
     def __enter__(self) -> DeviceLock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.release()
 
 
