@@ -29,10 +29,9 @@ WORST_TIME_ERROR = 1.0
 def trust_warnings(device: Device, trials: Sequence[Trial]) -> list[str]:
     """Return why the figures of a probe may be wrong, each with its remedy; `device` is as it was when it began."""
     passed = [trial for trial in trials if trial.outcome == "ok"]
-    if device.processors is not None:  # it computes on the machine's own, as all programs do
-        found = [*_on_a_shared_device(device), *_about_processors(device, passed)]
-    else:
-        found = [*_on_a_device_of_its_own(device, trials), *_about_clocks(passed)]
+    # Whether it computes on the machine's own processors, as all programs do.
+    alone, shared = _on_a_device_of_its_own, _on_a_shared_device
+    found = alone(device, trials, passed) if device.processors is None else shared(device, device.processors, passed)
     return [*found, *_about_times(passed), *settings_warnings(device.settings)]
 
 
@@ -93,7 +92,9 @@ def _worded(value: Any) -> str:
     return next((word for one, word in _WORDS if value is one), str(value))
 
 
-def _on_a_shared_device(device: Device) -> Iterator[str]:
+def _on_a_shared_device(device: Device, processors: int, passed: Sequence[Trial]) -> Iterator[str]:
+    seen = [trial.other_processors for trial in passed if trial.other_processors is not None]
+    others = sum(seen) / len(seen) if seen else device.other_processors
     if device.processes:
         yield (
             f"Another probe (process {device.processes[0].pid}) used the CPU when this one began: don't trust the step "
@@ -105,24 +106,17 @@ def _on_a_shared_device(device: Device) -> Iterator[str]:
             "were free when the probe began: the system may have swapped, or may kill such a process. Give a limit "
             "with --memory that is free."
         )
-
-
-def _about_processors(device: Device, passed: Sequence[Trial]) -> Iterator[str]:
-    """Warn if other programs take processors that the steps would use."""
-    seen = [trial.other_processors for trial in passed if trial.other_processors is not None]
-    others = sum(seen) / len(seen) if seen else device.other_processors
-    if others is None or device.processors is None or device.processes:  # another probe was reported already
+    if others is None or device.processes:  # another probe was reported already
         return
-    threads = device.settings.get("threads", device.processors)
-    if others + threads > device.processors + _TAKEN_PROCESSORS:
+    if others + device.settings.get("threads", processors) > processors + _TAKEN_PROCESSORS:
         when = "while steps were timed" if seen else "while the workload was built"
         yield (
-            f"Other programs took {others:.1f} of {counted(device.processors, 'processor')} {when}: the step times are "
-            "too long; the batch sizes are right. Stop them, and measure again with --force."
+            f"Other programs took {others:.1f} of {counted(processors, 'processor')} {when}: the step times are too "
+            "long; the batch sizes are right. Stop them, and measure again with --force."
         )
 
 
-def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial]) -> Iterator[str]:
+def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial], passed: Sequence[Trial]) -> Iterator[str]:
     who = busy_with(device.processes)
     if device.processes is None and device.other_processes:
         who = _other_processes(device.other_processes)
@@ -131,20 +125,16 @@ def _on_a_device_of_its_own(device: Device, trials: Sequence[Trial]) -> Iterator
             f"Also on the device: {who}. The limit is what they left free, and times may be too long. Stop them and "
             "probe again with --force, or probe another device with --device."
         )
-    outside = max((trial.outside_bytes for trial in trials if trial.outside_bytes is not None), default=None)
-    if outside is None or device.free_bytes is None:
-        return
-    missing = device.limit_bytes + device.reserve_bytes + device.ddp_bytes + outside - device.free_bytes
-    if missing > 0 and (device.outside_bytes is None or outside > device.outside_bytes):
+    outside, missing = max((one.outside_bytes for one in trials if one.outside_bytes is not None), default=None), 0
+    if outside is not None and device.free_bytes is not None:
+        missing = device.limit_bytes + device.reserve_bytes + device.ddp_bytes + outside - device.free_bytes
+    if outside is not None and missing > 0 and (device.outside_bytes is None or outside > device.outside_bytes):
         reserve_mib = -(-(missing + device.reserve_bytes) >> 20)  # rounded up
         yield (
             f"Memory outside PyTorch's allocator (CUDA's context, the libraries' workspaces) grew to "
             f"{format_size(outside)} during the probe: with the limit it is {format_size(missing)} more than the "
             f"device had free. Leave more with --reserve {reserve_mib}MiB, and --force."
         )
-
-
-def _about_clocks(passed: Sequence[Trial]) -> Iterator[str]:
     timed = [trial.throttle_reasons for trial in passed if trial.throttle_reasons is not None]
     if reasons := Counter(reason for its in timed for reason in its):
         named = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())

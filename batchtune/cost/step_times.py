@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +73,7 @@ class _Timed:
 
     @property
     def weights(self) -> FloatArray:
-        weights: FloatArray = _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
-        return weights
+        return _MODEL_ERROR / np.hypot(_MODEL_ERROR, self.errors)
 
 
 def fit_step_seconds(trials: Sequence[Trial]) -> CostModel | None:
@@ -132,12 +132,11 @@ class StepTimes:
         seconds = predict(self.model, batch_sizes, lengths, target_lengths)
         if not self.ratios.size:
             return seconds
-        corrected: FloatArray = seconds.reshape(-1).copy()
+        corrected = seconds.reshape(-1).copy()
         for part, closeness in self._chunks(seconds.shape, batch_sizes, lengths, target_lengths):
             logarithm = (self.certainty * self.ratios) @ closeness / (self.certainty @ closeness + 1.0)
             corrected[part] *= np.exp(logarithm)
-        result: FloatArray = corrected.reshape(seconds.shape)
-        return result
+        return cast(FloatArray, corrected.reshape(seconds.shape))
 
     @property
     def sigmas(self) -> FloatArray:
@@ -153,11 +152,7 @@ class StepTimes:
         return np.append(np.hypot(self.errors, missed), (self.model.relative_error, common))
 
     def sensitivities(
-        self,
-        batch_sizes: npt.ArrayLike,
-        lengths: npt.ArrayLike,
-        target_lengths: npt.ArrayLike | None,
-        counts: npt.ArrayLike,
+        self, batch_sizes: npt.ArrayLike, lengths: npt.ArrayLike, targets: npt.ArrayLike | None, counts: npt.ArrayLike
     ) -> tuple[float, FloatArray]:
         """Return the seconds of many steps, and their derivatives by the logarithms that `sigmas` are of.
 
@@ -166,10 +161,10 @@ class StepTimes:
         `counts` steps of each shape, not necessarily whole; the other arguments and errors are those of `predict`. The
         derivatives have shape (measured + 2,), the last two by the model and by what is common.
         """
-        each = self(batch_sizes, lengths, target_lengths)
+        each = self(batch_sizes, lengths, targets)
         seconds = np.broadcast_to(np.asarray(counts, dtype=np.float64), each.shape).reshape(-1) * each.reshape(-1)
         gradient = np.zeros(self.ratios.size + 2)
-        for part, closeness in self._chunks(each.shape, batch_sizes, lengths, target_lengths):
+        for part, closeness in self._chunks(each.shape, batch_sizes, lengths, targets):
             scaled = seconds[part] / (self.certainty @ closeness + 1.0)
             gradient[:-2] += self.certainty * (closeness @ scaled)
             gradient[-2] += scaled.sum()

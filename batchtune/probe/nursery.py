@@ -108,6 +108,7 @@ def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) 
 
 
 def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, output: int) -> int:
+    """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads: those of numpy's BLAS, which handles forks

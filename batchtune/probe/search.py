@@ -39,9 +39,9 @@ class NextTrial:
 class SearchEnds(Exception):
     """The search can't go on; carries the trial that showed it."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: Trial, fitting_length: float = 0.0, too_long: int = 0) -> None:
         super().__init__(trial.error or trial.outcome)
-        self.trial = trial
+        self.trial, self.fitting_length, self.too_long = trial, fitting_length, too_long
 
 
 class NothingFits(SearchEnds):
@@ -54,11 +54,6 @@ class SingleFails(SearchEnds):
 
 class TooLong(SearchEnds):
     """The longest examples do not fit; carries the longest length that does, and how many are longer."""
-
-    def __init__(self, fitting_length: float, too_long: int, trial: Trial) -> None:
-        super().__init__(trial)
-        self.fitting_length = fitting_length
-        self.too_long = too_long
 
 
 class FrontierSearch:
@@ -124,7 +119,7 @@ class FrontierSearch:
         if passed < 0:
             raise NothingFits(alone)
         fitting = float(distinct[passed])
-        raise TooLong(fitting, self._lengths.count - self._lengths.histogram.count_up_to(fitting), alone)
+        raise TooLong(alone, fitting, self._lengths.count - self._lengths.histogram.count_up_to(fitting))
 
     # Results
 
@@ -178,10 +173,7 @@ class FrontierSearch:
         return findings.failure(findings.anchor(self._lengths.longest).shape(1))
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
-        """Return how many lengths are closed, and how many there are in all, as far as is known.
-
-        If the longest does not fit: how many were tried for the longest that does, and how many may have to be.
-        """
+        """Return how many lengths are closed, of how many as far as is known; or tried for the longest that fits."""
         findings = self.findings(trials)
         if findings.failure(findings.anchor(self._lengths.longest).shape(1)) is not None:
             tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
@@ -227,8 +219,7 @@ class FrontierSearch:
         totals = histogram.cumulative_total[first:] - histogram.cumulative_total[first]
         marks = np.linspace(0, 1, wanted + 1)[:-1]
         indices = first + np.searchsorted((logs + totals / totals[-1]) / 2, marks, side="left")
-        # Marks may fall on the same length where the data have few: move the later ones up to the next free length,
-        # but never so far that the ones behind have no place.
+        # Marks may fall on the same length: move the later ones up to the next free one, leaving room for those behind.
         chosen = [first - 1]
         for number, index in enumerate(indices.tolist()):
             chosen.append(min(max(index, chosen[-1] + 1), lengths.size - 1 - (wanted - number)))
