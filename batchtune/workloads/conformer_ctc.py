@@ -103,7 +103,7 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
         features = torch.randn(shape.batch_size, frames, FEATURES, device=self.device)
         # Each token is the one before plus something that is not 0 modulo the number of tokens.
         classes = self.config.hyper.vocab - 1
-        count = min(whole(tokens), subsampled(frames))
+        count = min(whole(tokens), -(-frames // SUBSAMPLING))  # at most what the two convolutions leave of the frames
         steps = torch.randint(1, classes, (shape.batch_size, count), device=self.device)
         return SpeechBatch(features, steps.cumsum(dim=1) % classes + 1)
 
@@ -117,11 +117,6 @@ class ConformerCTC(TrainingWorkload[ConformerCTCConfig, SpeechBatch]):
             input_lengths=torch.full((batch_size,), frames),
             target_lengths=torch.full((batch_size,), batch.targets.shape[1]),
         )
-
-
-def subsampled(frames: int) -> int:
-    """Number of frames after the two convolutions of stride 2."""
-    return -(-frames // SUBSAMPLING)
 
 
 class Conformer(nn.Module):
