@@ -22,14 +22,10 @@ class Frontier:
     At a measured length it is the measured batch size, between two that of the next longer one: memory grows with the
     length, so what fits there fits at any shorter length. If a shorter length was seen to hold fewer (not for want
     of examples), longer ones get no more than it.
-
-    Attributes:
-        lengths: Shape (points,), strictly ascending.
-        batch_sizes: Shape (points,), never rising.
     """
 
-    lengths: FloatArray
-    batch_sizes: IntArray
+    lengths: FloatArray  # shape (points,), strictly ascending
+    batch_sizes: IntArray  # shape (points,), never rising
 
     @classmethod
     def of(cls, points: Sequence[FrontierPoint]) -> Frontier:

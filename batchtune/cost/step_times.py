@@ -38,19 +38,14 @@ _SAME = 1e-20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
-    """The batch shapes that were timed, in the order in which they first were; arrays of shape (measured,).
-
-    Attributes:
-        seconds: The expected time of a step: the median over the shape's trials, times the mean over the median.
-        errors, common_error: Its standard error, as a share; that of the mean over the median, common to all.
-    """
+    """The batch shapes that were timed, in the order in which they first were; arrays of shape (measured,)."""
 
     sizes: FloatArray
     lengths: FloatArray
     targets: FloatArray | None
-    seconds: FloatArray
-    errors: FloatArray
-    common_error: float
+    seconds: FloatArray  # the expected time of a step: the median over its trials, times the mean over the median
+    errors: FloatArray  # its standard error, as a share of it
+    common_error: float  # the standard error of the mean over the median, which all times have in common
 
     @classmethod
     def of(cls, trials: Sequence[Trial], *, with_targets: bool) -> _Timed:
@@ -96,19 +91,13 @@ class StepTimes:
     of the distance (Shepard 1968), and by their certainty. Distances are in the logarithms of the length, of the
     padded length and, if the time depends on it, of the target length. The model takes part as if it had been
     measured at a distance of 1, a factor of e away: far from all measurements it is alone.
-
-    Attributes:
-        points: Shape (coordinates, measured).
-        certainty: Shape (measured,), from above 0 to 1.
-        ratios: Shape (measured,): the logarithm of measured / model.
-        errors, common_error: As in `_Timed`.
     """
 
     model: CostModel
-    points: FloatArray
-    certainty: FloatArray
-    ratios: FloatArray
-    errors: FloatArray
+    points: FloatArray  # shape (coordinates, measured)
+    certainty: FloatArray  # shape (measured,), from above 0 to 1
+    ratios: FloatArray  # shape (measured,): the logarithm of measured / model
+    errors: FloatArray  # as in `_Timed`
     common_error: float
 
     @classmethod

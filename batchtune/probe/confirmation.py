@@ -27,28 +27,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class Turns:
-    """The outcome of the turns.
+    """The outcome of the turns."""
 
-    Attributes:
-        steps: That passed.
-        alloc_retries: How often the allocator emptied its cache to go on.
-        reserved_growth_bytes: By how much its cache grew after each shape had run once; None if it has no cache.
-        failures: The shapes that failed; they take no further turns, and no fresh worker starts after them.
-        peaks, seconds: Of the steps of each shape that passed, but for the first step of the fresh worker.
-        first_step: The shape of that step, and its peak; None if it never ran, or ran out of memory.
-        first_failed: The shape that ran out of memory in that step; it may fit in later ones.
-        reserved_first: The largest cache of the current worker while each shape ran once.
-    """
-
-    steps: int = 0
-    alloc_retries: int = 0
-    reserved_growth_bytes: int | None = None
-    failures: list[Ran] = field(default_factory=list)
+    steps: int = 0  # that passed
+    alloc_retries: int = 0  # how often the allocator emptied its cache to go on
+    reserved_growth_bytes: int | None = None  # of its cache, after each shape had run once; None if it has no cache
+    failures: list[Ran] = field(default_factory=list)  # take no further turns; no fresh worker starts after them
+    # Of the steps of each shape that passed, but for the first step of the fresh worker.
     peaks: dict[BatchShape, list[int]] = field(default_factory=dict)
     seconds: dict[BatchShape, list[float]] = field(default_factory=dict)
-    first_step: tuple[BatchShape, int] | None = None
-    first_failed: Ran | None = None
-    reserved_first: int = 0
+    first_step: tuple[BatchShape, int] | None = None  # of the fresh worker: its shape and its peak, if it passed
+    first_failed: Ran | None = None  # the shape that ran out of memory in that step; it may fit in later ones
+    reserved_first: int = 0  # the largest cache of the current worker while each shape ran once
 
     def time_ratio(self, trials: Sequence[Trial]) -> float | None:
         """Return the time of the turns' steps over that of the same shapes' trials; None for too few shapes."""

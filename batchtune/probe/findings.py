@@ -37,39 +37,24 @@ _LEAP = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """The bounds of the batch size at one length and target.
-
-    Attributes:
-        cap: What the data can fill, or the user allows.
-        passed: Largest that is proven by its own trial, below any that failed; 0 if none is.
-        ran: Largest that ran at all, below any that failed; above `passed` if it leaves no margin.
-        tight: Smallest above `passed` that ran but leaves no margin, or None.
-        failed: Smallest that failed, or None.
-        tried, failures: Number of batch sizes that were tried, and of those that failed.
-        misled: Number of them that failed since the last that ran, which said where the limit is.
-        given_up: Number of them that failed in alternation with others, after they had passed alone.
-        peaks: (batch size, peak bytes) of those that ran, ascending by batch size.
-        surely: Batch size that is proven by a trial with a longer length or target, or 0.
-        hardly: Batch size that failed, or left no margin, at a shorter length or target, or None.
-        step: The smallest difference in batch size that matters. It doubles with each batch size given up in
-            alternation: there the limit moves with what the other shapes leave behind, and creeping up to it would
-            fail again and again.
-    """
+    """The bounds of the batch size at one length and target."""
 
     anchor: Anchor
-    cap: int
-    passed: int
-    ran: int
-    tight: int | None
-    failed: int | None
+    cap: int  # what the data can fill, or the user allows
+    passed: int  # largest that is proven by its own trial, below any that failed; 0 if none is
+    ran: int  # largest that ran at all, below any that failed; above `passed` if it leaves no margin
+    tight: int | None  # smallest above `passed` that ran but leaves no margin
+    failed: int | None  # smallest that failed
     failed_by: ClosedBy | None
-    tried: int
-    failures: int
-    misled: int
-    given_up: int
-    peaks: tuple[tuple[int, float], ...]
-    surely: int
-    hardly: int | None
+    tried: int  # how many batch sizes were tried
+    failures: int  # how many of them failed
+    misled: int  # how many failed since the last that ran, which said where the limit is
+    given_up: int  # how many failed in alternation with others, after they had passed alone
+    peaks: tuple[tuple[int, float], ...]  # (batch size, peak bytes) of those that ran, ascending by batch size
+    surely: int  # proven by a trial with a longer length or target, or 0
+    hardly: int | None  # failed, or left no margin, at a shorter length or target
+    # The smallest difference in batch size that matters. It doubles with each batch size given up in alternation: there
+    # the limit moves with what the other shapes leave behind, and creeping up to it would fail again and again.
     step: int
 
     @property

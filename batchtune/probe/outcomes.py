@@ -79,21 +79,15 @@ class Shapes:
 
 @dataclass(slots=True)
 class Task:
-    """The search's task.
-
-    Attributes:
-        rungs: The batch sizes that the tolerance tells apart.
-        spread_bytes: By how much peaks of equal batches were seen to differ outside of the trials.
-        first_step_bytes: By how much the first step of a process was seen to exceed later ones.
-    """
+    """The search's task."""
 
     lengths: Lengths
     settings: ProbeSettings
     limit_bytes: int
     fit: PeakFit
-    rungs: Sequence[int]
-    spread_bytes: int = 0
-    first_step_bytes: int = 0
+    rungs: Sequence[int]  # the batch sizes that the tolerance tells apart
+    spread_bytes: int = 0  # by how much peaks of equal batches were seen to differ outside of the trials
+    first_step_bytes: int = 0  # by how much the first step of a process was seen to exceed later ones
 
 
 class Outcomes:

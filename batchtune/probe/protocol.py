@@ -19,41 +19,29 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
 class Prepare(Message, frozen=True):
     """Asks for what comes before any trial.
 
-    Attributes:
-        limit_bytes: The limit to enforce; None: worked out from the cap and the fraction.
-        up_to: `device`: name it, without using its memory (`Identified`); `import`: import the workload and check its
-            options, without using the device (`Loaded`); `setup`: build it (`Ready`).
+    Up to `device`: name it, without using its memory (`Identified`); `import`: import the workload and check its
+    options, without using the device; `setup`: build it (`Ready`, both).
     """
 
     workload: str
     options: dict[str, Any]
     settings: ProbedWith
-    limit_bytes: int | None
+    limit_bytes: int | None  # to enforce; None: worked out from the cap and the fraction
     up_to: Literal["device", "import", "setup"]
 
 
 class Identified(Message, frozen=True):
-    """The device that a name such as `auto` or `cuda:1` stands for here.
+    """The device that a name such as `auto` or `cuda:1` stands for here."""
 
-    Attributes:
-        id: Tells it from all others of this machine: `cpu`, or the UUID.
-        name: For people.
-        shared: Whether a probe may start while another one uses it; times then can't be trusted.
-    """
-
-    id: str
-    name: str
-    shared: bool = False
-
-
-class Loaded(Message, frozen=True):
-    """The workload can be imported."""
+    id: str  # tells it from all others of this machine: `cpu`, or the UUID
+    name: str  # for people
+    shared: bool = False  # whether a probe may start while another one uses it; times then can't be trusted
 
 
 class Ready(Message, frozen=True):
-    """The workload is built."""
+    """The workload can be imported, and is built if a device is given."""
 
-    device: Device
+    device: Device | None = None
 
 
 class Run(Message, frozen=True):
@@ -69,20 +57,13 @@ class Run(Message, frozen=True):
 
 
 class Ran(Message, frozen=True):
-    """A trial, or a single step as a trial of one.
+    """A trial, or a single step as a trial of one."""
 
-    Attributes:
-        trial: The supervisor fills in its index, worker and wall time.
-        stage, traceback: Where the error was raised, and the last lines of the workload's own frames.
-        hint: How to fix the error.
-        renew: The worker must be replaced: damaged (a sticky device error), or its memory is full of holes.
-    """
-
-    trial: Trial
-    stage: Stage | None = None
-    traceback: str | None = None
-    hint: str | None = None
-    renew: bool = False
+    trial: Trial  # the supervisor fills in its index, worker and wall time
+    stage: Stage | None = None  # where the error was raised
+    traceback: str | None = None  # the last lines of the workload's own frames
+    hint: str | None = None  # how to fix the error
+    renew: bool = False  # the worker must be replaced: damaged (a sticky device error), or its memory is full of holes
 
 
 class Failed(Message, frozen=True):
@@ -96,7 +77,7 @@ class Failed(Message, frozen=True):
 
 
 Request = Prepare | Run
-Reply = Identified | Loaded | Ready | Ran | Failed
+Reply = Identified | Ready | Ran | Failed
 
 encode = msgspec.json.Encoder().encode
 decode_request = msgspec.json.Decoder[Request](Request).decode

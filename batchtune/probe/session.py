@@ -128,26 +128,20 @@ class Session:
 
 @dataclass
 class _Attempt:
-    """One try at a batch shape, and its results so far.
-
-    Attributes:
-        single: Whether it is a single step among others, as in training. There it is no failure if the allocator
-            empties its cache, or if a library catches an error of the allocator's and goes on.
-        in_use: Bytes after each step that was run to its end.
-        peaks: Bytes, of making the batch and of each step.
-        surroundings: What else the trial's record says of the device.
-    """
+    """One try at a batch shape, and its results so far."""
 
     workload: Workload
     meter: Meter
     shape: BatchShape
+    # A single step among others, as in training. There it is no failure if the allocator empties its cache, or if a
+    # library catches an error of the allocator's and goes on.
     single: bool = False
     seconds: list[float] = field(default_factory=list)
-    in_use: list[int] = field(default_factory=list)
-    peaks: list[int | None] = field(default_factory=list)
+    in_use: list[int] = field(default_factory=list)  # bytes after each step that was run to its end
+    peaks: list[int | None] = field(default_factory=list)  # bytes, of making the batch and of each step
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
-    surroundings: dict[str, Any] = field(default_factory=dict)
+    surroundings: dict[str, Any] = field(default_factory=dict)  # what else the trial's record says of the device
     retries: int = 0
     ooms: int = 0
     caught: list[str] = field(default_factory=list)

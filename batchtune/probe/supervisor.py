@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from batchtune.errors import ProbeError, WorkloadError
 from batchtune.probe.lock import DeviceBusy, DeviceLock
 from batchtune.probe.process import Nursery, WorkerLost
-from batchtune.probe.protocol import Failed, Identified, Loaded, Prepare, Ran, Ready, Run
+from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Run
 from batchtune.probe.settings import ProbeSettings
 from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
 from batchtune.workloads.loading import last_frame
 
-Prepared = TypeVar("Prepared", Identified, Loaded, Ready)
+Prepared = TypeVar("Prepared", Identified, Ready)
 
 # How often to look whether another probe has ended.
 _POLL_SECONDS = 0.5
@@ -153,6 +153,7 @@ class Supervisor:
             except BaseException:
                 self._drop()
                 raise
+        assert device is not None
         self._limit_bytes = device.limit_bytes
         self._unused = True
         if self._lock is not None or self._busy is None or self._busy.process is None:
@@ -172,7 +173,7 @@ class Supervisor:
                 self._lock = DeviceLock(known.id, known.name)
             except DeviceBusy as busy:
                 if self._busy is None:
-                    self._prepare("import", Loaded)
+                    self._prepare("import", Ready)
                     self._renew()  # importing it must not count against the device
                     if (seconds := self._settings.wait_seconds) > 0:
                         most = "" if math.isinf(seconds) else f", for at most {format_seconds(seconds)}"

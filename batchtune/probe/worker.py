@@ -22,7 +22,7 @@ from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
 from batchtune.probe.devices import backend_for, describe_environment
 from batchtune.probe.oom import error_verdict
-from batchtune.probe.protocol import Failed, Identified, Loaded, Prepare, Ready, Stage
+from batchtune.probe.protocol import Failed, Identified, Prepare, Ready, Stage
 from batchtune.probe.session import Session
 from batchtune.workloads.loading import first_line, user_traceback
 
@@ -48,7 +48,7 @@ def serve(channel: socket.socket) -> None:
     os._exit(0)  # no finalizer of the workload's may hang the end
 
 
-def _prepare(request: Prepare) -> tuple[Session | None, Identified | Loaded | Ready | Failed]:
+def _prepare(request: Prepare) -> tuple[Session | None, Identified | Ready | Failed]:
     """Identify the device, or import the workload, or open and limit the device and build the workload."""
     from batchtune.workloads import load_workload
 
@@ -62,7 +62,7 @@ def _prepare(request: Prepare) -> tuple[Session | None, Identified | Loaded | Re
         stage = "import"
         workload = load_workload(request.workload, request.options)
         if request.up_to == "import":
-            return None, Loaded()
+            return None, Ready()
         import torch
 
         stage = "device"

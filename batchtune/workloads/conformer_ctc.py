@@ -34,12 +34,6 @@ class ConformerCTCConfig(TrainingConfig):
     """Options of `builtin:conformer-ctc`.
 
     Sizes and their parameters: tiny 0.5 million, small 4.1 million, base 25 million, large 104 million.
-
-    Attributes:
-        unit: What the manifest's lengths count: `s`, `ms`, `samples`, or `frames` of 10 ms.
-        sample_rate: Samples per second, for lengths in samples.
-        tokens_per_second: Length of the targets where the manifest has no target length.
-        kernel: Width of the depthwise convolution in subsampled frames, odd.
     """
 
     SIZES: ClassVar[Mapping[str, Size]] = {
@@ -49,10 +43,10 @@ class ConformerCTCConfig(TrainingConfig):
         "large": Size(dim=512, layers=17, heads=8, vocab=1024),
     }
 
-    unit: str = "s"
-    sample_rate: int = 16000
-    tokens_per_second: float = 5.0
-    kernel: int = 31
+    unit: str = "s"  # what the manifest's lengths count: `s`, `ms`, `samples`, or `frames` of 10 ms
+    sample_rate: int = 16000  # samples per second, for lengths in samples
+    tokens_per_second: float = 5.0  # length of the targets where the manifest has no target length
+    kernel: int = 31  # width of the depthwise convolution in subsampled frames, odd
 
     def __post_init__(self) -> None:
         # The short form of super() does not work in a class that slots=True has made anew.

@@ -43,17 +43,11 @@ class Workload(Protocol):
 
 
 class Builtin(NamedTuple):
-    """A built-in workload.
+    """A built-in workload."""
 
-    Attributes:
-        target: Module and class, imported when it is asked for.
-        units: Of the lengths that it stands in for if the user names no workload.
-        takes_unit: Whether it has an option `unit`.
-    """
-
-    target: str
-    units: tuple[str, ...]
-    takes_unit: bool = False
+    target: str  # module and class, imported when it is asked for
+    units: tuple[str, ...]  # of the lengths that it stands in for if the user names no workload
+    takes_unit: bool = False  # whether it has an option `unit`
 
 
 BUILTINS: dict[str, Builtin] = {

@@ -44,31 +44,22 @@ class Size:
 class TrainingConfig:
     """Options that every built-in workload takes.
 
-    Attributes:
-        size: Name of a preset; `dim`, `layers`, `heads` and `vocab` override it one by one.
-        dim: Width of the model; a multiple of 2 * heads (rotary positions turn pairs).
-        vocab: Number of output classes, for CTC the blank included.
-        dtype: `fp32`, or `bf16` or `fp16` by autocast; the parameters stay in fp32, and fp16 scales its loss.
-        checkpoint: Whether each block's activations are computed again in the backward pass instead of kept.
-        optimizer: `adamw`, `sgd` (momentum 0.9) or `adafactor`.
-        seed: Of parameters, batches and dropout.
-
     Raises:
         ValueError: A value outside its range; the message states the rule and the value.
     """
 
     SIZES: ClassVar[Mapping[str, Size]]
 
-    size: str = "small"
-    dim: int | None = None
+    size: str = "small"  # a preset; `dim`, `layers`, `heads` and `vocab` override it one by one
+    dim: int | None = None  # a multiple of 2 * heads (rotary positions turn pairs)
     layers: int | None = None
     heads: int | None = None
-    vocab: int | None = None
+    vocab: int | None = None  # number of output classes, for CTC the blank included
     dropout: float = 0.1
-    dtype: str = "fp32"
-    checkpoint: bool = False
-    optimizer: str = "adamw"
-    seed: int = 0
+    dtype: str = "fp32"  # `bf16` and `fp16` by autocast; the parameters stay in fp32, and fp16 scales its loss
+    checkpoint: bool = False  # whether each block's activations are computed again in the backward pass instead of kept
+    optimizer: str = "adamw"  # `adamw`, `sgd` (momentum 0.9) or `adafactor`
+    seed: int = 0  # of parameters, batches and dropout
 
     def __post_init__(self) -> None:
         check_choice("size", self.size, tuple(self.SIZES))

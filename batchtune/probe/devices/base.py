@@ -17,13 +17,9 @@ class Meter(ABC):
     """One device, opened in the worker process: limits its memory, so that running out is real, and measures it.
 
     Open, `limit`, set the workload up, `settle`; then it is read for each trial.
-
-    Attributes:
-        device: The device as it is recorded, complete once settled.
-        torch_device: The same as torch names it.
     """
 
-    device: Device
+    device: Device  # as it is recorded, complete once settled
     torch_device: torch.device
 
     @abstractmethod
@@ -95,19 +91,12 @@ class Meter(ABC):
 
 
 class DeviceBackend(ABC):
-    """One kind of device.
+    """One kind of device."""
 
-    Attributes:
-        OOM_MESSAGES, DISGUISED_MESSAGES: Patterns of errors that mean a lack of memory, or do if a smaller shape
-            passes.
-        VARIABLES: Environment variables that change a step's memory or time. Recorded if they are set.
-        WORKER_ENVIRONMENT: Variables that a worker process must find when it starts.
-    """
-
-    OOM_MESSAGES: ClassVar[Sequence[str]] = ()
-    DISGUISED_MESSAGES: ClassVar[Sequence[str]] = ()
-    VARIABLES: ClassVar[Sequence[str]] = ()
-    WORKER_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}
+    OOM_MESSAGES: ClassVar[Sequence[str]] = ()  # patterns of errors that mean a lack of memory
+    DISGUISED_MESSAGES: ClassVar[Sequence[str]] = ()  # those that do if a smaller shape passes
+    VARIABLES: ClassVar[Sequence[str]] = ()  # of the environment that change a step's memory or time; recorded
+    WORKER_ENVIRONMENT: ClassVar[Mapping[str, str]] = {}  # what a worker process must find when it starts
 
     @abstractmethod
     def is_available(self) -> bool:
