@@ -29,10 +29,7 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
 
     Until then it is a temporary file in the same folder, which is created if missing. If `synced`, it survives a loss
     of power. If `follow`, a link is followed, and a device or pipe written to: not in a run folder, which may come from
-    anywhere, with links in it to any file.
-
-    Raises:
-        ResultError: The file can't be written: a full disk, no permission, a folder in its place.
+    anywhere, with links in it to any file. Raises ResultError if the file can't be written.
     """
     temporary: str | None = None
     try:
@@ -63,8 +60,7 @@ def writing_whole(path: Path, *, synced: bool = True, follow: bool = True) -> It
 def read_regular(path: Path, most_bytes: int, hint: str | None = None, *, name: str | None = None) -> bytes:
     """Read a file that may come from anywhere, called `name` in messages, by default its path.
 
-    Raises:
-        ResultError: Missing, unreadable, larger, or not an ordinary file: a pipe or a device might never end.
+    Raises ResultError if it is missing, unreadable, larger, or not an ordinary file: a pipe might never end.
     """
     name = name or str(path)
     try:

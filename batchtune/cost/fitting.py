@@ -161,23 +161,13 @@ def _forms(size: FloatArray, long: FloatArray, target: FloatArray | None) -> dic
 
 
 class _Fit:
-    """Fits all forms to n measurements, from the smallest padded length on, and chooses one.
-
-    Attributes:
-        weights: Shape (n,); their squares' mean is 1.
-        floors, levels: Shape (floors,): how many of the smallest a floor may hold, first 0; the floor they set.
-        columns: Shape (n, columns): the columns over the cost, of norm 1 as they differ by many orders of magnitude.
-        scales: Shape (columns,): their norms before.
-        pairs: Shape (n, columns²): each row's products of the weighted columns with each other.
-        products: Shape (floors, columns, columns): their sums over what is not on the floor.
-        sums: Shape (floors, columns): the columns' products with what they have to give, which is 1.
-        on_floor, level: Shape (floors, n): whether it is on the floor, and the floor over the cost.
-    """
+    """Fits all forms to n measurements, from the smallest padded length on, and chooses one."""
 
     def __init__(self, terms: FloatArray, cost: FloatArray, weights: FloatArray, forms: dict[_Form, int]) -> None:
         self.forms = forms
-        self.weights = weights
-        self.floors, self.levels = _possible_floors(cost)
+        self.weights = weights  # shape (n,); their squares' mean is 1
+        self.floors, self.levels = _possible_floors(cost)  # shape (floors,)
+        # Shape (n, columns): the columns over the cost, of norm 1 as they differ by many orders of magnitude.
         columns = terms @ _MEANING.T / cost[:, None]
         self.scales = np.linalg.norm(columns, axis=0)
         self.scales[self.scales == 0] = 1.0
@@ -185,9 +175,11 @@ class _Fit:
         weighted = self.columns * weights[:, None]
         # What is not on the floor are the last rows, so the normal equations are sums from the end.
         pairs = weighted[:, :, None] * weighted[:, None, :]
-        self.pairs = pairs.reshape(cost.size, -1)
+        self.pairs = pairs.reshape(cost.size, -1)  # shape (n, columns²)
+        # Shape (floors, columns, columns), and (floors, columns): with what the columns have to give, which is 1.
         self.products = np.cumsum(pairs[::-1], axis=0)[::-1][self.floors]
         self.sums = np.cumsum((weighted * weights[:, None])[::-1], axis=0)[::-1][self.floors]
+        # Shape (floors, n): whether it is on the floor, and the floor over the cost.
         self.on_floor = np.arange(cost.size) < self.floors[:, None]
         self.level = self.levels[:, None] / cost
 

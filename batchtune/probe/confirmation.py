@@ -70,10 +70,7 @@ def confirm(stepper: Supervisor, shapes: Sequence[BatchShape], on_step: Callable
 
     A shape fails if it runs out of memory, or if it crashes or hangs a second time, in a fresh worker. If it passes
     because the allocator empties its cache, that is counted: it fits, at the cost of time. `on_step` is called
-    before each step.
-
-    Raises:
-        WorkloadError, ProbeError: A worker was needed and can't be built.
+    before each step. Raises as `Supervisor.start`.
     """
     turns = Turns()
     faults: set[BatchShape] = set()

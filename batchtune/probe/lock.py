@@ -31,11 +31,8 @@ class DeviceLock:
     """Holds a device for this process, from construction to `release`.
 
     The lock is an flock on a file in the machine's temporary folder, which several users may share. Whoever made
-    the file, it is only opened if it is a plain file there, never followed elsewhere.
-
-    Raises:
-        DeviceBusy: Another process holds the device.
-        ProbeError: The lock can't be made.
+    the file, it is only opened if it is a plain file there, never followed elsewhere. Raises DeviceBusy if another
+    process holds the device, and ProbeError if the lock can't be made.
     """
 
     def __init__(self, device_id: str, device_name: str) -> None:

@@ -97,11 +97,7 @@ class Nursery:
         self._reader.start()
 
     def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
-        """Send the worker a request, and wait for a reply of these kinds.
-
-        Raises:
-            WorkerLost: The process ended before it answered, something else came over its channel, or the time ran out.
-        """
+        """Send the worker a request, and wait for a reply of these kinds. Raises WorkerLost if none comes in time."""
         if not self._said and ready([self._channel], 0):
             self._receive()
         if not self._said:  # else something came though nothing was asked

@@ -85,10 +85,7 @@ class Supervisor:
     def measure(self, shape: BatchShape, index: int, *, fresh: bool = False, timing: bool = False) -> Ran:
         """Run one trial; `index` is its place in the journal, `fresh` asks for a worker that has run nothing before.
 
-        If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`).
-
-        Raises:
-            WorkloadError, ProbeError: A new worker was needed and can't be built.
+        If the worker dies or hangs, that is the trial's outcome (`crash`, `oom`, `timeout`). Raises as `start`.
         """
         ran = self._run(Run(shape=shape), fresh=fresh)
         return replace(ran, trial=replace(ran.trial, index=index, timing=timing))

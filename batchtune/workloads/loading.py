@@ -39,10 +39,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
 
     This runs the user's code and may import torch: call it in the worker process only. The folder of a file, or the
     current folder for a package, is put first on `sys.path` and stays there, for imports inside the workload's methods.
-
-    Raises:
-        WorkloadError: The spec has none of the forms, names nothing that exists, fails to import or to be built, takes
-            no such options, or returns no workload.
+    Raises WorkloadError for whatever is wrong with the spec, the options, the user's code or what it returns.
     """
     location, separator, name = spec.rpartition(":")
     if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
@@ -189,9 +186,8 @@ def _word(value: Any) -> str:
 def user_traceback(error: BaseException) -> str:
     """Return the last lines of an exception's traceback, with the user's own frames only, and its message.
 
-    Frames of batchtune, of the import system, of the standard library and of installed packages say nothing
-    about where the user's code is wrong, and a deep stack inside torch would push out what does. They stay
-    only if no frame of the user's is left (an installed package that is itself the workload).
+    Frames of batchtune, the standard library and installed packages, such as a deep stack inside torch, stay only if
+    no frame of the user's is left (an installed package that is itself the workload).
     """
     report = traceback.TracebackException.from_exception(error)
     reports = [report]
