@@ -93,7 +93,7 @@ class Findings(Outcomes):
 
     def _bracket(self, anchor: Anchor) -> Bracket:
         sizes = sorted(self._sizes.get(anchor, ()))
-        failures = {size: trial for size in sizes if (trial := self.failure(anchor.shape(size))) is not None}
+        failures = {size: trial for size in sizes if (trial := self.failures.get(anchor.shape(size)))}
         failed = min(failures, default=None)
         ran = [size for size in sizes if self.passes(anchor.shape(size)) and (failed is None or size < failed)]
         passed = max((size for size in ran if self.is_proven(anchor.shape(size))), default=0)

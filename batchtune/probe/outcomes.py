@@ -146,16 +146,13 @@ class Outcomes:
         """Return whether a trial of a shape passed."""
         return any(trial.outcome == "ok" for trial in self._by_shape.get(shape, ()))
 
-    def failure(self, shape: BatchShape) -> Trial | None:
-        """Return the trial that rules a shape out.
+    @cached_property
+    def failures(self) -> dict[BatchShape, Trial]:
+        """The trial that rules a shape out.
 
         That is one that ran out of memory, or if a larger shape passed, the first of two; the last of two or more
         crashes or time-outs; one that failed in alternation with the others.
         """
-        return self._failures.get(shape)
-
-    @cached_property
-    def _failures(self) -> dict[BatchShape, Trial]:
         found = {}
         for shape, trials in self._by_shape.items():
             ooms = [trial for trial in trials if trial.outcome == "oom"]
@@ -206,7 +203,7 @@ class Outcomes:
 
     def is_proven(self, shape: BatchShape) -> bool:
         """Return whether it ran, did not fail as well, and leaves the margin free."""
-        if not self.passes(shape) or self.failure(shape) is not None:
+        if not self.passes(shape) or shape in self.failures:
             return False
         if self.confirmed is not None and shape not in self.confirmed:
             return False
@@ -252,7 +249,7 @@ class Outcomes:
     @cached_property
     def is_contradicted(self) -> bool:
         """Whether a shape ran out of memory, twice, though a larger one passed: then lengths need their own proofs."""
-        return any(trial.outcome == "oom" and self.is_dominated(shape) for shape, trial in self._failures.items())
+        return any(trial.outcome == "oom" and self.is_dominated(shape) for shape, trial in self.failures.items())
 
     @cached_property
     def margin(self) -> Margin:
@@ -299,11 +296,11 @@ class Outcomes:
 
     @cached_property
     def _failed(self) -> Shapes:
-        return Shapes(self._failures)
+        return Shapes(self.failures)
 
     @cached_property
     def _out_of_reach(self) -> Shapes:
         """The shapes that failed for want of memory, or left no margin."""
-        ooms = (shape for shape, trial in self._failures.items() if trial.outcome == "oom")
-        ran = (shape for shape in self._by_shape if shape not in self._failures and self.passes(shape))
+        ooms = (shape for shape, trial in self.failures.items() if trial.outcome == "oom")
+        ran = (shape for shape in self._by_shape if shape not in self.failures and self.passes(shape))
         return Shapes([*ooms, *(shape for shape in ran if not self.is_proven(shape))])

@@ -76,7 +76,7 @@ class FrontierSearch:
         """Return what to try next, or None if all is known. Raises `SearchEnds` if the search can't go on."""
         findings = self.findings(trials)
         longest = findings.anchor(self._lengths.longest)
-        if (alone := findings.failure(longest.shape(1))) is not None:
+        if (alone := findings.failures.get(longest.shape(1))) is not None:
             return self._longest_that_fits(findings, alone)
         order = self._order(findings)
         wanted = next(filter(None, (self._at(findings, anchor) for anchor in order)), None)
@@ -105,7 +105,7 @@ class FrontierSearch:
             anchor = findings.anchor(float(distinct[middle]))
             if (retry := findings.to_retry(anchor)) is not None:
                 return NextTrial(anchor.shape(retry), fresh=True)
-            if (trial := findings.failure(anchor.shape(1))) is not None:
+            if (trial := findings.failures.get(anchor.shape(1))) is not None:
                 if trial.outcome != "oom":
                     raise SingleFails(trial)
                 if middle == 0:
@@ -164,18 +164,18 @@ class FrontierSearch:
         return [
             (shape, next(other for other in passed if other.contains(shape)))
             for shape in sorted(failed, key=lambda shape: (shape.batch_size, shape.length))
-            if findings.failure(shape) is not None and findings.is_dominated(shape)
+            if shape in findings.failures and findings.is_dominated(shape)
         ]
 
     def longest_failure(self, trials: Sequence[Trial]) -> Trial | None:
         """Return the trial that shows that not even one of the longest examples fits; None if none does."""
         findings = self.findings(trials)
-        return findings.failure(findings.anchor(self._lengths.longest).shape(1))
+        return findings.failures.get(findings.anchor(self._lengths.longest).shape(1))
 
     def progress(self, trials: Sequence[Trial]) -> tuple[int, int]:
         """Return how many lengths are closed, of how many as far as is known; or tried for the longest that fits."""
         findings = self.findings(trials)
-        if findings.failure(findings.anchor(self._lengths.longest).shape(1)) is not None:
+        if findings.anchor(self._lengths.longest).shape(1) in findings.failures:
             tried = sum(findings.tried(anchor.shape(1)) > 0 for anchor in findings.anchors)
             return tried, max(tried, 2 + (self._lengths.histogram.lengths.size - 2).bit_length())
         order = self._order(findings)
