@@ -30,8 +30,10 @@ _DISGUISED_MESSAGES = [
     r"could not create a (primitive|memory object)",
     r"can't start new thread",  # its stack needs memory too; but it may be the number of threads
 ]
-_OOM = re.compile("|".join(sum((list(one.OOM_MESSAGES) for one in backends()), _OOM_MESSAGES)))
-_DISGUISED = re.compile("|".join(sum((list(one.DISGUISED_MESSAGES) for one in backends()), _DISGUISED_MESSAGES)))
+_OOM = re.compile("|".join([*_OOM_MESSAGES, *(one for backend in backends() for one in backend.OOM_MESSAGES)]))
+_DISGUISED = re.compile(
+    "|".join([*_DISGUISED_MESSAGES, *(one for backend in backends() for one in backend.DISGUISED_MESSAGES)])
+)
 
 # How PyTorch's allocators (CPU; CUDA and others) and NumPy write how much they could not get.
 _REQUESTED_BYTES = re.compile(r"you tried to allocate (\d+) bytes")

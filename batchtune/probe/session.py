@@ -46,13 +46,13 @@ _LEAK_HINT = (
 )
 
 
+@dataclass
 class Session:
     """A built workload on a limited device."""
 
-    def __init__(self, workload: Workload, meter: Meter) -> None:
-        self._workload = workload
-        self._meter = meter
-        self._stepped = False
+    _workload: Workload
+    _meter: Meter
+    _stepped: bool = False
 
     def measure(self, shape: BatchShape) -> Ran:
         """Run one trial, with the allocator's cache kept as in training.
