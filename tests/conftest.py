@@ -1,6 +1,7 @@
 """What all tests share. Being here, it also puts this folder on the import path: `import report_records`."""
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +16,14 @@ from made_once import MadeOnce
 # Hundreds of tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Thousands of test items stay to the end: the collector, which many tests call, need not look through them each time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
