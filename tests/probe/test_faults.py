@@ -31,11 +31,10 @@ def no_process_stays() -> Iterator[None]:
     assert not ours()
 
 
-def test_a_worker_killed_from_outside_is_not_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_worker_killed_from_outside_is_not_out_of_memory(tmp_path: Path) -> None:
     killer = threading.Thread(target=lambda: os.kill(int(wait_for(tmp_path / "pid")), signal.SIGKILL))
     killer.start()
-    with supervise("WaitsToBeKilled", shared=False) as supervisor:
+    with supervise("WaitsToBeKilled", folder=str(tmp_path)) as supervisor:
         first = supervisor.measure(ONE, 0).trial
         second = supervisor.measure(ONE, 1).trial
     killer.join()
