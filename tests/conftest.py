@@ -20,6 +20,25 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Thousands of test items stay to the end: the collector, which many tests call, need not look through them each time.
 gc.disable()
 
+# Their tests share what takes seconds to make: a process that has PyTorch, a trainer's import, a browser. They come
+# first and in this order, since xdist deals out the tests in order, and evens out from the end of each process's share.
+TOGETHER = (
+    "cli/",
+    "probe/",
+    "tuning/test_probe_on_cpu.py",
+    "exports/test_framework_snippets.py",
+    "test_sampler_frameworks.py",
+    "reports/test_html_in_chromium.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        return next((place for place, part in enumerate(TOGETHER) if path.startswith(part)), len(TOGETHER))
+
+    items.sort(key=place)
+
 
 def pytest_collection_finish() -> None:
     gc.freeze()
