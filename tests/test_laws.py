@@ -42,7 +42,7 @@ def test_sizes_for_two_lengths_fit_too() -> None:
 def test_every_size_fits_on_every_law(name: str, targets: bool, data: str) -> None:
     law = ALL[name, targets]
     if law.monotone:
-        count = FEW if targets else 12_000
+        count = FEW if targets else 3000
         assert_holds(law, measure(law, made_lengths(data, targets=targets, count=count), ("optimal",)))
 
 

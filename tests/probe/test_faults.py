@@ -121,8 +121,8 @@ def test_a_setup_may_take_longer_than_a_trial() -> None:
 
 def test_a_setup_that_never_ends_is_told() -> None:
     with (
-        supervise("SlowToSetUp", setup_timeout_seconds=2.0, seconds=1000.0) as supervisor,
-        pytest.raises(WorkloadError, match="setup took longer than 2 s: it hangs at ") as caught,
+        supervise("SlowToSetUp", setup_timeout_seconds=1.0, seconds=1000.0) as supervisor,
+        pytest.raises(WorkloadError, match="setup took longer than 1 s: it hangs at ") as caught,
     ):
         supervisor.start()
     assert "--setup-timeout" in (caught.value.hint or "")
