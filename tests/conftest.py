@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,6 @@ from made_once import MadeOnce
 # Hundreds of tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-# Thousands of test items stay to the end: the collector, which many tests call, need not look through them each time.
-gc.disable()
 
 # Their tests share what takes seconds to make: a process that has PyTorch, a trainer's import, a browser. They come
 # first and in this order, since xdist deals out the tests in order, and evens out from the end of each process's share.
@@ -34,17 +31,23 @@ TOGETHER = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        path = os.path.relpath(item.path, Path(__file__).parent)
         return next((place for place, part in enumerate(TOGETHER) if path.startswith(part)), len(TOGETHER))
 
     items.sort(key=place)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # more wait for each other, and spin meanwhile where other programs run
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests stay to the end: the collector, which many of them call, need not look through them then."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # more wait for each other, and spin meanwhile where other programs run
 
 
 @pytest.fixture(scope="session", autouse=True)
