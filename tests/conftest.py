@@ -1,12 +1,13 @@
 """What all tests share. Being here, it also puts this folder on the import path: `import report_records`."""
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,38 @@ from made_once import MadeOnce
 # Hundreds of tests start processes, each of which would compile all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Their tests share what takes seconds to make: a process that has PyTorch, a trainer's import, a browser. They come
+# first and in this order, since xdist deals out the tests in order, and evens out from the end of each process's share.
+TOGETHER = (
+    "cli/",
+    "probe/",
+    "tuning/test_probe_on_cpu.py",
+    "exports/test_framework_snippets.py",
+    "test_sampler_frameworks.py",
+    "reports/test_html_in_chromium.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        path = os.path.relpath(item.path, Path(__file__).parent)
+        return next((place for place, part in enumerate(TOGETHER) if path.startswith(part)), len(TOGETHER))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests stay to the end: the collector, which many of them call, need not look through them then."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # more wait for each other, and spin meanwhile where other programs run
 
 
 @pytest.fixture(scope="session", autouse=True)

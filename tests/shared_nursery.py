@@ -1,5 +1,7 @@
 """One process that has PyTorch, for the workers of all tests."""
 
+import atexit
+
 from batchtune.probe.process import Nursery
 
 
@@ -16,3 +18,4 @@ class SharedNursery(Nursery):
 
 
 SHARED = SharedNursery()
+atexit.register(Nursery.close, SHARED)

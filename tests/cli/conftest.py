@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_once import MadeOnce
+from shared_nursery import SHARED
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
@@ -27,7 +28,7 @@ TUNE_STEADY = [
     "--device",
     "cpu",
     "--memory",
-    "500MiB",
+    "400MiB",
     "--num-lengths",
     "2",
     "--num-buckets",
@@ -54,12 +55,15 @@ def batchtune(tmp_path: Path) -> Run:
 
 
 def run_here(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command in this process."""
+    """Runs a command in this process; workers come from a nursery that runs already, unless they need `env`."""
     handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    with pytest.MonkeyPatch.context() as patch:
+        if env is None:
+            patch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
+        try:
+            ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
+        finally:
+            signal.signal(signal.SIGTERM, handler)
     if ran.exception is not None and not isinstance(ran.exception, SystemExit):
         raise ran.exception
     return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)

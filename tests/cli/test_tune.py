@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 MIB = 1 << 20
 # One example of 20 s takes 52 MiB, of 10 s 18, of 5 s 7.
 WORKLOAD = ["--workload", KNOWN, "--set", f"a={MIB}", "--set", f"b={0.08 * MIB}", "--device", "cpu"]
-MEMORY = ["--memory", "600MiB"]
+MEMORY = ["--memory", "460MiB"]
 
 
 class FixedTableSampler(torch.utils.data.Sampler[list[int]]):

@@ -153,7 +153,9 @@ def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: i
 
 
 @pytest.mark.parametrize("make", [smooth, tiled, switching])
-@pytest.mark.parametrize("named", NOISES)
+@pytest.mark.parametrize(
+    "named", [name if name in ("steady", "both") else pytest.param(name, marks=pytest.mark.slow) for name in NOISES]
+)
 def test_the_estimate_is_the_expectation_to_within_its_error(
     make: Callable[[np.random.Generator, float], Law], named: str
 ) -> None:

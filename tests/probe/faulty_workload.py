@@ -97,13 +97,16 @@ class KillsItsParent(StartsDaemons):
 
 
 class WaitsToBeKilled(Good):
-    """Once: says who it is, and waits."""
+    """Once: says in the folder who it is, and waits."""
+
+    def __init__(self, folder: str) -> None:
+        self.file = f"{folder}/pid"
 
     def step(self, batch: BatchShape) -> None:
-        if not os.path.exists("pid"):
-            with open("pid.new", "w") as file:
+        if not os.path.exists(self.file):
+            with open(f"{self.file}.new", "w") as file:
                 file.write(str(os.getpid()))
-            os.rename("pid.new", "pid")
+            os.rename(f"{self.file}.new", self.file)
             time.sleep(1000)
         super().step(batch)
 
@@ -262,9 +265,12 @@ class Generator(Good):
 
 
 class KilledOnceInSetup(Good):
+    def __init__(self, folder: str) -> None:
+        self.file = f"{folder}/killed"
+
     def setup(self, device: torch.device) -> None:
-        if not os.path.exists("killed"):
-            open("killed", "w").close()
+        if not os.path.exists(self.file):
+            open(self.file, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
         super().setup(device)
 

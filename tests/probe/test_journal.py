@@ -38,6 +38,7 @@ def test_a_cut_journal_continues_after_its_whole_lines(tmp_path: Path, monkeypat
         append_trial(path, trial)
     whole = path.read_bytes()
     for end in range(len(whole) + 1):
+        path.unlink()  # to overwrite a file waits for the disk
         path.write_bytes(whole[:end])
         kept = read_trials(path)
         assert kept == trials[: whole[:end].count(b"\n")]

@@ -144,9 +144,8 @@ def test_a_worker_that_hangs_is_stopped() -> None:
     assert re.fullmatch(r"no answer within 1 s; it hangs at faulty_workload\.py, line \d+, in step", trial.error or "")
 
 
-def test_a_worker_that_is_killed_in_the_setup_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with supervise("KilledOnceInSetup", shared=False) as supervisor:
+def test_a_worker_that_is_killed_in_the_setup_is_replaced(tmp_path: Path) -> None:
+    with supervise("KilledOnceInSetup", folder=str(tmp_path)) as supervisor:
         assert supervisor.start().kind == "cpu"
         assert supervisor.worker == 2
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from batchtune.probe.devices import describe_environment
-from batchtune.probe.worker import gradient_bytes
+from batchtune.probe.devices.cuda import CudaMeter
+from batchtune.probe.worker import describe_settings, gradient_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +120,6 @@ if NEW_SWITCHES:
             "ieee",
         ],
     }
-OTHER_SWITCHES = "torch.backends.cudnn.benchmark = True; torch.use_deterministic_algorithms(True)"
 
 # The switches are global: each is set in a process of its own, forked from one that has imported torch. A workload's
 # own use of one may warn; telling them must not.
@@ -144,7 +144,7 @@ for code in json.load(sys.stdin):
 def settings_after() -> dict[str, dict[str, object]]:
     """What is told after each of the switches was used."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTORCH_", "CUDA_", "CUBLAS_"))}
-    cases = json.dumps([*TF32_SWITCHES, OTHER_SWITCHES])
+    cases = json.dumps([*TF32_SWITCHES])
     ran = subprocess.run([sys.executable, "-c", SCRIPT], input=cases, capture_output=True, text=True, env=clean)
     assert ran.returncode == 0, ran.stderr
     return dict(json.loads(line) for line in ran.stdout.splitlines())
@@ -157,8 +157,13 @@ def test_tf32_is_told_whichever_switch_was_used(settings_after: dict[str, dict[s
     assert [found["matmul_precision"], found["cudnn_conv_precision"]] == TF32_SWITCHES[code]
 
 
-def test_cudnns_and_deterministic_switches_are_told(settings_after: dict[str, dict[str, object]]) -> None:
-    found = settings_after[OTHER_SWITCHES]
+def test_cudnns_and_deterministic_switches_are_told() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
+            found = describe_settings(CudaMeter.switches(None))  # type: ignore[arg-type]
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert [found["cudnn_benchmark"], found["cudnn_deterministic"], found["deterministic_algorithms"]] == [
         True,
         False,

@@ -21,7 +21,7 @@ def supervise(
     setup_timeout_seconds: float = 60.0,
     memory_bytes: int = 1 << 30,
     device: str = "cpu",
-    **options: float,
+    **options: float | str,
 ) -> Supervisor:
     """A supervisor of one of the faulty workloads, or of any other by its whole name.
 

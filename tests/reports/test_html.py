@@ -141,8 +141,8 @@ def test_the_pages_size_does_not_depend_on_the_data_set() -> None:
 def test_the_page_of_a_very_long_run_is_under_6_mb() -> None:
     results = full_results()
     assert results.sweep is not None and results.probe is not None
-    trials = [msgspec.structs.replace(trial, error="x" * 1000) for trial in results.probe.trials] * 500
-    rows = [row for number in range(100) for row in results.sweep.rows]
+    trials = [msgspec.structs.replace(trial, error="x" * 1000) for trial in results.probe.trials] * 100
+    rows = [row for number in range(20) for row in results.sweep.rows]
     long = RunResults(
         name="long",
         probe=msgspec.structs.replace(results.probe, trials=trials),

@@ -125,7 +125,7 @@ def test_no_other_table_costs_less_in_many_more_cases(
 
 RNG = np.random.default_rng(4)
 SPEECH = RNG.gamma(6, 2, 2000).round(2) + 0.5
-HEAVY = (RNG.pareto(1.2, 2000) * 3 + 1).clip(max=300).round(1)
+HEAVY = (RNG.pareto(1.2, 800) * 3 + 1).clip(max=300).round(1)
 TARGETS = RNG.gamma(3, 10, SPEECH.size).round()
 
 
@@ -167,7 +167,7 @@ CASES = {
 def test_a_row_does_not_depend_on_other_bucket_counts(case: str) -> None:
     lengths, costs = CASES[case]
     (alone,) = optimal_rows(lengths, (12,), costs)
-    together = optimal_rows(lengths, tuple(range(10, 21)), costs)
+    together = optimal_rows(lengths, (10, 11, 12, 16, 20), costs)
     assert alone.boundaries == together[2].boundaries
     assert cost(alone) == cost(together[2])
 
@@ -177,15 +177,15 @@ def test_a_row_does_not_depend_on_other_bucket_counts(case: str) -> None:
 )
 def test_more_buckets_allowed_never_cost_more(case: str, ranks: Ranks) -> None:
     lengths, costs = CASES[case]
-    reported = [cost(row) for row in optimal_rows(lengths, tuple(range(1, 21)), costs, ranks=ranks)]
+    reported = [cost(row) for row in optimal_rows(lengths, (*range(1, 11), 12, 16, 20), costs, ranks=ranks)]
     assert reported == sorted(reported, reverse=True)
     assert ranks.world_size > 1 or reported[-1] < reported[0]
 
 
 def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = Lengths.of(np.random.default_rng(5).gamma(6, 2, 30_000) + 0.5)
+    lengths = Lengths.of(np.random.default_rng(5).gamma(6, 2, 8000) + 0.5)
     asked = (3, 8, 15)
     whole = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
-    monkeypatch.setattr(import_module("batchtune.batching.strategies.optimal"), "_MOST_SUMMED", 4000)
+    monkeypatch.setattr(import_module("batchtune.batching.strategies.optimal"), "_MOST_SUMMED", 2000)
     grouped = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
     assert [row.boundaries for row in grouped] == [row.boundaries for row in whole]

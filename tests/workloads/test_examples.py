@@ -34,6 +34,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_the_script_writes_thousands_of_differently_named_rows(tmp_path: Path) -> None:
     output = tmp_path / "lengths.csv"
     done = subprocess.run([sys.executable, str(SCRIPT), "-o", str(output)], check=True, capture_output=True, text=True)
@@ -41,6 +42,17 @@ def test_the_script_writes_thousands_of_differently_named_rows(tmp_path: Path) -
     assert len({row["id"] for row in rows}) == len(rows) > 3000
     assert min(int(row["num_tokens"]) for row in rows) > 0
     assert done.stderr.startswith(f"{len(rows):,} functions; 0 files could not be read")
+
+
+def test_the_script_writes_a_row_for_each_function_of_the_library(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "twice.py").write_text("def f(): pass\ndef f(): return 1\n")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "-o", str(tmp_path / "lengths.csv")])
+    script["main"]()
+    assert [row["id"] for row in rows_of(tmp_path / "lengths.csv")] == ["twice:f", "twice:f#2"]
+    assert capsys.readouterr().err == "2 functions; 0 files could not be read\n"
 
 
 def test_a_file_that_can_not_be_read_is_told(script: dict[str, Any], tmp_path: Path) -> None:
