@@ -18,10 +18,8 @@ from pyarrow import lib, types  # noqa: TID253
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import FloatArray
-from batchtune.manifests.columns import id_name
-from batchtune.manifests.values import Unreadable
-
-Values = Sequence[object] | FloatArray
+from batchtune.manifests.base import id_name
+from batchtune.manifests.values import Unreadable, Values
 
 # A map counts as a list of its pairs.
 LISTS = frozenset(

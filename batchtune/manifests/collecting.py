@@ -13,15 +13,15 @@ from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.base import Rows
 from batchtune.manifests.planning import Plan
-from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, measured, numbers, reduced
+from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, counter, fault, measured, numbers, reduced
 from batchtune.units import counted
-
-BoolArray = npt.NDArray[np.bool_]
 
 SHOWN = 5
 _LONGEST_SHOWN = 100
 # A key may be the path of a file of targets, which has to be whole to be found.
 _LONGEST_KEY = 400
+# Of the lengths, and of the target lengths.
+_CHECKED = (("length", SMALLEST), ("target length", 0.0))
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Part:
             targets if they are not asked for. Blocks of memory that grow in place: numbers are never held twice.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
-        invalid, left_out: Reason → number of examples; what is left out is so by the reader or the user's limits.
+        invalid, left_out: Reason → number of examples; left out are those that the reader or the user's limits exclude.
         shown: The first invalid ones, for the message.
         broken, hint: Why the source could not be read to its end, and what to do; None if it could.
         advice: What to do where most values are missing; the format's own.
@@ -70,13 +70,11 @@ class Part:
 
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
-        self.rows += len(rows.lengths)
+        kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
+        self.rows += kept.size
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        lengths, kept = self._checked(rows, plan, None)
-        targets = np.empty(0)
-        if plan.target is not None and rows.targets is not None:
-            targets, kept = self._checked(rows, plan, kept)
+        lengths, *targets = [self._checked(rows, column, plan, kept) for column in range(len(rows.columns))]
         for limit, beyond, reason in (
             (plan.options.min_length, np.less, "shorter than --min-length"),
             (plan.options.max_length, np.greater, "longer than --max-length"),
@@ -85,38 +83,37 @@ class Part:
                 self.left_out[f"{reason} {limit:.15g}"] += int(dropped.sum())
                 kept &= ~dropped
         self.lengths += lengths[kept].data
-        if targets.size:
-            self.targets += targets[kept].data
+        for values in targets:
+            self.targets += values[kept].data
         if plan.with_ids:
-            names = rows.names()
+            names = rows.ids()
             self.ids += [names[index] for index in np.flatnonzero(kept).tolist()]
 
-    def _checked(self, rows: Rows, plan: Plan, kept: BoolArray | None) -> tuple[FloatArray, BoolArray]:
-        """The lengths as numbers, or with `kept` the targets of these rows, and which are valid; counts the others."""
-        if kept is None or rows.targets is None:
-            what, key, values, count, smallest = "length", plan.length, rows.lengths, plan.counts[0], SMALLEST
-        else:
-            what, key, values, count, smallest = "target length", plan.target, rows.targets, plan.counts[1], 0.0
-        raw = values if count is None else measured(values, count)
+    def _checked(self, rows: Rows, column: int, plan: Plan, kept: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return a column as numbers; count the invalid ones among those kept, which are then no longer."""
+        (what, smallest), values, measure = _CHECKED[column], rows.columns[column], plan.measures[column]
+        raw = values if measure is None else measured(values, counter(measure, plan.options.tokenizer))
         raw = raw if plan.options.reduce is None else reduced(raw, plan.options.reduce)
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
             found = numbers(raw)
-            if kept is None and plan.factor != 1:
+            if column == 0 and plan.factor != 1:
                 found = found * float(plan.factor.numerator) / float(plan.factor.denominator)
         valid = (found >= smallest) & (found <= LARGEST)
-        for index in np.flatnonzero(~valid if kept is None else kept & ~valid).tolist():
+        for index in np.flatnonzero(kept & ~valid).tolist():
             stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in (values, raw))
             reason = fault("" if stands == "" else value, found[index])
             self.invalid[f"invalid {what} ({reason})"] += 1
             if len(self.shown) < SHOWN:
                 shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
                 said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
-                self.shown.append(f"{rows.place(index)}: {shortened(key, _LONGEST_KEY)} is {said}")
-        return found, valid if kept is None else kept & valid
+                key = shortened((plan.length, plan.target)[column], _LONGEST_KEY)
+                self.shown.append(f"{rows.place(index)}: {key} is {said}")
+        kept &= valid
+        return found
 
 
 def merged(parts: Sequence[Part], plan: Plan) -> Part:
-    """Join the parts, which are emptied, with what was left out counted together.
+    """Join the parts, which are emptied, with everything left out counted together.
 
     Raises:
         ManifestError: There were no rows, invalid ones or broken sources that are not to be skipped, or none is
@@ -129,9 +126,9 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         whole.rows += part.rows
         invalid.update(part.invalid)
         left_out.update(part.left_out)
-    if len(parts) == 1 and broken and not skip:
-        raise ManifestError(str(broken[0].broken), broken[0].hint)
     if broken and not skip:
+        if len(parts) == 1:
+            raise ManifestError(str(broken[0].broken), broken[0].hint)
         hints = {part.hint for part in broken if part.hint}
         advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"

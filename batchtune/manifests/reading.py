@@ -1,32 +1,42 @@
-"""A manifest → its lengths, sorted or in its own order: the one way through, whatever the format."""
+"""A manifest → its lengths, sorted or in its own order, or written down: the one way through, whatever the format."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import itertools
 import multiprocessing
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import IO, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from batchtune.errors import ManifestError, UsageError
+from batchtune.errors import BatchtuneError, ManifestError, UsageError
+from batchtune.files import writing_whole
 from batchtune.lengths import FloatArray, Lengths, Unit
 from batchtune.manifests.base import Format, Place, Rows
 from batchtune.manifests.collecting import Part, merged
-from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
-from batchtune.manifests.options import ReadOptions
-from batchtune.manifests.planning import Plan, check_format, count_of, find_format, keyed_targets, plan_first, plan_of
+from batchtune.manifests.planning import (
+    Plan,
+    ReadOptions,
+    check_format,
+    keyed_targets,
+    measure_of,
+    plan_of,
+    reader_of,
+)
 from batchtune.manifests.source import Source
 from batchtune.units import counted
 
@@ -34,6 +44,7 @@ _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
 _LONGEST_WAIT_SECONDS = 1.0
+_STORE_VERSION = 3
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
 # Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
@@ -43,7 +54,7 @@ OnProgress = Callable[[float, int], None]
 def load_lengths(
     manifest: Manifest, options: ReadOptions = _DEFAULTS, *, jobs: int = 1, on_progress: OnProgress | None = None
 ) -> Lengths:
-    """Read the lengths of a data set.
+    """Read the lengths of a data set, with their unit, the number left out by reason, and notes for the user.
 
     Text is read block by block (a JSON list: whole), of audio and tensors only the headers, and of the rows only
     numbers are kept.
@@ -51,13 +62,10 @@ def load_lengths(
     Args:
         manifest: A file in one of `FORMATS`, plain or compressed; a folder; a pattern; several of these, as one
             data set. See `batchtune.manifests.inputs.expand`.
-        options: What the user says about it.
+        options: The user's.
         jobs: How many processes may read at once where there are several sources. More than one starts new
             interpreters: not for scripts without `if __name__ == "__main__"`.
         on_progress: Called now and then.
-
-    Returns:
-        The lengths, with the unit, what was left out, and notes for the user.
 
     Raises:
         ManifestError: It can't be read as asked; the message says what is wrong and where.
@@ -97,13 +105,90 @@ def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -
     return OrderedLengths(whole.values, whole.target_values, plan.unit)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+def scan(
+    manifest: Manifest,
+    options: ReadOptions,
+    output: Path | IO[bytes],
+    *,
+    jobs: int = 1,
+    on_progress: OnProgress | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> Lengths:
+    """Read a data set, and write a Parquet table with a row for each example, longest first.
+
+    Its columns are `id` (as the source names the example), `length`, `target_length` (where there are targets) and
+    `source` (the file or folder). If there are several sources and `output` is a file, each source's examples are
+    kept in the folder OUTPUT.parts until the table is written, so that the same call goes on where it was interrupted
+    or a source was broken. `on_note` is called with what the user should know at once; the other arguments are those
+    of `load_lengths`.
+
+    Raises:
+        ManifestError, UsageError: As `load_lengths`.
+        ResultError: The table, or a part of it, can't be written.
+    """
+    import pyarrow.parquet
+
+    from batchtune.manifests.tables import lengths_table
+
+    plan, tasks = planned(manifest, options, with_ids=True, on_progress=on_progress)
+    folder = output.with_name(f"{output.name}.parts") if isinstance(output, Path) and not plan.alone else None
+    paths = [None if folder is None else _part_path(folder, task) for task in tasks]
+    parts: dict[int, Part] = {}
+    for index, path in enumerate(paths):
+        if path is not None:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                parts[index] = msgspec.msgpack.decode(path.read_bytes(), type=Part)
+    missing = [index for index in range(len(tasks)) if index not in parts]
+    count = f"{len(tasks):,} sources"
+    if parts:
+        on_note(f"{len(parts):,} of {count} were read before and are not read again.")
+
+    def keep(number: int, part: Part) -> None:
+        path = paths[missing[number]]
+        if path is not None and part.broken is None:
+            with writing_whole(path, synced=False) as stream:  # one that is lost or damaged is read again
+                stream.write(msgspec.msgpack.encode(part))
+
+    try:
+        parts.update(zip(missing, read_all([tasks[index] for index in missing], jobs, on_progress, keep), strict=True))
+        found = [parts[index] for index in range(len(tasks))]
+        labels, sizes = [part.label for part in found], [part.values.size for part in found]
+        whole = merged(found, plan)
+    except (KeyboardInterrupt, BatchtuneError):
+        if held := sum(path is not None and path.exists() for path in paths):
+            on_note(f"{held:,} of {count} are read and kept in {folder}: the same command goes on from there.")
+        raise
+    table = lengths_table(whole.ids, whole.values, whole.target_values, plan.unit)
+    indices = pyarrow.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
+    sources = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(labels, pyarrow.string()))
+    table = table.append_column("source", sources).take(pyarrow.array(np.argsort(-whole.values, kind="stable")))
+    with writing_whole(output) if isinstance(output, Path) else contextlib.nullcontext(output) as stream:
+        pyarrow.parquet.write_table(table, stream, compression="zstd")
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return whole.sorted(plan)
+
+
+class Task(NamedTuple):
     """One source to be read, in this process or another, with its file of target lengths, if it has one."""
 
     plan: Plan
     source: Source
     target_file: Source | None
+
+
+def _part_path(folder: Path, task: Task) -> Path | None:
+    """Name the file for the examples of a source as it is now, read with these options; None for a pipe."""
+    plan, source, target_file = task
+    files = [source.path / name for name in source.names] if source.names is not None else [source.path]
+    files += [target_file.path] if target_file is not None else []
+    try:
+        states = [(state.st_size, state.st_mtime_ns) for state in map(Path.stat, files)]
+    except OSError:
+        return None
+    plan = replace(plan, options=replace(plan.options, skip_invalid=False))
+    said = repr((_STORE_VERSION, plan, source.path, source.names, states))
+    return folder / f"{hashlib.sha256(said.encode()).hexdigest()[:32]}.part" if source.rereadable else None
 
 
 def planned(
@@ -116,7 +201,8 @@ def planned(
     if on_progress is not None:
         first.report = lambda share: on_progress(share, 0)
     try:
-        plan = plan_first(first, options)
+        reader = reader_of(first, options.format)
+        plan = plan_of(reader, options)
     except MemoryError:
         raise _too_large(first) from None
     notes = list(plan.notes)
@@ -131,8 +217,9 @@ def planned(
                 f"{counted(len(found), 'target file')} for {counted(len(sources), 'manifest')}",
                 "Name one target file for each manifest, in the same order.",
             )
-        counts = count_of(found[0], FORMATS[plan.format], options)[1]
-        notes.append(f"Target lengths are the {counts} in {options.target_file}.")
+        measure = measure_of(found[0], reader, options)
+        plan = replace(plan, measures=(plan.measures[0], measure))
+        notes.append(f"Target lengths are the {measure or 'numbers'} in {options.target_file}.")
     label = str(first.path)
     if not all(one.names is not None and one.path == first.path for one in sources[1:]):
         label += f" and {len(sources) - 1:,} more"
@@ -252,23 +339,25 @@ def _die_with_parent() -> None:
 
 def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
     """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
-    plan, source = task.plan, task.source
+    plan, source, target_file = task
     part = Part(str(source.path))
     reader: Format | None = None
     try:
-        reader = find_format(source, plan.options.format)
+        reader = reader_of(source, plan.options.format)
         part.advice = reader.missing_hint
-        own = plan_of(source, reader, plan, task.target_file)
-        columns = str(own.length), None if task.target_file else own.target
+        own = plan_of(reader, plan.options, plan)
+        columns = [key for key in (own.length, own.target) if key is not None]
+        own = own if target_file is None else replace(own, target=str(target_file.path))
         if on_progress is not None:
             source.report = lambda share: on_progress(share, part.rows)
         hashes: list[npt.NDArray[np.int64]] = []
-        for rows in _joined(reader.rows(source, *columns), reader, task.target_file):
+        for rows in _joined(reader.rows(columns), reader, target_file):
             part.add(rows, own)
             if reader.unique_ids:
-                hashes.append(np.fromiter(map(hash, rows.names()), dtype=np.int64, count=len(rows.lengths)))
+                ids = rows.ids()
+                hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
         if hashes:
-            _refuse_repeated(source, reader.rows(source, columns[0], None), np.sort(np.concatenate(hashes)))
+            _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
     except (ManifestError, MemoryError) as caught:
         error = _too_large(source) if isinstance(caught, MemoryError) else caught
         if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
@@ -284,7 +373,7 @@ def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray
     repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
     seen: dict[str, Place] = {}
     for rows in chunks if repeated else ():
-        for index, name in enumerate(rows.names()):
+        for index, name in enumerate(rows.ids()):
             if name is None or hash(name) not in repeated:
                 continue
             place = rows.place(index)
@@ -304,15 +393,16 @@ def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) 
     if reader.joined_by_id:
         table = keyed_targets(target_file)
         for rows in chunks:
-            yield replace(rows, targets=[table.get(name or "") for name in rows.names()])
+            yield replace(rows, columns=[*rows.columns, [table.get(name or "") for name in rows.ids()]])
         return
     path, hint = target_file.path, "A target file has one line for each example, in the same order."
     lines, last = target_file.lines(), 0
     for rows in chunks:
-        texts = [text for _, text in itertools.islice(lines, len(rows.lengths))]
+        count = len(rows.columns[0])
+        texts = [text for _, text in itertools.islice(lines, count)]
         last += len(texts)
-        if len(texts) < len(rows.lengths):
+        if len(texts) < count:
             raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
-        yield replace(rows, targets=texts)
+        yield replace(rows, columns=[*rows.columns, texts])
     if rest := next((number for number, text in lines if text.strip()), None):
         raise ManifestError(f"{path} goes on at line {rest:,}, where the manifest has no more examples", hint)

@@ -22,7 +22,6 @@ from batchtune.manifests.arrow_values import (
     SPANS,
     Budget,
     Key,
-    Values,
     as_listed,
     id_key,
     is_number,
@@ -32,7 +31,8 @@ from batchtune.manifests.arrow_values import (
     plain,
     values_at,
 )
-from batchtune.manifests.columns import PEEKED_ROWS, dotted, summarise
+from batchtune.manifests.base import PEEKED_ROWS, dotted, summarise
+from batchtune.manifests.values import Values
 
 METADATA = b"batchtune"
 _FORMAT: Literal["batchtune/lengths"] = "batchtune/lengths"
@@ -144,8 +144,18 @@ class TableReader:
         with self._explained():
             return getattr(self, method)(*arguments)
 
-    def columns(self) -> list[tuple[str, object, bool, bool]]:
-        """Return the fields of `Column`, of each column."""
+    def described(self) -> tuple[list[tuple[str, object, bool, bool]], dict[str, Unit], str | None]:
+        """Return the fields of `Column` for each column, column → unit if the file says it, and the target's column.
+
+        The last is that of a table that `batchtune scan` wrote, None in others.
+        """
+        schema = self._table.schema
+        ours = METADATA in (schema.metadata or {})
+        spans = [key.name for key in listed_keys(schema) if not key.counted and key.type.id in SPANS]
+        units: dict[str, Unit] = {**dict.fromkeys(spans, "s"), **self._noted_units()}
+        return self._columns(), units, "target_length" if ours and "target_length" in schema.names else None
+
+    def _columns(self) -> list[tuple[str, object, bool, bool]]:
         listed = listed_keys(self._table.schema)
         values = self._first_values([key for key in listed if key.type.id not in BYTES and not key.unclear])
         nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
@@ -156,17 +166,6 @@ class TableReader:
             example = [] if column.example is None and key.listed and not key.counted else column.example
             found.append((column.name, example, column.numeric or numeric, column.text and not numeric))
         return found
-
-    def units(self) -> dict[str, Unit]:
-        """Return column → what it counts, if the file says it."""
-        keys = listed_keys(self._table.schema)
-        spans = [key.name for key in keys if not key.counted and key.type.id in SPANS]
-        return {**dict.fromkeys(spans, "s"), **self._noted_units()}
-
-    def default_target(self) -> str | None:
-        """Return the column of the target lengths that `batchtune scan` wrote."""
-        ours = METADATA in (self._table.schema.metadata or {})
-        return "target_length" if ours and "target_length" in self._table.schema.names else None
 
     def select(self, names: Sequence[str]) -> None:
         """Choose the columns that `next` hands out."""

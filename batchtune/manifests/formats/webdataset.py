@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Rows
-from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
+from batchtune.manifests.base import KNOWN_UNITS, Column, Format, Rows, last_part, normalised, summarise
 from batchtune.manifests.contents import (
     JSON_SUFFIXES,
     NUM_SAMPLES,
@@ -22,7 +21,7 @@ from batchtune.manifests.contents import (
     reader,
 )
 from batchtune.manifests.headers import AudioLength, Payload
-from batchtune.manifests.source import Head, Source
+from batchtune.manifests.source import Head
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable
 
@@ -76,25 +75,25 @@ class WebDataset(Format):
         "Members of one sample must follow each other, as WebDataset needs it: pack them with tar --sort=name."
     )
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the file begins with a tar header, or is an archive of nothing."""
         block = head.data[:BLOCK]
         return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
 
-    def columns(self, source: Source) -> Sequence[Column]:
+    def columns(self) -> Sequence[Column]:
         """Return what the members of the first samples hold, and `audio` if none of them has two audio members."""
-        with open_tar(source) as tar:
+        with open_tar(self.source) as tar:
             samples = _samples(tar, functools.lru_cache(_MOST_SUFFIXES)(_peeking))
             # Where it breaks off, this is told when all of it is read, after what is before.
             first = next(_chunks(itertools.islice(samples, _PEEKED_SAMPLES)))
             single = all(sum(map(is_audio, sample.values)) < 2 for sample in first)
             return summarise(_entry(sample, single) for sample in first)
 
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
-        keys = [length_key] if target_key is None else [length_key, target_key]
         wanted = functools.lru_cache(_MOST_SUFFIXES)(functools.partial(_wanted, keys))
-        with open_tar(source) as tar:
+        with open_tar(self.source) as tar:
             for chunk in _chunks(_samples(tar, wanted)):
                 columns: list[list[object]] = [[sample.values.get(key) for sample in chunk] for key in keys]
                 for index, sample in enumerate(chunk):
@@ -127,8 +126,8 @@ class WebDataset(Format):
         known = any(normalised(last_part(name)) in KNOWN_UNITS for name in names)
         return arrays[0] if len(arrays) == 1 and not known else None
 
-    def unit_in(self, source: Source, column: str) -> Unit | None:
-        """Return what a column counts: seconds of audio, else what the last part of its name says."""
+    def unit_in(self, column: str) -> Unit | None:
+        """Return the unit of a column: seconds of audio, else what the last part of its name says."""
         suffix, path = _split(column)
         if suffix == _AUDIO or is_audio(suffix):
             return "samples" if path else "s"
@@ -255,6 +254,3 @@ def _entry(sample: _Sample, single: bool) -> dict[str, object]:
         else:
             entry.update((name, None if isinstance(value, Unreadable) else value) for name in names)
     return entry
-
-
-FORMAT = WebDataset()

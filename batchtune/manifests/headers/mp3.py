@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from batchtune.manifests.headers import AudioLength, HeaderError, Payload
+from batchtune.manifests.headers import AudioLength, Payload
+from batchtune.manifests.values import Unreadable
 
 _RATES = (44_100, 48_000, 32_000)
 # kbit/s, by (MPEG 1, layer).
@@ -58,12 +59,12 @@ def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
         search: Whether other bytes may stand before the first frame.
 
     Raises:
-        HeaderError: No MPEG audio, damaged, or truncated: less than its Xing tag says.
+        Unreadable: No MPEG audio, damaged, or truncated: less than its Xing tag says.
     """
     reader = _Reader(payload)
     start = reader.next_frame(0, None)
     if start is None or (start > 0 and not search):
-        raise HeaderError("no MP3 header")
+        raise Unreadable("no MP3 header")
     frame = reader.frame(start)
     assert frame is not None
     count = _tagged_count(payload.read(start, 256), frame, payload.size - start)
@@ -98,7 +99,7 @@ def _tagged_count(data: bytes, frame: _Frame, available: int) -> int | None:
         return None
     if size > available + _LONGEST_FRAME or frames * _SMALLEST_FRAME > available:
         declared = max(size, frames * _SMALLEST_FRAME)
-        raise HeaderError("truncated MP3", f"{available:,} of {declared:,} bytes of audio")
+        raise Unreadable("truncated MP3", f"{available:,} of {declared:,} bytes of audio")
     samples = frames * frame.samples
     return samples - delay if samples > delay else samples or None
 
@@ -121,7 +122,7 @@ class _Reader:
         return _frame(window[at + 1], window[at + 2])
 
     def count(self, position: int, first: _Frame) -> int:
-        """Return the number of whole frames from this one on. Raises HeaderError if others than frames lie between."""
+        """Return the number of whole frames from this one on. Raises Unreadable if others than frames lie between."""
         frames = 0
         while True:
             frame = self.frame(position)
@@ -136,7 +137,7 @@ class _Reader:
                 return frames
             found = self.next_frame(position, first.kind)
             if found is None and self._size - position > _LONGEST_GAP:
-                raise HeaderError("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
+                raise Unreadable("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
             if found is None:
                 return frames
             position = found
