@@ -8,7 +8,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import pyarrow  # noqa: TID253  # imported in the reader process alone
@@ -42,14 +42,11 @@ _BUFFER_BYTES = 4 * 1024 * 1024
 _MOST_ROWS_AT_ONCE = 1024 * 1024
 _BYTES_AT_ONCE = 16 * 1024 * 1024
 _VALUE_BYTES = 8
+_OTHER_ERRORS = (OSError, ValueError, TypeError, MemoryError, OverflowError, RecursionError)
 
 
-class _Batch(NamedTuple):
-    """Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1."""
-
-    first: int
-    rows: pyarrow.RecordBatch
-    share: float
+# Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1.
+_Batch = tuple[int, pyarrow.RecordBatch, float]
 
 
 class _ParquetTable:
@@ -71,7 +68,7 @@ class _ParquetTable:
         mapped = {key.path[0] for key in keys if key.mapped}
         wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
         columns = [self._names[index] for index in wanted]
-        budget.check(metadata.num_rows)
+        budget.spend(0, at_once=metadata.num_rows)
         first = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -81,10 +78,10 @@ class _ParquetTable:
             cells = sum(
                 max(one.num_values, one.total_uncompressed_size // _VALUE_BYTES) for one in map(group.column, wanted)
             )
-            budget.check(cells)
+            budget.spend(0, at_once=cells)
             at_once = _rows_at_once(group.num_rows, _VALUE_BYTES * cells)
             for rows in self._file.iter_batches(at_once, row_groups=[number], columns=columns, use_threads=False):
-                yield _Batch(first, rows, min(1.0, (first + rows.num_rows) / max(1, metadata.num_rows)))
+                yield first, rows, min(1.0, (first + rows.num_rows) / max(1, metadata.num_rows))
                 first += rows.num_rows
         if first != metadata.num_rows:
             raise pyarrow.ArrowInvalid(f"{first:,} rows are found, and it says that it has {metadata.num_rows:,}")
@@ -110,7 +107,7 @@ class _ArrowTable:
                 break
             share = (number + 1) / reader.num_record_batches if self._is_file else data.tell() / self.size
             if first + rows.num_rows > from_row:
-                yield _Batch(first, rows, share)
+                yield first, rows, share
             first += rows.num_rows
 
     def _reader(self, data: pyarrow.BufferReader, columns: list[int]) -> Any:
@@ -119,12 +116,9 @@ class _ArrowTable:
 
 
 class TableReader:
-    """An open file, as `reader_process` serves it. All methods raise ManifestError if the file is damaged.
+    """An open Parquet or Arrow file (`title`), as `reader_process` serves it; messages call it `label`.
 
-    Args:
-        title: Parquet or Arrow.
-        path: The file.
-        label: What messages call it.
+    All methods raise ManifestError if the file is damaged.
     """
 
     def __init__(self, title: str, path: str, label: str) -> None:
@@ -136,8 +130,9 @@ class TableReader:
             # Both hand out their rows with little more of their columns than the keys need.
             self._table = _ParquetTable(path) if title == "Parquet" else _ArrowTable(path)
         self._parts: Iterator[tuple[int, int, float, list[Values]]] = iter(())
+        # The rows of the ids that follow, and the number of the first of them.
         self._ids: Iterator[_Batch] = iter(())
-        self._ids_at: _Batch | None = None
+        self._ids_at: tuple[int, pyarrow.RecordBatch] | None = None
 
     def answer(self, method: str, arguments: Sequence[Any]) -> object:
         """Return what a method of this returns. Raises ManifestError where pyarrow raises anything."""
@@ -181,15 +176,16 @@ class TableReader:
         found: list[str | None] = []
         while key is not None and len(found) < count:
             row = first + len(found)
-            if self._ids_at is None or row < self._ids_at.first:
-                self._ids = self._validated([key], row)
-                self._ids_at = next(self._ids, None)
-            while self._ids_at is not None and row >= self._ids_at.first + self._ids_at.rows.num_rows:
-                self._ids_at = next(self._ids, None)
-            if self._ids_at is None:  # a damaged file, which has another number of them than of lengths
-                break
-            rows = self._ids_at.rows.slice(row - self._ids_at.first, count - len(found))
-            array = rows.to_struct_array()
+            if self._ids_at is None or row < self._ids_at[0]:
+                self._ids, self._ids_at = self._validated([key], row), None
+            while self._ids_at is None or row >= self._ids_at[0] + self._ids_at[1].num_rows:
+                if (
+                    batch := next(self._ids, None)
+                ) is None:  # a damaged file, with another number of them than of lengths
+                    return found + [None] * (count - len(found))
+                self._ids_at = batch[:2]
+            start, rows = self._ids_at
+            array = rows.slice(row - start, count - len(found)).to_struct_array()
             for step in key.steps:
                 array = plain(pyarrow.compute.struct_field(array, [array.type.get_field_index(step)]))
             found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
@@ -197,7 +193,7 @@ class TableReader:
 
     def _validated(self, keys: Sequence[Key], from_row: int = 0) -> Iterator[_Batch]:
         for batch in self._table.batches(keys, self._budget(), from_row):
-            batch.rows.validate(full=True)
+            batch[1].validate(full=True)
             yield batch
 
     def _values(self, keys: Sequence[Key]) -> Iterator[tuple[int, int, float, list[Values]]]:
@@ -215,7 +211,7 @@ class TableReader:
         try:
             with self._explained():
                 batches = self._validated(keys) if keys else iter(())
-                rows = next((batch.rows for batch in batches if batch.rows.num_rows), None)
+                rows = next((rows for _, rows, _ in batches if rows.num_rows), None)
                 if rows is None:
                     return {}
                 part = rows.slice(0, min(PEEKED_ROWS, _rows_at_once(len(rows), rows.nbytes))).to_struct_array()
@@ -239,7 +235,7 @@ class TableReader:
         raise ManifestError(f"{self._label} has no column {shortened(name)}", "Name another column.")
 
     def _noted_units(self) -> dict[str, Unit]:
-        """Return column → what it counts, by the note of `lengths_table`; nothing for another program's file."""
+        """Return column → its unit, by the note of `lengths_table`; nothing for another program's file."""
         noted = (self._table.schema.metadata or {}).get(METADATA)
         if noted is None:
             return {}
@@ -262,19 +258,16 @@ class TableReader:
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn what pyarrow raises for a damaged file into a ManifestError."""
-        anew = f"Check that it is a whole {self._title} file; make or fetch it anew."
+        hint = f"Check that it is a whole {self._title} file; make or fetch it anew."
         try:
             yield
         except ManifestError:
             raise
-        except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError) as error:
-            message = f"{self._label} holds something that the installed pyarrow can't read: {_said(error)}"
-            raise ManifestError(message, "Try a newer pyarrow, or write the file anew.") from None
-        except (pyarrow.ArrowMemoryError, MemoryError) as error:
-            message = f"{self._label} asks for more memory than there is ({_said(error)}): it is damaged or too large"
-            raise ManifestError(message, anew) from None
-        except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise ManifestError(f"{self._label} can't be read as {self._title}: {_said(error)}", anew) from None
+        except (pyarrow.ArrowException, *_OTHER_ERRORS) as error:
+            said = shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
+            if isinstance(error, (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError)):
+                hint = "Try a newer pyarrow, or write the file anew."
+            raise ManifestError(f"{self._label} can't be read as {self._title}: {said}", hint) from None
 
 
 def lengths_table(
@@ -284,14 +277,9 @@ def lengths_table(
     unit: Unit | None,
     target_unit: Unit | None = None,
 ) -> pyarrow.Table:
-    """Return lengths as the table that `batchtune scan` writes and `TableReader` knows again.
+    """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` knows again.
 
-    Args:
-        ids: Shape (count,), of the examples.
-        lengths: Shape (count,), numbers; None for one that is not known.
-        targets: Shape (count,), likewise, or None: then there is no column `target_length`.
-        unit: What the lengths count, or None if nothing says it.
-        target_unit: What the targets count.
+    An unknown length is None. Without targets there is no column `target_length`.
     """
     columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": pyarrow.array(lengths, pyarrow.float64())}
     if targets is not None:
@@ -312,12 +300,8 @@ class _Note(msgspec.Struct):
     target_unit: Unit | None = None
 
 
-def _said(error: BaseException) -> str:
-    return shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
-
-
 def _rows_at_once(rows: int, size: int) -> int:
-    """Return how many of some rows with a size in bytes take little memory."""
+    """Return how many of so many rows, which have a size in bytes, take little memory."""
     return max(1, min(_MOST_ROWS_AT_ONCE, rows * _BYTES_AT_ONCE // max(1, size)))
 
 

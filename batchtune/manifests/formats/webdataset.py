@@ -14,13 +14,14 @@ from batchtune.manifests.base import KNOWN_UNITS, Column, Format, Rows, last_par
 from batchtune.manifests.contents import (
     JSON_SUFFIXES,
     NUM_SAMPLES,
+    Read,
     column_reader,
     is_array,
     is_audio,
     named_rows,
     reader,
 )
-from batchtune.manifests.headers import AudioLength, Payload
+from batchtune.manifests.headers import AudioLength
 from batchtune.manifests.source import Head
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable
@@ -37,16 +38,14 @@ _META = re.compile(r"__[^/]*__(?:$|/)")
 
 
 # Columns, and how the value of each is read from a member.
-_Readers = Sequence[tuple[str, Callable[[Payload], object]]]
+_Readers = Sequence[tuple[str, Read]]
 
 
 @dataclass(slots=True)
 class _Sample:
-    """The values of one sample, by column.
+    """One sample: the common name of its members, with their folder, and the values of the columns that are read.
 
     Attributes:
-        key: Its members' common name, with their folder.
-        values: Of the columns that are read, as far as it has such members.
         repeated: A suffix that two of its members have, or None.
         kept_bytes: At most so much memory the values take, as text.
     """
@@ -105,11 +104,7 @@ class WebDataset(Format):
                 tar.report()
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
-        """Return the audio, if a sample has one member of it, else the array if it is the only one, else None.
-
-        Raises:
-            ManifestError: A sample has several audio members.
-        """
+        """Return the audio, else the only array, else None. Raises ManifestError if a sample has several audios."""
         names = [column.name for column in columns]
         whole = [name for name in names if _split(name) == (name, ())]
         audio = [name for name in whole if is_audio(name)]
@@ -155,14 +150,8 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
 def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
     """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
-    Where the archive breaks off, the sample in which it does is not handed out: members of it may be missing.
-
-    Args:
-        tar: The shard.
-        readers: A suffix → what is to be read of such a member.
-
-    Raises:
-        ManifestError: The archive is damaged, breaks off, or goes on behind its end.
+    `readers` is called with each suffix. Where the archive is damaged or breaks off (ManifestError), the sample in
+    which it does is not handed out: members of it may be missing.
     """
     sample: _Sample | None = None
     current, suffixes = "", set[str]()
@@ -195,13 +184,10 @@ def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
 
 
 def key_and_suffix(name: str) -> tuple[str | None, str]:
-    """Split a member's name at the first dot behind its folder, as webdataset's `base_plus_ext` does (1.0.2).
+    """Split a member's name into key, with the folder, and suffix, in lower case, at the first dot behind its folder.
 
-    Its pattern, `^((?:.*/|)[^.]+)[.]([^/]*)$`, also takes some names apart whose last part begins with a dot (`a/.b`
-    has the key `a/`). Here that takes linear time.
-
-    Returns:
-        The key, with the folder, and the suffix in lower case; None and no suffix without such a dot.
+    None and no suffix without such a dot. As webdataset's `base_plus_ext` (1.0.2), but in linear time; its pattern,
+    `^((?:.*/|)[^.]+)[.]([^/]*)$`, also takes some names apart whose last part begins with a dot (`a/.b`: key `a/`).
     """
     key, dot, suffix = name.partition(".")
     if dot and key and key[-1] != "/" and "/" not in suffix and "\n" not in name:

@@ -99,14 +99,14 @@ def _npy_shape(payload: Payload) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Global:
-    """A class or function that a pickle names; here nothing but its name."""
+    """The name of a class or function in a pickle."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensor:
-    """A tensor, but for its numbers: the file that holds them, and how many bytes that has at least."""
+    """A tensor without its numbers: the file that holds them, and how many bytes that has at least."""
 
     shape: tuple[int, ...]
     key: str

@@ -41,14 +41,10 @@ _SPARE_BYTES = 16 * 1024 * 1024
 
 
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
-    """Return how long an audio file is, by its header.
+    """Return the length of an audio file, by its header.
 
-    The content decides which format it is, since many a file's suffix lies; the suffix, where the content has no
-    magic number.
-
-    Args:
-        payload: The file.
-        suffix: Of its name, in lower case, without the dot.
+    The content decides which format it is; the suffix, in lower case without the dot, only where that has no magic
+    number, since many a file's suffix lies.
 
     Raises:
         Unreadable: No audio, damaged, truncated, or a format that libsndfile does not read.
@@ -88,12 +84,7 @@ def _without_tags(payload: Payload) -> Payload:
 
 
 def _sndfile_length(payload: Payload) -> AudioLength:
-    """Return the length by libsndfile; a truncated file passes as a shorter one if libsndfile reads it as such.
-
-    Raises:
-        Unreadable: libsndfile does not read it.
-        ManifestError: The package soundfile is missing.
-    """
+    """Return the length by libsndfile; a truncated file passes as a shorter one if libsndfile reads it as such."""
     try:
         soundfile = importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
@@ -179,12 +170,9 @@ def _data_size(declared: int, available: int, fmt: bytes, open_end: bool) -> int
 
 
 def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
-    """Return the length, or None if it takes libsndfile. Raises Unreadable if nothing can tell it.
+    """Return the length by the chunk `fmt `, the number in `fact` (or 0) and the bytes of samples.
 
-    Args:
-        fmt: Content of the chunk `fmt `, up to 40 bytes.
-        fact: Number of samples by the chunk `fact`, or 0.
-        size: Bytes of the samples.
+    None if it takes libsndfile. Raises Unreadable if nothing can tell it.
     """
     codec, channels, rate, _, align, bits = _FMT.unpack_from(fmt)
     if codec == _EXTENSIBLE and len(fmt) >= 26:
@@ -216,13 +204,7 @@ _CODED_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 
 
 
 def _flac_length(payload: Payload) -> AudioLength:
-    """Return the length of a FLAC file.
-
-    An encoder that wrote to a pipe left the total open: then the last frame's number tells.
-
-    Raises:
-        Unreadable: Not a FLAC file, damaged, or much too small for what its header says.
-    """
+    """Return the length of a FLAC file; if an encoder that wrote to a pipe left it open, by the last frame's number."""
     data = payload.read(0, _STREAMINFO_END)
     if len(data) < _STREAMINFO_END or data[4] & 0x7F != 0 or int.from_bytes(data[5:8], "big") != 34:
         raise Unreadable("a damaged FLAC header")

@@ -39,8 +39,7 @@ class _Frame:
     Attributes:
         kind: Bits that are the same in all frames of a stream: version and layer, sample rate.
         first_version: Whether it is MPEG 1, rather than 2 or 2.5.
-        rate: In Hz.
-        samples: Of one channel.
+        rate, samples: In Hz; of one channel.
         length: In bytes, with the header.
     """
 
@@ -52,11 +51,9 @@ class _Frame:
 
 
 def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
-    """Return the length of MPEG audio, without the encoder's delay and padding if a LAME tag tells them.
+    """Return the length of MPEG audio without ID3v2 tags, less the encoder's delay and padding by a LAME tag.
 
-    Args:
-        payload: The file, without an ID3v2 tag.
-        search: Whether other bytes may stand before the first frame.
+    With `search`, other bytes may stand before the first frame.
 
     Raises:
         Unreadable: No MPEG audio, damaged, or truncated: less than its Xing tag says.
@@ -72,13 +69,7 @@ def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
 
 
 def _tagged_count(data: bytes, frame: _Frame, available: int) -> int | None:
-    """Return the number of samples by the tag in the first frame, or None without a tag.
-
-    Args:
-        data: The beginning of the first frame.
-        frame: Its header.
-        available: Bytes from there to the end of the file.
-    """
+    """Return the number of samples by the tag in the first frame (`data`, of so many bytes left), None without one."""
 
     def number(at: int) -> int:
         return int.from_bytes(data[at : at + 4], "big")
