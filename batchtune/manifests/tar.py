@@ -21,7 +21,7 @@ from zlib import adler32
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.manifests.headers import Payload
-from batchtune.manifests.source import Source
+from batchtune.manifests.source import Source, Stream
 
 BLOCK = 512
 UNKNOWN_END = sys.maxsize
@@ -82,14 +82,11 @@ class Archive:
             at = 0
         return self._window[at : at + size]
 
-    def close(self) -> None:
-        """Forget what is held of it."""
-
 
 class _StreamedArchive(Archive):
     """An archive that can only be read forward, such as a compressed one: all from the last window on is held."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.end = UNKNOWN_END
         self.start = 0
         self._stream = stream
@@ -126,9 +123,11 @@ class _StreamedArchive(Archive):
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
     """Open an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
-    with source.opened() as stream:
-        archive = Archive(stream) if source.compression is None else _StreamedArchive(stream)
-        with contextlib.closing(archive):
+    if source.compression is None:
+        with source.seekable() as file:
+            yield Tar(source, Archive(file))
+    else:
+        with source.opened() as stream, contextlib.closing(_StreamedArchive(stream)) as archive:
             yield Tar(source, archive)
 
 
