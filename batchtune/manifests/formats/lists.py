@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,10 +23,10 @@ class LineList(Table):
     """A list of records: an id, if the format has ids, and one value.
 
     Attributes:
-        hint: What every line holds.
-        id_column: The name of the ids' column; None without ids.
-        value_column: The name of the values' column.
+        hint: The contents of every line.
+        id_column, value_column: The names of the columns; None without ids.
         first_line: The number of the first record's line.
+        record: A line, with its cells as groups.
     """
 
     named_columns = False
@@ -35,6 +34,7 @@ class LineList(Table):
     id_column: ClassVar[str | None] = "id"
     value_column: ClassVar[str] = "length"
     first_line: ClassVar[int] = 1
+    record: ClassVar[re.Pattern[str]]
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
@@ -43,16 +43,15 @@ class LineList(Table):
     def records(self) -> Iterator[Record]:
         """Yield all records. Raises ManifestError for other content."""
         for line, text in itertools.islice(self.source.lines(), self.first_line - 1, None):
-            cells = self.cells(text)
-            if cells is not None:
-                yield line, cells
+            if match := self.record.fullmatch(text):
+                yield line, self.cells(match)
             elif text.strip() and not self.passed_over(text.split()[0]):
                 place = f"{self.source.path}, line {line}"
                 raise ManifestError(f"{place} is of another shape: {shortened(text)}", self.hint)
 
-    @abstractmethod
-    def cells(self, text: str) -> Sequence[object] | None:
-        """Return the id and the value of a line; None for a line of another shape."""
+    def cells(self, match: re.Match[str]) -> Sequence[object]:
+        """Return the id and the value of a record."""
+        return match.groups()
 
     def passed_over(self, first: str) -> bool:
         """Return whether a line with this first word need not be a record, and count it if it is left out."""
@@ -78,6 +77,7 @@ class Kaldi(LineList):
         "utt2dur utt2num_samples speech_shape utt2num_frames segments reco2dur".split()
     )
     hint = "This format is an id, white space, and one number on every line, as in utt2dur."
+    record = re.compile(r"\s*(\S+)(?:\s+(\S+))?\s*")
     # Nothing in such a file says what it counts, only its name does.
     names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("utt2dur", "reco2dur"), "duration"),
@@ -89,11 +89,6 @@ class Kaldi(LineList):
         """Return whether the first line is two words, the second of them a number."""
         words = head.lines[0].split() if head.lines else []
         return len(words) == 2 and number(words[1]) is not None and not words[0].startswith(("{", "["))
-
-    def cells(self, text: str) -> Sequence[object] | None:
-        """Return the id and the value of a line; no value for an id alone."""
-        words = text.split()
-        return None if not 0 < len(words) < 3 else (words[0], words[1] if len(words) == 2 else None)
 
     def value_name(self) -> str:
         """Return what a part of the file's name says; `length` for any other file."""
@@ -111,6 +106,7 @@ class Shape(Kaldi):
     description = "an id and a shape such as 1407,80 on every line, as in ESPnet's speech_shape"
     folder_names = ()
     hint = "This format is an id, white space, and numbers with commas between them on every line, as in speech_shape."
+    record = re.compile(r"\s*(\S+)(?:\s+([^\s,]*)\S*)?\s*")
     names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("speech_shape", "feats_shape"), "num_frames"),
         "text_shape": "num_tokens",
@@ -120,11 +116,6 @@ class Shape(Kaldi):
     def fits(head: Head) -> bool:
         """Return whether the first line is an id and a shape of two dimensions or more."""
         return bool(head.lines) and re.fullmatch(r"\s*\S+\s+[0-9]+(?:,[0-9]+)+\s*", head.lines[0]) is not None
-
-    def cells(self, text: str) -> Sequence[object] | None:
-        """Return the id and the first dimension of a line."""
-        cells = super().cells(text)
-        return cells if cells is None or cells[1] is None else (cells[0], str(cells[1]).partition(",")[0])
 
 
 class Segments(LineList):
@@ -139,6 +130,7 @@ class Segments(LineList):
     unique_ids = True
     joined_by_id = True
     hint = "This format is an utterance, its recording, its start and its end in s on every line, as in segments."
+    record = re.compile(r"\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)(?:\s+\S+)?\s*")
     value_column = "duration"
 
     @staticmethod
@@ -146,23 +138,20 @@ class Segments(LineList):
         """Return whether the first lines are two names and two numbers, or these and a channel."""
         return bool(head.lines) and all(_is_segment(line.split()) for line in head.lines[:_FITTING_LINES])
 
-    def cells(self, text: str) -> Sequence[object] | None:
+    def cells(self, match: re.Match[str]) -> Sequence[object]:
         """Return the utterance and its duration in s."""
-        words = text.split()
-        return (words[0], self._duration(*words[1:4])) if len(words) in (4, 5) else None
-
-    def _duration(self, recording: str, first: str, last: str) -> object:
+        name, recording, first, last = match.groups()
         start, end = number(first), number(last)
         if start is None or end is None:
             odd = first if start is None else last
-            return Unreadable(fault(odd, math.nan), shortened(odd))
+            return name, Unreadable(fault(odd, math.nan), shortened(odd))
         if end == -1:
             known = self._recording_ends
             if known is None or recording not in known:
                 absent = "there is no" if known is None else "not in"
-                return Unreadable("open end", f"-1, and {absent} reco2dur")
+                return name, Unreadable("open end", f"-1, and {absent} reco2dur")
             end = known[recording]
-        return round(end - start, 9)  # what is left after that is the noise of subtracting binary fractions
+        return name, round(end - start, 9)  # the rest is the noise of subtracting binary fractions
 
     @cached_property
     def _recording_ends(self) -> dict[str, float] | None:
@@ -194,6 +183,7 @@ class Rttm(LineList):
     hint = "This format is RTTM: SPEAKER file channel start duration <NA> <NA> speaker <NA> <NA> on every line."
     id_column = "file"
     value_column = "duration"
+    record = re.compile(r"\s*SPEAKER\s+(\S+)\s+\S+\s+\S+\s+(?:<NA>(?!\S)|(\S+))(?:\s.*)?", re.DOTALL)
     # NIST's "Rich Transcription Time Marked" specification (RTTM-format-v13) names these and SPEAKER.
     _OTHER_TYPES = frozenset(
         "SEGMENT NOSCORE NO_RT_METADATA LEXEME NON-LEX NON-SPEECH FILLER EDIT IP SU CB A/P SPKR-INFO".split()
@@ -202,19 +192,12 @@ class Rttm(LineList):
     @classmethod
     def fits(cls, head: Head) -> bool:
         """Return whether the first lines are RTTM records, down to one of a speaker."""
-        for words in map(str.split, head.lines):
-            if words[0] == "SPEAKER":
-                return len(words) >= 5 and all(number(word) is not None for word in words[3:5])
-            if not (words[0] in cls._OTHER_TYPES or words[0].startswith(";;")):
+        for first, *words in map(str.split, head.lines):
+            if first == "SPEAKER":
+                return len(words) >= 4 and all(number(word) is not None for word in words[2:4])
+            if not (first in cls._OTHER_TYPES or first.startswith(";;")):
                 break
         return False
-
-    def cells(self, text: str) -> Sequence[object] | None:
-        """Return the recording and the duration of a turn."""
-        words = text.split()
-        if len(words) < 5 or words[0] != "SPEAKER":
-            return None
-        return words[1], None if words[4] == "<NA>" else words[4]
 
     def passed_over(self, first: str) -> bool:
         """Return whether a line with this first word is a comment, or another record, which is counted."""
@@ -229,6 +212,7 @@ class Wav2vec(LineList):
     name = "wav2vec"
     description = "the root folder on the first line, then path<TAB>samples"
     hint = "This format is the root folder on the first line, then a path, a tab and the samples on each."
+    record = re.compile(r"([^\t]*)\t([^\t]*)")
     id_column = "path"
     value_column = "samples"
     first_line = 2
@@ -240,11 +224,6 @@ class Wav2vec(LineList):
             return len(head.lines) == 1 and head.complete and _is_folder(head.lines[0])
         path, tab, samples = head.lines[1].partition("\t")
         return bool(tab and path) and (number(samples) is not None or _is_folder(head.lines[0]))
-
-    def cells(self, text: str) -> Sequence[object] | None:
-        """Return the path and the number of samples of a line."""
-        cells = text.split("\t")
-        return cells if len(cells) == 2 else None
 
 
 def _is_folder(line: str) -> bool:
@@ -269,10 +248,6 @@ class Numbers(LineList):
     def default_column(self, columns: Sequence[Column]) -> str:
         """Return the one column."""
         return self.value_column
-
-    def cells(self, text: str) -> Sequence[object]:
-        """Return the line."""
-        return (text,)
 
     def records(self) -> Iterator[Record]:
         """Yield every line, blank ones too, down to the last that is not blank."""
