@@ -1,18 +1,21 @@
-"""Raw rows → checked, scaled and filtered lengths, with everything counted that is left out."""
+"""One source → its checked, scaled and filtered lengths, with everything counted that is left out; several joined."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.manifests.base import Rows
-from batchtune.manifests.planning import Plan
+from batchtune.manifests.base import Format, Place, Rows
+from batchtune.manifests.planning import Plan, keyed_targets, plan_of, reader_of
+from batchtune.manifests.source import Source
 from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, counter, fault, measured, numbers, reduced
 from batchtune.units import counted
 
@@ -22,6 +25,18 @@ _LONGEST_SHOWN = 100
 _LONGEST_KEY = 400
 # Of the lengths, and of the target lengths.
 _CHECKED = (("length", SMALLEST), ("target length", 0.0))
+
+
+# Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
+OnProgress = Callable[[float, int], None]
+
+
+class Task(NamedTuple):
+    """One source to be read, in this process or another, with its file of target lengths, if it has one."""
+
+    plan: Plan
+    source: Source
+    target_file: Source | None
 
 
 @dataclass(slots=True)
@@ -110,6 +125,86 @@ class Part:
                 self.shown.append(f"{rows.place(index)}: {key} is {said}")
         kept &= valid
         return found
+
+
+def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
+    """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
+    plan, source, target_file = task
+    part = Part(str(source.path))
+    reader: Format | None = None
+    try:
+        reader = reader_of(source, plan.options.format)
+        part.advice = reader.missing_hint
+        own = plan_of(reader, plan.options, plan)
+        columns = [key for key in (own.length, own.target) if key is not None]
+        own = own if target_file is None else replace(own, target=str(target_file.path))
+        if on_progress is not None:
+            source.report = lambda share: on_progress(share, part.rows)
+        hashes: list[npt.NDArray[np.int64]] = []
+        for rows in _joined(reader.rows(columns), reader, target_file):
+            part.add(rows, own)
+            if reader.unique_ids:
+                ids = rows.ids()
+                hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
+        if hashes:
+            _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
+    except (ManifestError, MemoryError) as caught:
+        error = too_large(source) if isinstance(caught, MemoryError) else caught
+        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
+            raise error from None
+        part.broken, part.hint = error.message, error.hint
+    if not plan.alone:
+        source.forget()
+    return part
+
+
+def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray[np.int64]) -> None:
+    """Raise ManifestError if two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    seen: dict[str, Place] = {}
+    for rows in chunks if repeated else ():
+        for index, name in enumerate(rows.ids()):
+            if name is None or hash(name) not in repeated:
+                continue
+            place = rows.place(index)
+            if name in seen:
+                raise ManifestError(
+                    f"{source.path}, {place}: this id was there before, at line {seen[name].line}",
+                    "Each example has an id of its own in this format: rename or remove one of them.",
+                )
+            seen[name] = place
+
+
+def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
+    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
+    if target_file is None:
+        yield from chunks
+        return
+    if reader.joined_by_id:
+        table = keyed_targets(target_file)
+        for rows in chunks:
+            yield replace(rows, columns=[*rows.columns, [table.get(name or "") for name in rows.ids()]])
+        return
+    path, hint = target_file.path, "A target file has one line for each example, in the same order."
+    lines, last = target_file.lines(), 0
+    for rows in chunks:
+        count = len(rows.columns[0])
+        texts = [text for _, text in itertools.islice(lines, count)]
+        last += len(texts)
+        if len(texts) < count:
+            raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
+        yield replace(rows, columns=[*rows.columns, texts])
+    if rest := next((number for number, text in lines if text.strip()), None):
+        raise ManifestError(f"{path} goes on at line {rest:,}, where the manifest has no more examples", hint)
+
+
+def too_large(source: Source) -> ManifestError:
+    """The error for a source that takes more memory than there is."""
+    return ManifestError(
+        f"{source.path}: this process may not take as much memory as reading it needs",
+        "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
+        "example in each row: of these only a part is held at once.",
+    )
 
 
 def merged(parts: Sequence[Part], plan: Plan) -> Part:

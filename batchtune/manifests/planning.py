@@ -35,8 +35,11 @@ _NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
 _SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
 # What a result file holds as text.
 _AS_TEXT = ("target_file", "length_scale", "tokenizer")
-# Of these only one can be given; and what says how a column's values are read goes with that column.
-_EXCLUSIVE = {"measure": "tokenizer", "tokenizer": "measure", "target_key": "target_file", "target_file": "target_key"}
+# Of two of these only one can be given. Options for the values of a column go with that column.
+_EXCLUSIVE = (
+    ("measure", "tokenizer", "A tokenizer counts tokens."),
+    ("target_file", "target_key", "A target has one length."),
+)
 _OF_THE_COLUMN = ("unit", "length_scale", "measure", "tokenizer", "reduce")
 
 
@@ -84,17 +87,13 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.length_scale is not None and self.length_scale <= 0:
             raise ValueError(f"length_scale must be positive, got {self.length_scale}")
-        for name, choice, known in (
-            ("unit", self.unit, UNITS),
-            ("--measure", self.measure, COUNTINGS),
-            ("--reduce", self.reduce, REDUCTIONS),
-        ):
-            if choice is not None and choice not in known:
-                raise UsageError(f"unknown {name} {shortened(choice)}", f"Known: {', '.join(known)}.")
-        if self.measure is not None and self.tokenizer is not None:
-            raise UsageError("--measure and --tokenizer exclude each other", "A tokenizer counts tokens.")
-        if self.target_file is not None and self.target_key is not None:
-            raise UsageError("--target-file and --target-key exclude each other", "A target has one length.")
+        check_choice("unit", self.unit, UNITS)
+        check_choice("--measure", self.measure, COUNTINGS)
+        check_choice("--reduce", self.reduce, REDUCTIONS)
+        for name, other, hint in _EXCLUSIVE:
+            if getattr(self, name) is not None and getattr(self, other) is not None:
+                names = f"--{name} and --{other}".replace("_", "-")
+                raise UsageError(f"{names} exclude each other", hint)
         for name, value in (("--min-length", self.min_length), ("--max-length", self.max_length)):
             if value is not None and math.isnan(value):
                 raise UsageError(f"{name} must be a number, got nan")
@@ -105,18 +104,12 @@ class ReadOptions:
             )
 
     def record(self) -> ReadingRecord:
-        """Return what result files say of them."""
+        """Return them as result files hold them."""
         said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return ReadingRecord(**said | {name: str(said[name]) for name in _AS_TEXT if said[name] is not None})
 
     def completed(self, record: ReadingRecord) -> ReadOptions:
-        """Return these options, completed by those of a result file.
-
-        Nothing is taken that excludes a given option, or that says how the values of another column are read.
-
-        Raises:
-            ResultError: The file says what has no meaning.
-        """
+        """Return these options, completed by those of a result file that fit them. Raises ResultError."""
         said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
         try:
             if record.length_scale is not None:
@@ -128,18 +121,22 @@ class ReadOptions:
             message = f"how the run's manifest was read is damaged: {error.message}"
             raise ResultError(message, "Make it anew with the command that wrote it.") from error
         given = {name for name in said if (value := getattr(self, name)) is not None and value is not False}
-        barred = {_EXCLUSIVE[name] for name in given & _EXCLUSIVE.keys()}
+        barred = {name for one, other, _ in _EXCLUSIVE if given & {one, other} for name in (one, other)}
         if "length_key" in given and self.length_key != theirs.length_key:
             barred |= set(_OF_THE_COLUMN)
         return replace(self, **{name: value for name, value in said.items() if name not in given | barred})
 
 
-def parse_scale(text: str) -> Fraction:
-    """Read a length scale: `0.001`, `1/16000` or `16000`, exactly.
+def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:
+    """Raise UsageError if a choice is unknown; the hint names all, and the nearest."""
+    if choice is not None and choice not in known:
+        near = difflib.get_close_matches(choice, known, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"unknown {name} {shortened(choice)}", f"{meant}Known: {', '.join(known)}.")
 
-    Raises:
-        UsageError: Not a number or fraction, not positive, or not to be held in float64.
-    """
+
+def parse_scale(text: str) -> Fraction:
+    """Read a length scale such as `0.001` or `1/16000`, exactly. Raises UsageError if it is not above 0, or absurd."""
     match = _SCALE.fullmatch(text)
     try:
         scale = Fraction(match[1]) / Fraction(match[2] or 1) if match is not None else Fraction(0)
@@ -185,8 +182,7 @@ class Plan:
 def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> Plan:
     """Decide how a source is read: by the options, its columns and, if it is not the first one, the first one's plan.
 
-    Raises:
-        ManifestError, UsageError: As `load_lengths`; or its columns or its unit are not the first's.
+    Raises as `load_lengths` does, and ManifestError if its columns or its unit are not the first's.
     """
     path, given, told = reader.source.path, options, None
     if first is None and options.length_key is None and options.target_key is None and options.target_file is None:
@@ -240,14 +236,6 @@ def _other_columns(path: Path, column: str) -> ManifestError:
         f"{path} has no column {shortened(column)}, but the first source has its lengths or targets there",
         "What is read together must have the same columns; read them one by one.",
     )
-
-
-def check_format(name: str | None) -> None:
-    """Raise UsageError if no format has that name."""
-    if name is not None and name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{shortened(name)} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
 
 
 def reader_of(source: Source, name: str | None) -> Format:
@@ -325,13 +313,10 @@ def _counting_note(column: Column, counted: Unit, options: ReadOptions) -> str:
 def scaling_for(
     path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None
 ) -> tuple[Unit | None, Fraction, str | None]:
-    """Decide the unit of the lengths in the end, their factor, and what to tell the user about them.
+    """Decide the unit of the lengths in the end, their factor, and a note for the user, by the unit of the source.
 
     A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
-    only if there is no doubt.
-
-    Raises:
-        ManifestError: The file is in one unit (`source`), the user wants another, and no scale says how.
+    only if there is no doubt. Raises ManifestError if the user wants another unit, and no scale says how.
     """
     if scale is not None:
         sampled = source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES
@@ -356,11 +341,8 @@ def scaling_for(
 def keyed_targets(source: Source) -> dict[str, object]:
     """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` or `utt words …`.
 
-    Where most values are numbers, or shapes (the first dimension counts), they are numbers, and what is neither
-    stays text. Else all are texts, so that a transcript `7` among others has one character like the letter `A`.
-
-    Raises:
-        ManifestError: An id is there twice, or the file can't be read or is not UTF-8.
+    If most values are numbers, or shapes (of which the first dimension counts), the others alone stay text. Else all
+    are texts, so that a transcript `7` among others has one character like the letter `A`.
     """
     texts: dict[str, str] = {}
     for line_number, line in source.lines():

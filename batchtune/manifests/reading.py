@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import itertools
 import multiprocessing
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -20,19 +19,17 @@ from typing import IO, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
 from batchtune.lengths import FloatArray, Lengths, Unit
-from batchtune.manifests.base import Format, Place, Rows
-from batchtune.manifests.collecting import Part, merged
+from batchtune.manifests.collecting import OnProgress, Part, Task, merged, read_part, too_large
+from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
 from batchtune.manifests.planning import (
     Plan,
     ReadOptions,
-    check_format,
-    keyed_targets,
+    check_choice,
     measure_of,
     plan_of,
     reader_of,
@@ -47,8 +44,6 @@ _LONGEST_WAIT_SECONDS = 1.0
 _STORE_VERSION = 3
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
-# Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
-OnProgress = Callable[[float, int], None]
 
 
 def load_lengths(
@@ -86,8 +81,7 @@ class OrderedLengths(NamedTuple):
 def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> OrderedLengths:
     """Read the lengths of a data set so that entry i is the length of example i.
 
-    Raises:
-        ManifestError, UsageError: As `load_lengths`, or the options leave examples out.
+    Raises as `load_lengths` does, and UsageError if the options leave examples out.
     """
     limits = {
         "--skip-invalid": options.skip_invalid or None,
@@ -169,14 +163,6 @@ def scan(
     return whole.sorted(plan)
 
 
-class Task(NamedTuple):
-    """One source to be read, in this process or another, with its file of target lengths, if it has one."""
-
-    plan: Plan
-    source: Source
-    target_file: Source | None
-
-
 def _part_path(folder: Path, task: Task) -> Path | None:
     """Name the file for the examples of a source as it is now, read with these options; None for a pipe."""
     plan, source, target_file = task
@@ -195,7 +181,7 @@ def planned(
     manifest: Manifest, options: ReadOptions, *, with_ids: bool = False, on_progress: OnProgress | None = None
 ) -> tuple[Plan, list[Task]]:
     """Decide how a data set is read, source by source. Raises as `load_lengths` does."""
-    check_format(options.format)
+    check_choice("format", options.format, FORMATS)
     sources = expand(manifest, options.format)
     first = sources[0]
     if on_progress is not None:
@@ -204,7 +190,7 @@ def planned(
         reader = reader_of(first, options.format)
         plan = plan_of(reader, options)
     except MemoryError:
-        raise _too_large(first) from None
+        raise too_large(first) from None
     notes = list(plan.notes)
     named = [manifest] if isinstance(manifest, (str, Path)) else manifest
     if len(named) == len(sources) == 1 and first.names is None and Path(named[0]).is_dir():
@@ -227,14 +213,6 @@ def planned(
     return plan, [Task(plan, *pair) for pair in zip(sources, targets, strict=True)]
 
 
-def _too_large(source: Source) -> ManifestError:
-    return ManifestError(
-        f"{source.path}: this process may not take as much memory as reading it needs",
-        "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
-        "example in each row: of these only a part is held at once.",
-    )
-
-
 def read_all(
     tasks: Sequence[Task],
     jobs: int,
@@ -243,9 +221,8 @@ def read_all(
 ) -> list[Part]:
     """Read the sources, by several processes where that is worth it; `on_part` gets index and part as they come.
 
-    Raises:
-        ManifestError: The only source can't be read; with several, that is in its part. Or a process that read alone
-            was killed.
+    Raises ManifestError if the only source can't be read (with several, its part says so), or if a process that read
+    alone was killed.
     """
     sizes = [task.source.size for task in tasks]
     total, done, examples = sum(sizes), 0, 0
@@ -335,74 +312,3 @@ def _without_interrupts() -> Iterator[None]:
 def _die_with_parent() -> None:
     with contextlib.suppress(OSError, AttributeError):  # where there is no such call
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
-    """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
-    plan, source, target_file = task
-    part = Part(str(source.path))
-    reader: Format | None = None
-    try:
-        reader = reader_of(source, plan.options.format)
-        part.advice = reader.missing_hint
-        own = plan_of(reader, plan.options, plan)
-        columns = [key for key in (own.length, own.target) if key is not None]
-        own = own if target_file is None else replace(own, target=str(target_file.path))
-        if on_progress is not None:
-            source.report = lambda share: on_progress(share, part.rows)
-        hashes: list[npt.NDArray[np.int64]] = []
-        for rows in _joined(reader.rows(columns), reader, target_file):
-            part.add(rows, own)
-            if reader.unique_ids:
-                ids = rows.ids()
-                hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
-        if hashes:
-            _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
-    except (ManifestError, MemoryError) as caught:
-        error = _too_large(source) if isinstance(caught, MemoryError) else caught
-        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
-            raise error from None
-        part.broken, part.hint = error.message, error.hint
-    if not plan.alone:
-        source.forget()
-    return part
-
-
-def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray[np.int64]) -> None:
-    """Raise ManifestError if two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
-    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-    seen: dict[str, Place] = {}
-    for rows in chunks if repeated else ():
-        for index, name in enumerate(rows.ids()):
-            if name is None or hash(name) not in repeated:
-                continue
-            place = rows.place(index)
-            if name in seen:
-                raise ManifestError(
-                    f"{source.path}, {place}: this id was there before, at line {seen[name].line}",
-                    "Each example has an id of its own in this format: rename or remove one of them.",
-                )
-            seen[name] = place
-
-
-def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
-    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
-    if target_file is None:
-        yield from chunks
-        return
-    if reader.joined_by_id:
-        table = keyed_targets(target_file)
-        for rows in chunks:
-            yield replace(rows, columns=[*rows.columns, [table.get(name or "") for name in rows.ids()]])
-        return
-    path, hint = target_file.path, "A target file has one line for each example, in the same order."
-    lines, last = target_file.lines(), 0
-    for rows in chunks:
-        count = len(rows.columns[0])
-        texts = [text for _, text in itertools.islice(lines, count)]
-        last += len(texts)
-        if len(texts) < count:
-            raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
-        yield replace(rows, columns=[*rows.columns, texts])
-    if rest := next((number for number, text in lines if text.strip()), None):
-        raise ManifestError(f"{path} goes on at line {rest:,}, where the manifest has no more examples", hint)
