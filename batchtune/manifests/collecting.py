@@ -41,10 +41,9 @@ class Task(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """The examples of one source, or of all.
+    """The examples of one source, or of all; `label` names it in messages.
 
     Attributes:
-        label: The source, for messages.
         lengths, targets: Float64, of the valid examples that the user's limits leave, in the order of the file; no
             targets if they are not asked for. Blocks of memory that grow in place: numbers are never held twice.
         ids: One for each, if they are asked for.
@@ -52,7 +51,7 @@ class Part:
         invalid, left_out: Reason → number of examples; left out are those that the reader or the user's limits exclude.
         shown: The first invalid ones, for the message.
         broken, hint: Why the source could not be read to its end, and what to do; None if it could.
-        advice: What to do where most values are missing; the format's own.
+        advice: The format's own hint if most values are missing.
     """
 
     label: str
@@ -210,9 +209,7 @@ def too_large(source: Source) -> ManifestError:
 def merged(parts: Sequence[Part], plan: Plan) -> Part:
     """Join the parts, which are emptied, with everything left out counted together.
 
-    Raises:
-        ManifestError: There were no rows, invalid ones or broken sources that are not to be skipped, or none is
-            left.
+    Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
     """
     whole, skip = Part(plan.label), plan.options.skip_invalid
     invalid, left_out = Counter[str](), Counter[str]()

@@ -57,9 +57,8 @@ class Item(NamedTuple):
 def items(text: str) -> Iterator[Item]:
     """Yield the values of a JSON list or object, in order, down to the first fault.
 
-    Raises:
-        ValueError: The text is malformed (JSONDecodeError), or holds half a surrogate pair.
-        RecursionError: It is nested too deeply.
+    Raises ValueError if the text is malformed (JSONDecodeError) or holds half a surrogate pair, RecursionError if it
+    is nested too deeply.
     """
     mark, begin, at = _mark(text, 0)
     end = {"{": "}", "[": "]"}.get(mark)
@@ -96,10 +95,7 @@ def _mark(text: str, at: int) -> tuple[str, int, int]:
 
 
 def first_keys(head: Head) -> dict[str, str]:
-    """Map the keys of the first object, of the file or of its list, to the token that each value begins with.
-
-    The head of the file need not hold the object whole, and may hold anything.
-    """
+    """Map the keys of the first object to the first token of each value; the head may hold anything, cut anywhere."""
     text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
     found: dict[str, str] = {}
     mark, _, at = _mark(text, 0)
@@ -162,11 +158,7 @@ class JsonFormat(Format):
         return list(itertools.islice((one for block in self._blocks() for one in self._objects(block, kind)), most))
 
     def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
-        """Yield the rows of a block of lines at a time, of a whole list, or of about 1 MiB of an object of objects.
-
-        Raises:
-            ManifestError: An object is malformed or of another shape; the message says where.
-        """
+        """Yield the rows of a block of lines at a time, of a whole list, or of about 1 MiB of an object of objects."""
         kind, getters = self.getters(keys)
         if self.opening == "{":
             yield from self._rows_by_id(kind, getters)
@@ -284,10 +276,7 @@ class JsonFormat(Format):
         return list(last.values()), len(found) - len(last)
 
     def _by_pieces(self, kind: type[Any], getters: Sequence[Getter]) -> list[list[list[object]]] | None:
-        """Return the columns of all entries, piece by piece; None if an entry has a fault or two have one id.
-
-        The file is never held whole. Members that are valid JSON piece by piece are valid together.
-        """
+        """Return the columns of all entries, piece by piece; None if an entry has a fault or two have one id."""
         decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, kind])  # type: ignore[valid-type]
         found: list[list[list[object]]] = []
         hashes: list[IntArray] = [np.empty(0, dtype=np.int64)]
@@ -307,10 +296,7 @@ class JsonFormat(Format):
         return None if (ids[1:] == ids[:-1]).any() else found
 
     def _pieces(self) -> Iterator[bytes]:
-        """Cut the file into objects of about 1 MiB each, where an entry ends and another begins.
-
-        A cut at the end of something within an entry gives a piece that is not valid JSON.
-        """
+        """Cut the file into objects of about 1 MiB, which are not valid JSON if cut within an entry."""
         rest = b""
         for data in self.source.pieces():
             data = rest + data if rest else data.lstrip()

@@ -94,14 +94,10 @@ class ReadOptions:
             if getattr(self, name) is not None and getattr(self, other) is not None:
                 names = f"--{name} and --{other}".replace("_", "-")
                 raise UsageError(f"{names} exclude each other", hint)
-        for name, value in (("--min-length", self.min_length), ("--max-length", self.max_length)):
-            if value is not None and math.isnan(value):
-                raise UsageError(f"{name} must be a number, got nan")
-        if self.min_length is not None and self.max_length is not None and self.min_length > self.max_length:
-            raise UsageError(
-                f"--min-length {self.min_length:.15g} is more than --max-length {self.max_length:.15g}",
-                "No example can be in between: exchange them, or leave one out.",
-            )
+        shortest, longest = self.min_length or 0.0, math.inf if self.max_length is None else self.max_length
+        if not shortest <= longest:
+            message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"
+            raise UsageError(message, "Exchange them, or leave one out.")
 
     def record(self) -> ReadingRecord:
         """Return them as result files hold them."""

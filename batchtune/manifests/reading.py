@@ -83,12 +83,8 @@ def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -
 
     Raises as `load_lengths` does, and UsageError if the options leave examples out.
     """
-    limits = {
-        "--skip-invalid": options.skip_invalid or None,
-        "--min-length": options.min_length,
-        "--max-length": options.max_length,
-    }
-    if leaving := [name for name, value in limits.items() if value is not None]:
+    limits = ("skip_invalid", "min_length", "max_length")
+    if leaving := [f"--{name}".replace("_", "-") for name in limits if getattr(options, name) not in (None, False)]:
         raise UsageError(
             f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the "
             "lengths would no longer be that of example i",
@@ -257,18 +253,18 @@ def read_all(
             jobs //= 2
             lost = "One of the reading processes was killed, likely for lack of memory."
             notes.append(f"{lost} Its sources were read again with --jobs {jobs}.")
-    for note in notes:
-        parts[0].notes.append(note)
+    if parts:
+        parts[0].notes += notes
     return [parts[index] for index in range(len(tasks))]
 
 
 def _in_processes(
     tasks: Mapping[int, Task], jobs: int, take: Callable[[int, Part], None], on_wait: Callable[[], None]
 ) -> None:
-    """Read sources in several new interpreters: a fork of a process with threads can hang.
+    """Read sources in several new interpreters (a fork of a process with threads can hang), which end with this one.
 
-    They end with this one, however it ends, and at once if it is interrupted; `on_wait` is called every second. Raises
-    BrokenProcessPool if one is killed from outside, as the kernel kills what takes too much memory.
+    `on_wait` is called every second. Raises BrokenProcessPool if one is killed from outside, as the kernel kills what
+    takes too much memory.
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_die_with_parent)
@@ -282,7 +278,7 @@ def _in_processes(
             for future in done:
                 take(futures.pop(future), future.result())
     except BaseException:
-        for worker in set(multiprocessing.active_children()) - others:  # nobody waits for what they are doing
+        for worker in set(multiprocessing.active_children()) - others:  # nobody waits for them
             worker.kill()
         raise
     finally:

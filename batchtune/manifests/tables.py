@@ -130,9 +130,8 @@ class TableReader:
             # Both hand out their rows with little more of their columns than the keys need.
             self._table = _ParquetTable(path) if title == "Parquet" else _ArrowTable(path)
         self._parts: Iterator[tuple[int, int, float, list[Values]]] = iter(())
-        # The rows of the ids that follow, and the number of the first of them.
-        self._ids: Iterator[_Batch] = iter(())
-        self._ids_at: tuple[int, pyarrow.RecordBatch] | None = None
+        self._ids: Iterator[str | None] = iter(())
+        self._next_id = -1
 
     def answer(self, method: str, arguments: Sequence[Any]) -> object:
         """Return what a method of this returns. Raises ManifestError where pyarrow raises anything."""
@@ -172,24 +171,19 @@ class TableReader:
 
     def ids(self, first: int, count: int) -> list[str | None]:
         """Return the ids of `count` rows from `first`, None for each row without one."""
+        if first != self._next_id:
+            self._ids = self._ids_from(first)
+        found = list(itertools.islice(self._ids, count))
+        self._next_id = first + len(found)
+        return found + [None] * (count - len(found))  # a damaged file may have fewer of them than lengths
+
+    def _ids_from(self, first: int) -> Iterator[str | None]:
         key = id_key(self._table.schema)
-        found: list[str | None] = []
-        while key is not None and len(found) < count:
-            row = first + len(found)
-            if self._ids_at is None or row < self._ids_at[0]:
-                self._ids, self._ids_at = self._validated([key], row), None
-            while self._ids_at is None or row >= self._ids_at[0] + self._ids_at[1].num_rows:
-                if (
-                    batch := next(self._ids, None)
-                ) is None:  # a damaged file, with another number of them than of lengths
-                    return found + [None] * (count - len(found))
-                self._ids_at = batch[:2]
-            start, rows = self._ids_at
-            array = rows.slice(row - start, count - len(found)).to_struct_array()
-            for step in key.steps:
+        for start, rows, _ in self._validated([key], first) if key is not None else ():
+            array = rows.slice(max(0, first - start)).to_struct_array()
+            for step in key.steps if key is not None else ():
                 array = plain(pyarrow.compute.struct_field(array, [array.type.get_field_index(step)]))
-            found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
-        return found + [None] * (count - len(found))
+            yield from (None if value in (None, "") else str(value) for value in array.to_pylist())
 
     def _validated(self, keys: Sequence[Key], from_row: int = 0) -> Iterator[_Batch]:
         for batch in self._table.batches(keys, self._budget(), from_row):
@@ -271,11 +265,7 @@ class TableReader:
 
 
 def lengths_table(
-    ids: Sequence[str | None],
-    lengths: Values,
-    targets: Values | None,
-    unit: Unit | None,
-    target_unit: Unit | None = None,
+    ids: Sequence[str | None], lengths: Values, targets: Values | None, unit: Unit | None
 ) -> pyarrow.Table:
     """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` knows again.
 
@@ -284,7 +274,7 @@ def lengths_table(
     columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": pyarrow.array(lengths, pyarrow.float64())}
     if targets is not None:
         columns["target_length"] = pyarrow.array(targets, pyarrow.float64())
-    note = msgspec.json.encode(_Note(unit=unit, target_unit=target_unit))
+    note = msgspec.json.encode(_Note(unit=unit))
     return pyarrow.table(columns).replace_schema_metadata({METADATA: note})
 
 

@@ -283,11 +283,7 @@ class Lhotse(_Computed):
         return _is_cut(keys) or _other(keys) is not None
 
     def columns(self) -> Sequence[Column]:
-        """Return `id`, `duration` and, if cuts have them, `num_frames` of their features and the supervisions' `text`.
-
-        Raises:
-            ManifestError: It holds no cuts but recordings, supervisions or features.
-        """
+        """Return the columns of cuts. Raises ManifestError for recordings, supervisions or features alone."""
         head = self.source.head
         keys = first_keys(head)
         if not _is_cut(keys) and (other := _other(keys)):

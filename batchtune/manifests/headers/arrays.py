@@ -7,7 +7,6 @@ tensor's storage, offset, size and stride; the storage is a file of its own, `da
 
 from __future__ import annotations
 
-import io
 import math
 import pickletools
 import tokenize
@@ -25,8 +24,6 @@ from batchtune.manifests.values import Unreadable
 # Lower case, without the dot.
 ARRAY_SUFFIXES = frozenset(("npy", "pth", "pt"))
 
-# NumPy's own limit: Python's parser is safe up to there, as `ast.literal_eval` warns that it is not for any text.
-_LONGEST_NPY_HEADER = 10_000
 # A tensor's pickle has some hundred bytes, and so have the directory and the rest of such an archive.
 _LARGEST_PICKLE = 64 * 1024
 _MOST_BYTES = 1024 * 1024
@@ -38,7 +35,10 @@ _ITEM_SIZES = {
     **dict.fromkeys(("LongStorage", "DoubleStorage", "ComplexFloatStorage"), 8),
     "ComplexDoubleStorage": 16,
 }
-_NPY_ERRORS = (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError, OverflowError)
+_NPY_ERRORS = (
+    *(ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError, OverflowError),
+    tokenize.TokenError,
+)
 _ZIP_ERRORS = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError),
     *(ValueError, KeyError, IndexError, OverflowError, TypeError),
@@ -46,11 +46,7 @@ _ZIP_ERRORS = (
 
 
 def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
-    """Return the shape of an array, by the file's header.
-
-    Args:
-        payload: The file.
-        suffix: Of its name, in lower case, without the dot. The content decides; this only if it has no magic.
+    """Return the shape of an array, by the file's header; the suffix, in lower case, only helps to explain a fault.
 
     Raises:
         Unreadable: No array, damaged, truncated, or something else than one array.
@@ -69,27 +65,20 @@ def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
 
 def _npy_shape(payload: Payload) -> tuple[int, ...]:
     """Return the shape of an array by NumPy itself; of objects too, which are not unpickled."""
-    prefix = payload.read(0, 12)
-    if len(prefix) < 12 or prefix[6] not in (1, 2, 3):
-        raise Unreadable("a damaged .npy header")
-    start, width = (10, 2) if prefix[6] == 1 else (12, 4)
-    length = int.from_bytes(prefix[8 : 8 + width], "little")
-    if length > _LONGEST_NPY_HEADER:
-        raise Unreadable("a damaged .npy header", f"a header of {length:,} bytes")
-    data = payload.read(8, width + length)
-    if len(data) < width + length:
-        raise Unreadable("truncated .npy")
-    read = npy.read_array_header_1_0 if prefix[6] == 1 else npy.read_array_header_2_0
+    stream = PayloadStream(payload, _MOST_BYTES)
     try:
         with warnings.catch_warnings():  # of what Python would no longer write so
             warnings.simplefilter("ignore")
-            shape, _, kind = read(io.BytesIO(data))
-    except (*_NPY_ERRORS, tokenize.TokenError):
-        raise Unreadable("a damaged .npy header") from None
+            version, _ = npy.read_magic(stream)
+            read = {1: npy.read_array_header_1_0, 2: npy.read_array_header_2_0, 3: npy.read_array_header_2_0}[version]
+            shape, _, kind = read(stream)
+    except _NPY_ERRORS as error:
+        stream.check()
+        raise Unreadable("truncated .npy" if "EOF" in str(error) else "a damaged .npy header") from None
     if any(type(size) is not int or size < 0 for size in shape):
         raise Unreadable("a damaged .npy header", "a header without a shape")
     if not kind.hasobject:
-        available, needed = payload.size - start - length, math.prod(shape) * kind.itemsize
+        available, needed = payload.size - stream.tell(), math.prod(shape) * kind.itemsize
         if needed > available:
             raise Unreadable("truncated .npy", f"{available:,} bytes of data, fewer than its header tells")
         if needed < available:
@@ -147,8 +136,7 @@ def _other(what: str = "something else", detail: str = "") -> Unreadable:
 def _read_tensor(data: bytes) -> _Tensor:
     """Follow a pickle as far as a tensor needs: names stay names, and what is called is only looked at.
 
-    The memo can make tuples of tuples that share their items: nothing here compares, hashes or prints a tuple whole,
-    which would take exponential time.
+    Its tuples may share their items: to compare, hash or print one whole would take exponential time.
     """
     stack: list[Any] = []
     memo: dict[object, Any] = {}
