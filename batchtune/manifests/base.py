@@ -268,27 +268,19 @@ def walk(value: object, path: Sequence[str]) -> object:
 
 def flattened(entry: Mapping[str, object]) -> dict[str, object]:
     """Return an entry with its nested values under dotted names, four levels deep, after those that are not nested."""
-    found = {name: value for name, value in entry.items() if not _nested(value)}
-    for name, value in entry.items():
-        if _nested(value):
-            for path in _paths(value, _DEPTH - 1):
-                found.setdefault(".".join((name, *path)), walk(value, path))
+    found: dict[str, object] = {}
+    for path in sorted(_paths(entry, _DEPTH), key=lambda path: len(path) > 1):
+        found.setdefault(".".join(path), walk(entry, path))
     return found
 
 
-def _nested(value: object) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value))
-
-
 def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the leaves below a mapping, or below the first mapping of a list."""
+    """Yield the paths of the leaves below a mapping, or below the first mapping of a list; () for a leaf itself."""
     if isinstance(value, list):
         value = next((item for item in value if isinstance(item, Mapping)), None)
-    if not isinstance(value, Mapping):
+    if depth == 0 or not isinstance(value, Mapping):
+        yield ()
         return
     for name, one in value.items():
-        if _nested(one) and depth > 1:
-            for path in _paths(one, depth - 1):
-                yield (name, *path)
-        else:
-            yield (name,)
+        for path in _paths(one, depth - 1):
+            yield (name, *path)

@@ -38,8 +38,7 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
     What exists is taken as it is, whatever characters its name has. In a folder, this takes the files of the format
     `wanted` or, if that is None, of the only kind in it.
 
-    Raises:
-        ManifestError: One of them means nothing, or a folder holds nothing known, or several kinds.
+    Raises ManifestError if one of them means nothing, or a folder holds nothing known, or several kinds.
     """
     found: list[Source] = []
     for spec in map(str, [named] if isinstance(named, (str, Path)) else named):
@@ -214,9 +213,8 @@ def hf_files(folder: Path) -> list[Path] | None:
     The folder's `state.json` names them; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the package
     datasets.
 
-    Raises:
-        ManifestError: It holds several splits, or the order of its rows in a file of its own; it is damaged, or names
-            files that are absent or outside the folder.
+    Raises ManifestError if it holds several splits, or the order of its rows in a file of its own; if it is damaged,
+    or names files that are absent or outside the folder.
     """
     if not (folder / _STATE).is_file():
         if not (folder / _DICT).is_file():
@@ -233,10 +231,8 @@ def hf_files(folder: Path) -> list[Path] | None:
             raise
         return None  # another program's state.json
     if state.indices:
-        raise ManifestError(
-            f"{folder} keeps the order of its rows in a file of its own, which is not read",
-            "Save it anew: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW).",
-        )
+        hint = "Save it anew: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW)."
+        raise ManifestError(f"{folder} keeps the order of its rows in a file of its own, which is not read", hint)
     if not state.data_files:
         raise ManifestError(f"{folder / _STATE} names no data files", _ANEW)
     for file in state.data_files:

@@ -191,8 +191,7 @@ class Tar:
     def members(self) -> Iterator[File]:
         """Yield the files in their order, once; no folders, devices, pipes and links. `check_end` reads on from there.
 
-        Raises:
-            ManifestError: A header is damaged, or the archive breaks off, after the files before that.
+        Raises ManifestError where a header is damaged, or the archive breaks off.
         """
         window, at = b"", 0
         position, name, start, size = 0, "", 0, 0
@@ -230,8 +229,7 @@ class Tar:
     def check_end(self) -> None:
         """Read what follows the end, which also checks a compressed file: tar fills an archive up to a whole record.
 
-        Raises:
-            ManifestError: Something else than zeros follows, such as a second archive.
+        Raises ManifestError if something else than zeros follows, such as a second archive.
         """
         position = self._end
         while position is not None and (piece := self._archive.window(position, _PIECE)):

@@ -81,11 +81,7 @@ class Table(Format):
             self._left_out.clear()
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
-        """Return the names in the header, "" for a column without one, and as many cells of each row.
-
-        Raises:
-            ManifestError: It is empty or names a column twice; of the records, that one has more or fewer cells.
-        """
+        """Return the names in the header, "" for a column without one, and as many cells of each row."""
         lines = self.source.lines()
         first_line, first = next(((at, line) for at, line in lines if line.strip()), (0, ""))
         if not first:
@@ -120,7 +116,7 @@ class SpeechBrainCsv(Table):
         return bool(head.lines) and _delimiter_of(head.lines[0]) == "," and "ID" in (_header_names(head) or ())
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
-        """Do the same. Raises ManifestError if it has no column `ID`, too."""
+        """Return the names in the header, with a column `ID`, and the cells of each row."""
         header, records = super().opened()
         if "ID" not in header:
             raise ManifestError(

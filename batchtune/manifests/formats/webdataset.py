@@ -108,15 +108,11 @@ class WebDataset(Format):
         names = [column.name for column in columns]
         whole = [name for name in names if _split(name) == (name, ())]
         audio = [name for name in whole if is_audio(name)]
-        if len(audio) > 1 and _AUDIO in names:
-            return _AUDIO
-        if len(audio) > 1:
-            raise ManifestError(
-                f"the samples have several audio members: {listed(audio)}",
-                f"Choose with --length-key NAME, for example --length-key {shortened(audio[0])}.",
-            )
+        if len(audio) > 1 and _AUDIO not in names:
+            hint = f"Choose with --length-key NAME, for example --length-key {shortened(audio[0])}."
+            raise ManifestError(f"the samples have several audio members: {listed(audio)}", hint)
         if audio:
-            return audio[0]
+            return _AUDIO if len(audio) > 1 else audio[0]
         arrays = [name for name in whole if is_array(name)]
         known = any(normalised(last_part(name)) in KNOWN_UNITS for name in names)
         return arrays[0] if len(arrays) == 1 and not known else None

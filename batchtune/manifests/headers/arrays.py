@@ -7,6 +7,7 @@ tensor's storage, offset, size and stride; the storage is a file of its own, `da
 
 from __future__ import annotations
 
+import io
 import math
 import pickletools
 import tokenize
@@ -24,6 +25,8 @@ from batchtune.manifests.values import Unreadable
 # Lower case, without the dot.
 ARRAY_SUFFIXES = frozenset(("npy", "pth", "pt"))
 
+# NumPy's own limit: Python's parser is safe up to there, as `ast.literal_eval` warns that it is not for any text.
+_LONGEST_NPY_HEADER = 10_000
 # A tensor's pickle has some hundred bytes, and so have the directory and the rest of such an archive.
 _LARGEST_PICKLE = 64 * 1024
 _MOST_BYTES = 1024 * 1024
@@ -65,20 +68,27 @@ def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
 
 def _npy_shape(payload: Payload) -> tuple[int, ...]:
     """Return the shape of an array by NumPy itself; of objects too, which are not unpickled."""
-    stream = PayloadStream(payload, _MOST_BYTES)
+    prefix = payload.read(0, 12)
+    if len(prefix) < 12 or prefix[6] not in (1, 2, 3):
+        raise Unreadable("a damaged .npy header")
+    start, width = (10, 2) if prefix[6] == 1 else (12, 4)
+    length = int.from_bytes(prefix[8 : 8 + width], "little")
+    if length > _LONGEST_NPY_HEADER:
+        raise Unreadable("a damaged .npy header", f"a header of {length:,} bytes")
+    data = payload.read(8, width + length)
+    if len(data) < width + length:
+        raise Unreadable("truncated .npy")
+    read = npy.read_array_header_1_0 if prefix[6] == 1 else npy.read_array_header_2_0
     try:
         with warnings.catch_warnings():  # of what Python would no longer write so
             warnings.simplefilter("ignore")
-            version, _ = npy.read_magic(stream)
-            read = {1: npy.read_array_header_1_0, 2: npy.read_array_header_2_0, 3: npy.read_array_header_2_0}[version]
-            shape, _, kind = read(stream)
-    except _NPY_ERRORS as error:
-        stream.check()
-        raise Unreadable("truncated .npy" if "EOF" in str(error) else "a damaged .npy header") from None
+            shape, _, kind = read(io.BytesIO(data))
+    except _NPY_ERRORS:
+        raise Unreadable("a damaged .npy header") from None
     if any(type(size) is not int or size < 0 for size in shape):
         raise Unreadable("a damaged .npy header", "a header without a shape")
     if not kind.hasobject:
-        available, needed = payload.size - stream.tell(), math.prod(shape) * kind.itemsize
+        available, needed = payload.size - start - length, math.prod(shape) * kind.itemsize
         if needed > available:
             raise Unreadable("truncated .npy", f"{available:,} bytes of data, fewer than its header tells")
         if needed < available:

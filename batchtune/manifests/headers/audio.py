@@ -121,11 +121,7 @@ _MOST_PER_BYTE = 100
 
 
 def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
-    """Return the length of a WAV file that begins so; None if only libsndfile can tell it.
-
-    Raises:
-        Unreadable: Not a WAV file, damaged, or truncated: fewer samples than the header says.
-    """
+    """Return the length of a WAV file that begins so; None if only libsndfile can tell it."""
     if len(head) >= 44:  # the header of most files
         riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
         ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
