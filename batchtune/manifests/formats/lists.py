@@ -26,7 +26,7 @@ class LineList(Table):
         hint: The contents of every line.
         id_column, value_column: The names of the columns; None without ids.
         first_line: The number of the first record's line.
-        record: A line, with its cells as groups.
+        separator: Between the words of a line; None for white space.
     """
 
     named_columns = False
@@ -34,7 +34,7 @@ class LineList(Table):
     id_column: ClassVar[str | None] = "id"
     value_column: ClassVar[str] = "length"
     first_line: ClassVar[int] = 1
-    record: ClassVar[re.Pattern[str]]
+    separator: ClassVar[str | None] = None
 
     def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
@@ -43,15 +43,16 @@ class LineList(Table):
     def records(self) -> Iterator[Record]:
         """Yield all records. Raises ManifestError for other content."""
         for line, text in itertools.islice(self.source.lines(), self.first_line - 1, None):
-            if match := self.record.fullmatch(text):
-                yield line, self.cells(match)
+            cells = self.cells(text.split(self.separator))
+            if cells is not None:
+                yield line, cells
             elif text.strip() and not self.passed_over(text.split()[0]):
                 place = f"{self.source.path}, line {line}"
                 raise ManifestError(f"{place} is of another shape: {shortened(text)}", self.hint)
 
-    def cells(self, match: re.Match[str]) -> Sequence[object]:
-        """Return the id and the value of a record."""
-        return match.groups()
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
+        """Return the id and the value of a line; None for a line of another shape."""
+        return words if len(words) == 2 else None
 
     def passed_over(self, first: str) -> bool:
         """Return whether a line with this first word need not be a record, and count it if it is left out."""
@@ -77,7 +78,6 @@ class Kaldi(LineList):
         "utt2dur utt2num_samples speech_shape utt2num_frames segments reco2dur".split()
     )
     hint = "This format is an id, white space, and one number on every line, as in utt2dur."
-    record = re.compile(r"\s*(\S+)(?:\s+(\S+))?\s*")
     # Nothing in such a file says what it counts, only its name does.
     names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("utt2dur", "reco2dur"), "duration"),
@@ -89,6 +89,10 @@ class Kaldi(LineList):
         """Return whether the first line is two words, the second of them a number."""
         words = head.lines[0].split() if head.lines else []
         return len(words) == 2 and number(words[1]) is not None and not words[0].startswith(("{", "["))
+
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
+        """Return the id and the value of a line; no value for an id alone."""
+        return (words[0], None) if len(words) == 1 else super().cells(words)
 
     def value_name(self) -> str:
         """Return what a part of the file's name says; `length` for any other file."""
@@ -106,7 +110,6 @@ class Shape(Kaldi):
     description = "an id and a shape such as 1407,80 on every line, as in ESPnet's speech_shape"
     folder_names = ()
     hint = "This format is an id, white space, and numbers with commas between them on every line, as in speech_shape."
-    record = re.compile(r"\s*(\S+)(?:\s+([^\s,]*)\S*)?\s*")
     names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("speech_shape", "feats_shape"), "num_frames"),
         "text_shape": "num_tokens",
@@ -116,6 +119,10 @@ class Shape(Kaldi):
     def fits(head: Head) -> bool:
         """Return whether the first line is an id and a shape of two dimensions or more."""
         return bool(head.lines) and re.fullmatch(r"\s*\S+\s+[0-9]+(?:,[0-9]+)+\s*", head.lines[0]) is not None
+
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
+        """Return the id and the first dimension of a line."""
+        return super().cells([word.partition(",")[0] if at == 1 else word for at, word in enumerate(words)])
 
 
 class Segments(LineList):
@@ -130,7 +137,6 @@ class Segments(LineList):
     unique_ids = True
     joined_by_id = True
     hint = "This format is an utterance, its recording, its start and its end in s on every line, as in segments."
-    record = re.compile(r"\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)(?:\s+\S+)?\s*")
     value_column = "duration"
 
     @staticmethod
@@ -138,9 +144,11 @@ class Segments(LineList):
         """Return whether the first lines are two names and two numbers, or these and a channel."""
         return bool(head.lines) and all(_is_segment(line.split()) for line in head.lines[:_FITTING_LINES])
 
-    def cells(self, match: re.Match[str]) -> Sequence[object]:
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the utterance and its duration in s."""
-        name, recording, first, last = match.groups()
+        if len(words) not in (4, 5):
+            return None
+        name, recording, first, last = words[:4]
         start, end = number(first), number(last)
         if start is None or end is None:
             odd = first if start is None else last
@@ -183,7 +191,6 @@ class Rttm(LineList):
     hint = "This format is RTTM: SPEAKER file channel start duration <NA> <NA> speaker <NA> <NA> on every line."
     id_column = "file"
     value_column = "duration"
-    record = re.compile(r"\s*SPEAKER\s+(\S+)\s+\S+\s+\S+\s+(?:<NA>(?!\S)|(\S+))(?:\s.*)?", re.DOTALL)
     # NIST's "Rich Transcription Time Marked" specification (RTTM-format-v13) names these and SPEAKER.
     _OTHER_TYPES = frozenset(
         "SEGMENT NOSCORE NO_RT_METADATA LEXEME NON-LEX NON-SPEECH FILLER EDIT IP SU CB A/P SPKR-INFO".split()
@@ -199,6 +206,12 @@ class Rttm(LineList):
                 break
         return False
 
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
+        """Return the recording and the duration of a turn."""
+        if len(words) < 5 or words[0] != "SPEAKER":
+            return None
+        return words[1], None if words[4] == "<NA>" else words[4]
+
     def passed_over(self, first: str) -> bool:
         """Return whether a line with this first word is a comment, or another record, which is counted."""
         if first in self._OTHER_TYPES:
@@ -212,7 +225,7 @@ class Wav2vec(LineList):
     name = "wav2vec"
     description = "the root folder on the first line, then path<TAB>samples"
     hint = "This format is the root folder on the first line, then a path, a tab and the samples on each."
-    record = re.compile(r"([^\t]*)\t([^\t]*)")
+    separator = "\t"
     id_column = "path"
     value_column = "samples"
     first_line = 2
