@@ -236,15 +236,22 @@ def _other_columns(path: Path, column: str) -> ManifestError:
 
 def reader_of(source: Source, name: str | None) -> Format:
     """Return a reader of the named format, or of the one that a source's first bytes fit. Raises ManifestError."""
+    if source.reader is None:
+        source.reader = _format_of(source, name)(source)
+    found: Format = source.reader
+    return found
+
+
+def _format_of(source: Source, name: str | None) -> type[Format]:
     if source.names is None and source.head.blank and source.head.complete:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
         if FORMATS[name].of_folder != (source.names is not None):
             raise ManifestError(f"{source.path} is not of the format {name}", "Leave --format out, or name another.")
-        return FORMATS[name](source)
+        return FORMATS[name]
     for member in FORMATS.values():
         if member.fits(source.head):
-            return member(source)
+            return member
     known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
     raise ManifestError(
         f"{source.path} fits no known manifest format: {source.head.describe()}",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -135,12 +135,14 @@ class Source:
         path: The file, or the folder if there are names; for messages.
         names: Files relative to the folder, sorted: each an example or a part of one.
         report: Called with the share that is read, from 0 to 1, whenever a good part more is.
+        reader: The reader of its format, once it is known.
     """
 
     def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
         self.path = Path("standard input") if path == STDIN else path
         self.names = None if names is None else tuple(names)
         self.report: Callable[[float], None] = lambda share: None
+        self.reader: Any = None
         self._given = path
 
     def __reduce__(self) -> tuple[type[Source], tuple[Path, tuple[str, ...] | None]]:
@@ -163,6 +165,7 @@ class Source:
 
     def forget(self) -> None:
         """Free the part of its content that is kept."""
+        self.reader = None
         vars(self).pop("head", None)
 
     @cached_property

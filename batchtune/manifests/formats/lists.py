@@ -92,7 +92,9 @@ class Kaldi(LineList):
 
     def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the value of a line; no value for an id alone."""
-        return (words[0], None) if len(words) == 1 else super().cells(words)
+        if len(words) == 2:
+            return words[0], words[1]
+        return (words[0], None) if len(words) == 1 else None
 
     def value_name(self) -> str:
         """Return what a part of the file's name says; `length` for any other file."""
