@@ -35,8 +35,8 @@ def make(folder: Path, shards: int, wavs: int) -> list[Path]:
 def by_headers(paths: list[Path], column: str) -> dict[str | None, object]:
     found: dict[str | None, object] = {}
     for path in paths:
-        for rows in FORMATS["webdataset"].rows(Source(path), column, None):
-            found.update(zip(rows.names(), rows.lengths, strict=True))
+        for rows in FORMATS["webdataset"](Source(path)).rows([column]):
+            found.update(zip(rows.ids(), rows.columns[0], strict=True))
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.manifests import FORMATS
-from batchtune.manifests.columns import KNOWN_UNITS
+from batchtune.manifests.base import KNOWN_UNITS
 from batchtune.workloads.registry import BUILTINS
 
 ROOT = Path(__file__).parents[1]

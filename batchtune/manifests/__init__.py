@@ -7,8 +7,7 @@ and where they stand; finding the column, converting, checking, scaling, filteri
 from __future__ import annotations
 
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.options import ReadOptions, parse_scale
-from batchtune.manifests.reading import load_lengths
-from batchtune.manifests.scanning import scan
+from batchtune.manifests.planning import ReadOptions, parse_scale
+from batchtune.manifests.reading import load_lengths, scan
 
 __all__ = ["FORMATS", "ReadOptions", "load_lengths", "parse_scale", "scan"]

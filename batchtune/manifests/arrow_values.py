@@ -1,8 +1,7 @@
 """The columns of Arrow tables by name, and their values as the other formats hand them on. For the reader process.
 
-Files are data from strangers. Arrays must be fully validated before they come here; what a valid array can still do
-is to stand for far more values than the file has bytes (one text named by a million rows, a list of a billion
-nulls). `Budget` ends that.
+Arrays must be fully validated before they come here. Even then a small file can stand for billions of values (one text
+named by a million rows, a list of a billion nulls): `Budget` ends that.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from pyarrow import lib, types  # noqa: TID253
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import FloatArray
-from batchtune.manifests.columns import id_name
-from batchtune.manifests.values import Unreadable
-
-Values = Sequence[object] | FloatArray
+from batchtune.manifests.base import id_name
+from batchtune.manifests.values import Unreadable, Values
 
 # A map counts as a list of its pairs.
 LISTS = frozenset(
@@ -48,30 +45,19 @@ _LARGEST_EXPANSION = 500
 
 
 class Budget:
-    """Ends a bomb: a small file that stands for billions of values.
-
-    A cell is a row, an item of a list, or a byte of text.
-
-    Args:
-        label: What messages call the file.
-        size: The file's bytes.
-    """
+    """The number of cells that a file of so many bytes may stand for: rows, items of lists, bytes of text."""
 
     def __init__(self, label: str, size: int) -> None:
         self._label = label
         self._limit = max(_TRUSTED_CELLS, _LARGEST_EXPANSION * size)
         self._spent = 0
 
-    def spend(self, cells: int) -> None:
-        """Count cells that are handed on. Raises ManifestError if they are too many for the file."""
+    def spend(self, cells: int, *, at_once: int = 0) -> None:
+        """Count cells, and look at others that may come at once. Raises ManifestError if they are too many."""
         self._spent += cells
-        self.check(self._spent)
-
-    def check(self, cells: int) -> None:
-        """Raise ManifestError if so many cells are too many for the file."""
-        if cells > self._limit:
+        if (found := max(self._spent, at_once)) > self._limit:
             raise ManifestError(
-                f"{self._label} stands for {cells:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
+                f"{self._label} stands for {found:,} values and more, over {_LARGEST_EXPANSION} times its bytes: "
                 "it is damaged, or made to do harm",
                 "Write it anew without compression and dictionaries if you trust it.",
             )
@@ -92,17 +78,11 @@ def plain(array: pyarrow.Array) -> pyarrow.Array:
 
 
 def values_at(array: pyarrow.Array, steps: Sequence[str | int], budget: Budget) -> Values:
-    """Return the values at a path below every value of an array.
+    """Return the values, shape (len(array),), at a path below every value of an array.
 
-    Args:
-        array: Any, small enough for Python objects.
-        steps: Names of fields, and numbers of items. A name below a list gives the list of what its items have,
-            `COUNT` the number of its items.
-        budget: What the file may stand for.
-
-    Returns:
-        Shape (len(array),); an array of floats if there are only numbers, else a list. Numbers are floats, spans of
-        time seconds; a value that can't be a length is Unreadable.
+    Steps of the path are names of fields, and numbers of items. A name below a list gives the list of what its items
+    have, `COUNT` the number of its items. Numbers become floats (an array of them if there is nothing else), spans of
+    time seconds; a value that can't be a length is Unreadable.
     """
     array = plain(array)
     kind = array.type
@@ -176,11 +156,10 @@ class Key:
     Attributes:
         path: Names of fields, the first that of the column, and `_ITEMS` if the way goes through a list.
         type: Of the values there; a list's, of its items.
-        unclear: Whether a name on the way stands for several fields.
-        mapped: Whether the way goes through a map.
-        index: Its number among the leaves of the schema, in order.
+        unclear, mapped: Whether a name on the way stands for several fields; whether it goes through a map.
+        index: Its number among the leaves of the schema.
         name: As it is asked for.
-        steps: From the row to the value: names of fields, numbers of items, and `COUNT` at the end.
+        steps: From the row to the value, as `values_at` takes them.
     """
 
     path: tuple[str | int, ...]

@@ -1,15 +1,20 @@
-"""The base class of every manifest format, and what its readers hand on: columns, and rows as they stand there."""
+"""The base class of every manifest format; its columns, and which of them holds the lengths."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
-from batchtune.errors import shortened
-from batchtune.lengths import FloatArray, Unit
+from batchtune.errors import QUOTED_CHARACTERS, ManifestError, shortened
+from batchtune.lengths import Unit
 from batchtune.manifests.source import Head, Source
+from batchtune.manifests.values import Values, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,7 @@ class Column:
     text: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a row stands."""
 
     line: int | None
@@ -45,30 +49,24 @@ class Rows:
     """Some consecutive rows of a manifest, unchecked.
 
     Attributes:
-        lengths: Values as in the file: text, or what JSON makes of them (lists too), None if missing; or an array of
-            floats.
-        targets: The same rows' target lengths, or None if none were asked for.
-        place: Index in `lengths` → where that row stands. Called for invalid rows, and for ids.
+        columns: The values of each column that is read, as in the file: text, or what JSON makes of them (lists too),
+            None if missing; or an array of floats.
+        place: Index of a row → where it stands. Only called for rows that a message names.
+        ids: Returns the id of every row, None for a row without one.
         left_out: Reason → number of examples that the reader itself left out.
-        ids: Returns all rows' ids, if the format has a faster way to them than through `place`.
     """
 
-    lengths: Sequence[object] | FloatArray
-    targets: Sequence[object] | FloatArray | None
+    columns: Sequence[Values]
     place: Callable[[int], Place]
+    ids: Callable[[], Sequence[str | None]]
     left_out: Mapping[str, int] = field(default_factory=dict)
-    ids: Callable[[], Sequence[str | None]] | None = None
-
-    def names(self) -> Sequence[str | None]:
-        """Return the id of every row, None for a row without one."""
-        return self.ids() if self.ids is not None else [self.place(index).id for index in range(len(self.lengths))]
 
 
 class Format(ABC):
-    """One manifest format. Everything but the layout of its files is done elsewhere, once for all formats.
+    """One manifest format: an instance reads one source. All but the layout of its files is done elsewhere.
 
     Attributes:
-        name: What `--format` calls it.
+        name: Its name for `--format`.
         description: Its layout, in a few words, for the message that no format fits.
         units: Normalised column names that imply another unit in this format than elsewhere.
         named_columns: Whether the file itself names its columns, so that the user can choose.
@@ -95,26 +93,194 @@ class Format(ABC):
     folder_kind: ClassVar[tuple[str, tuple[str, ...]] | None] = None
     folder_names: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    @staticmethod
     @abstractmethod
-    def fits(self, head: Head) -> bool:
+    def fits(head: Head) -> bool:
         """Whether a file that begins so is of this format. Takes any bytes, raises nothing."""
 
     @abstractmethod
-    def columns(self, source: Source) -> Sequence[Column]:
+    def columns(self) -> Sequence[Column]:
         """The columns, by the first rows. Raises ManifestError for a file of another shape."""
 
     @abstractmethod
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """All rows, with the values of these columns. Raises ManifestError for a file of another shape."""
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
         """The column to read if the user names none; None if only the known names can tell."""
         return None
 
-    def default_target(self, source: Source) -> str | None:
+    def default_target(self) -> str | None:
         """The column of the target lengths if the file itself says that it has them, else None."""
         return None
 
-    def unit_in(self, source: Source, column: str) -> Unit | None:
-        """What a column counts if the file says it, else None."""
+    def unit_in(self, column: str) -> Unit | None:
+        """The unit of a column if the file says it, else None."""
         return None
+
+
+# The names under which data sets keep lengths, and the unit that each implies; None if it implies none.
+# They are compared by `normalised`: `Duration[ms]`, `duration (ms)` and `duration_ms` are one name.
+KNOWN_UNITS: dict[str, Unit | None] = {
+    **dict.fromkeys(("duration", "dur", "durations", "audio_duration", "speech_duration", "seconds"), "s"),
+    **dict.fromkeys(("duration_s", "duration_sec", "duration_secs", "duration_seconds"), "s"),
+    **dict.fromkeys(("dur_s", "length_s", "length_sec", "length_seconds", "len_s"), "s"),
+    **dict.fromkeys(("duration_ms", "duration_msec", "duration_millis", "duration_milliseconds"), "ms"),
+    **dict.fromkeys(("dur_ms", "length_ms", "len_ms", "milliseconds"), "ms"),
+    **dict.fromkeys(("num_samples", "n_samples", "nsamples", "samples", "audio_samples"), "samples"),
+    **dict.fromkeys(("num_frames", "n_frames", "nframes", "frames"), "frames"),
+    **dict.fromkeys(("num_tokens", "n_tokens", "ntokens", "tokens", "token_count", "token_length"), "tokens"),
+    **dict.fromkeys(("input_length", "input_tokens", "prompt_tokens", "total_tokens"), "tokens"),
+    **dict.fromkeys(("num_prefill_tokens", "num_decode_tokens", "num_total_tokens"), "tokens"),
+    **dict.fromkeys(("num_words", "n_words", "word_count"), "words"),
+    **dict.fromkeys(("num_chars", "n_chars", "chars", "char_count", "text_length"), "characters"),
+    **dict.fromkeys(("num_characters", "n_characters", "characters"), "characters"),
+    **dict.fromkeys(("bytes", "num_bytes", "n_bytes", "size_bytes", "size", "file_size", "filesize"), "bytes"),
+    **dict.fromkeys(("length", "len", "sequence_length", "seq_length", "seq_len", "seqlen"), None),
+}
+
+# Where a row is likely to carry its id; the first of these that is there is shown in messages.
+ID_NAMES = tuple("id utt_id uttid utt key audio_filepath audio_path path audio wav file clip name".split())
+
+PEEKED_ROWS = 1000
+_LISTED = 20
+_DEPTH = 4
+_INDEX = re.compile(r"\[(\d{1,6})\]")
+
+
+def normalised(name: str) -> str:
+    """Return a name in lower case, with runs of spaces, hyphens, dots and brackets as one underscore."""
+    return re.sub(r"[\s\-_.()\[\]]+", "_", name.lower()).strip("_")
+
+
+def last_part(name: str) -> str:
+    """Return the end of a dotted path: `json.duration` → `duration`."""
+    return name.rpartition(".")[2]
+
+
+def summarise(entries: Iterable[Mapping[str, object]]) -> list[Column]:
+    """Return the columns of some rows, in the order in which they are first seen; all keys of all rows count.
+
+    Nested values have dotted names there, and a list counts as its items.
+    """
+    examples: dict[str, object] = {}
+    numbers: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
+    for entry in entries:
+        for name, value in flattened(entry).items():
+            if examples.get(name) in (None, "", []):
+                examples[name] = value
+            items = value if isinstance(value, list) else (value,)
+            if any(number(item) is not None for item in items):
+                numbers[name] += 1
+            elif any(isinstance(item, str) and item.strip() for item in items):
+                texts[name] += 1
+    return [Column(name, one, numbers[name] > 0, texts[name] > numbers[name]) for name, one in examples.items()]
+
+
+def id_name(columns: Iterable[str]) -> str | None:
+    """Return the column that names a row, or None."""
+    names = {normalised(name): name for name in columns}
+    return next((names[known] for known in ID_NAMES if known in names), None)
+
+
+def find_column(path: Path, columns: Sequence[Column], key: str, option: str) -> Column:
+    """Return the column that the user named, if need be in other upper and lower case. Raises ManifestError."""
+    exact = [column for column in columns if column.name == key]
+    found = exact or [column for column in columns if column.name.casefold() == key.casefold()]
+    if len(found) == 1:
+        return found[0]
+    # An item of a list: prompt.0.content, where prompt.content is the column.
+    whole = ".".join(part for part in dotted(key).split(".") if not part.isdecimal())
+    for column in columns:
+        if isinstance(column.example, list) and column.name == whole:
+            return replace(column, name=dotted(key))
+    # Within a value that the first rows did not show: JSON that is null there, too large or malformed.
+    if any(column.example is None and key.startswith(f"{column.name}.") for column in columns):
+        return Column(key, None, numeric=False)
+    folded = {column.name.casefold(): column.name for column in columns}
+    near = [folded[name] for name in difflib.get_close_matches(key.casefold(), list(folded), n=3, cutoff=0.5)]
+    meant = f"Did you mean {' or '.join(map(shortened, near))}?" if near else f"Name one of them with {option} NAME."
+    raise ManifestError(f"{path} has no column {shortened(key)} ({option}). Its columns: {_listed(columns)}", meant)
+
+
+def choose_column(path: Path, columns: Sequence[Column], taken: str | None) -> Column:
+    """Return the one column, other than the one taken, that is known to hold lengths.
+
+    Raises:
+        ManifestError: None is, or several are: the message lists them with an example of each.
+    """
+    free = [column for column in columns if column.name != taken]
+    order = {name: index for index, name in enumerate(KNOWN_UNITS)}
+    for part in (str, last_part):
+        known = [(order[normalised(part(one.name))], one) for one in free if normalised(part(one.name)) in order]
+        candidates = [one for one in known if one[1].numeric] or known
+        if len(candidates) == 1:
+            return candidates[0][1]
+        if candidates:
+            named = [column for _, column in sorted(candidates, key=lambda one: one[0])]
+            examples = [f"{shortened(one.name)} (such as {shortened(one.example, 40)})" for one in named]
+            raise ManifestError(
+                f"{path} has {len(named)} columns that may hold the lengths: {_first(examples)}",
+                f"Choose with --length-key NAME, for example --length-key {shortened(named[0].name)}.",
+            )
+    hint = "Name the column that holds the lengths with --length-key NAME."
+    if any(number(column.name) is not None for column in columns):
+        hint = "One of these names is a number: a table needs a first line that names its columns."
+    raise ManifestError(f"{path} has no column that is known to hold lengths. Its columns: {_listed(columns)}", hint)
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    names = (one.name if len(one.name) <= QUOTED_CHARACTERS else shortened(one.name) for one in columns)
+    return _first([name + (" (numeric)" if one.numeric else "") for name, one in zip(names, columns, strict=True)])
+
+
+def _first(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - _LISTED:,} more"] if len(texts) > _LISTED else []
+    return ", ".join([*texts[:_LISTED], *more])
+
+
+def dotted(key: str) -> str:
+    """Return a path as it is written here: `prompt[0].content` becomes `prompt.0.content`."""
+    return _INDEX.sub(r".\1", key)
+
+
+def walk(value: object, path: Sequence[str]) -> object:
+    """Return the value at a path below another, or None.
+
+    A list on the way is indexed by a whole number; any other name gives the list of what its items have there.
+    """
+    for position, part in enumerate(path):
+        if isinstance(value, Mapping):
+            value = value.get(part)
+        elif isinstance(value, list) and part.isdecimal():
+            value = value[int(part)] if len(part) <= 9 and int(part) < len(value) else None
+        elif isinstance(value, list):
+            rest = path[position:]
+            return [walk(item, rest) for item in value]
+        else:
+            return None
+    return value
+
+
+def flattened(entry: Mapping[str, object]) -> dict[str, object]:
+    """Return an entry with its nested values under dotted names, four levels deep, after those that are not nested."""
+    found: dict[str, object] = {}
+    for path in sorted(_paths(entry, _DEPTH), key=lambda path: len(path) > 1):
+        found.setdefault(".".join(path), walk(entry, path))
+    return found
+
+
+def _paths(value: object, depth: int) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of the leaves below a mapping, or below the first mapping of a list; () for a leaf itself."""
+    if isinstance(value, list):
+        value = next((item for item in value if isinstance(item, Mapping)), None)
+    if depth == 0 or not isinstance(value, Mapping):
+        yield ()
+        return
+    for name, one in value.items():
+        for path in _paths(one, depth - 1):
+            yield (name, *path)

@@ -1,43 +1,57 @@
-"""Raw rows → checked, scaled and filtered lengths, with everything counted that is left out."""
+"""One source → its checked, scaled and filtered lengths, with everything counted that is left out; several joined."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import FloatArray, Lengths
-from batchtune.manifests.base import Rows
-from batchtune.manifests.planning import Plan
-from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, fault, measured, numbers, reduced
+from batchtune.manifests.base import Format, Place, Rows
+from batchtune.manifests.planning import Plan, keyed_targets, plan_of, reader_of
+from batchtune.manifests.source import Source
+from batchtune.manifests.values import LARGEST, SMALLEST, Unreadable, counter, fault, measured, numbers, reduced
 from batchtune.units import counted
-
-BoolArray = npt.NDArray[np.bool_]
 
 SHOWN = 5
 _LONGEST_SHOWN = 100
 # A key may be the path of a file of targets, which has to be whole to be found.
 _LONGEST_KEY = 400
+# Of the lengths, and of the target lengths.
+_CHECKED = (("length", SMALLEST), ("target length", 0.0))
+
+
+# Called with the share of the bytes that is read, from 0 to 1, and the number of examples.
+OnProgress = Callable[[float, int], None]
+
+
+class Task(NamedTuple):
+    """One source to be read, in this process or another, with its file of target lengths, if it has one."""
+
+    plan: Plan
+    source: Source
+    target_file: Source | None
 
 
 @dataclass(slots=True)
 class Part:
-    """The examples of one source, or of all.
+    """The examples of one source, or of all; `label` names it in messages.
 
     Attributes:
-        label: The source, for messages.
         lengths, targets: Float64, of the valid examples that the user's limits leave, in the order of the file; no
             targets if they are not asked for. Blocks of memory that grow in place: numbers are never held twice.
         ids: One for each, if they are asked for.
         rows: How many examples were read.
-        invalid, left_out: Reason → number of examples; what is left out is so by the reader or the user's limits.
+        invalid, left_out: Reason → number of examples; left out are those that the reader or the user's limits exclude.
         shown: The first invalid ones, for the message.
         broken, hint: Why the source could not be read to its end, and what to do; None if it could.
-        advice: What to do where most values are missing; the format's own.
+        advice: The format's own hint if most values are missing.
     """
 
     label: str
@@ -70,13 +84,11 @@ class Part:
 
     def add(self, rows: Rows, plan: Plan) -> None:
         """Check some rows and keep the lengths of the valid ones."""
-        self.rows += len(rows.lengths)
+        kept = np.ones(len(rows.columns[0]), dtype=np.bool_)
+        self.rows += kept.size
         for reason, count in rows.left_out.items():
             self.left_out[reason] += count
-        lengths, kept = self._checked(rows, plan, None)
-        targets = np.empty(0)
-        if plan.target is not None and rows.targets is not None:
-            targets, kept = self._checked(rows, plan, kept)
+        lengths, *targets = [self._checked(rows, column, plan, kept) for column in range(len(rows.columns))]
         for limit, beyond, reason in (
             (plan.options.min_length, np.less, "shorter than --min-length"),
             (plan.options.max_length, np.greater, "longer than --max-length"),
@@ -85,42 +97,119 @@ class Part:
                 self.left_out[f"{reason} {limit:.15g}"] += int(dropped.sum())
                 kept &= ~dropped
         self.lengths += lengths[kept].data
-        if targets.size:
-            self.targets += targets[kept].data
+        for values in targets:
+            self.targets += values[kept].data
         if plan.with_ids:
-            names = rows.names()
+            names = rows.ids()
             self.ids += [names[index] for index in np.flatnonzero(kept).tolist()]
 
-    def _checked(self, rows: Rows, plan: Plan, kept: BoolArray | None) -> tuple[FloatArray, BoolArray]:
-        """The lengths as numbers, or with `kept` the targets of these rows, and which are valid; counts the others."""
-        if kept is None or rows.targets is None:
-            what, key, values, count, smallest = "length", plan.length, rows.lengths, plan.counts[0], SMALLEST
-        else:
-            what, key, values, count, smallest = "target length", plan.target, rows.targets, plan.counts[1], 0.0
-        raw = values if count is None else measured(values, count)
+    def _checked(self, rows: Rows, column: int, plan: Plan, kept: npt.NDArray[np.bool_]) -> FloatArray:
+        """Return a column as numbers; count the invalid ones among those kept, which are then no longer."""
+        (what, smallest), values, measure = _CHECKED[column], rows.columns[column], plan.measures[column]
+        raw = values if measure is None else measured(values, counter(measure, plan.options.tokenizer))
         raw = raw if plan.options.reduce is None else reduced(raw, plan.options.reduce)
         with np.errstate(over="ignore"):  # what becomes infinite is invalid
             found = numbers(raw)
-            if kept is None and plan.factor != 1:
+            if column == 0 and plan.factor != 1:
                 found = found * float(plan.factor.numerator) / float(plan.factor.denominator)
         valid = (found >= smallest) & (found <= LARGEST)
-        for index in np.flatnonzero(~valid if kept is None else kept & ~valid).tolist():
+        for index in np.flatnonzero(kept & ~valid).tolist():
             stands, value = (one.item() if isinstance(one := of[index], np.generic) else one for of in (values, raw))
             reason = fault("" if stands == "" else value, found[index])
             self.invalid[f"invalid {what} ({reason})"] += 1
             if len(self.shown) < SHOWN:
                 shown = value if isinstance(value, Unreadable) and not isinstance(stands, list) else stands
                 said = "missing" if value is None else f"{shortened(shown, _LONGEST_SHOWN)} ({reason})"
-                self.shown.append(f"{rows.place(index)}: {shortened(key, _LONGEST_KEY)} is {said}")
-        return found, valid if kept is None else kept & valid
+                key = shortened((plan.length, plan.target)[column], _LONGEST_KEY)
+                self.shown.append(f"{rows.place(index)}: {key} is {said}")
+        kept &= valid
+        return found
+
+
+def read_part(task: Task, on_progress: OnProgress | None = None) -> Part:
+    """Read one source. Raises ManifestError if it can't be read; if others are, or --skip-invalid, the part says so."""
+    plan, source, target_file = task
+    part = Part(str(source.path))
+    reader: Format | None = None
+    try:
+        reader = reader_of(source, plan.options.format)
+        part.advice = reader.missing_hint
+        own = plan_of(reader, plan.options, plan)
+        columns = [key for key in (own.length, own.target) if key is not None]
+        own = own if target_file is None else replace(own, target=str(target_file.path))
+        if on_progress is not None:
+            source.report = lambda share: on_progress(share, part.rows)
+        hashes: list[npt.NDArray[np.int64]] = []
+        for rows in _joined(reader.rows(columns), reader, target_file):
+            part.add(rows, own)
+            if reader.unique_ids:
+                ids = rows.ids()
+                hashes.append(np.fromiter(map(hash, ids), dtype=np.int64, count=len(ids)))
+        if hashes:
+            _refuse_repeated(source, reader.rows(columns[:1]), np.sort(np.concatenate(hashes)))
+    except (ManifestError, MemoryError) as caught:
+        error = too_large(source) if isinstance(caught, MemoryError) else caught
+        if plan.alone and not (plan.options.skip_invalid and reader is not None and reader.breakable):
+            raise error from None
+        part.broken, part.hint = error.message, error.hint
+    if not plan.alone:
+        source.forget()
+    return part
+
+
+def _refuse_repeated(source: Source, chunks: Iterable[Rows], hashes: npt.NDArray[np.int64]) -> None:
+    """Raise ManifestError if two rows have one id. Equal hashes alone mean nothing: the ids are compared."""
+    repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    seen: dict[str, Place] = {}
+    for rows in chunks if repeated else ():
+        for index, name in enumerate(rows.ids()):
+            if name is None or hash(name) not in repeated:
+                continue
+            place = rows.place(index)
+            if name in seen:
+                raise ManifestError(
+                    f"{source.path}, {place}: this id was there before, at line {seen[name].line}",
+                    "Each example has an id of its own in this format: rename or remove one of them.",
+                )
+            seen[name] = place
+
+
+def _joined(chunks: Iterator[Rows], reader: Format, target_file: Source | None) -> Iterator[Rows]:
+    """The rows with the targets of a file: by id if the format is keyed by ids (Kaldi's), else line by line."""
+    if target_file is None:
+        yield from chunks
+        return
+    if reader.joined_by_id:
+        table = keyed_targets(target_file)
+        for rows in chunks:
+            yield replace(rows, columns=[*rows.columns, [table.get(name or "") for name in rows.ids()]])
+        return
+    path, hint = target_file.path, "A target file has one line for each example, in the same order."
+    lines, last = target_file.lines(), 0
+    for rows in chunks:
+        count = len(rows.columns[0])
+        texts = [text for _, text in itertools.islice(lines, count)]
+        last += len(texts)
+        if len(texts) < count:
+            raise ManifestError(f"{path} ends after line {last:,}, and the manifest has more examples", hint)
+        yield replace(rows, columns=[*rows.columns, texts])
+    if rest := next((number for number, text in lines if text.strip()), None):
+        raise ManifestError(f"{path} goes on at line {rest:,}, where the manifest has no more examples", hint)
+
+
+def too_large(source: Source) -> ManifestError:
+    """The error for a source that takes more memory than there is."""
+    return ManifestError(
+        f"{source.path}: this process may not take as much memory as reading it needs",
+        "Raise the limit (ulimit -v, or that of the container), or write it as JSON Lines, CSV or Parquet with one "
+        "example in each row: of these only a part is held at once.",
+    )
 
 
 def merged(parts: Sequence[Part], plan: Plan) -> Part:
-    """Join the parts, which are emptied, with what was left out counted together.
+    """Join the parts, which are emptied, with everything left out counted together.
 
-    Raises:
-        ManifestError: There were no rows, invalid ones or broken sources that are not to be skipped, or none is
-            left.
+    Raises ManifestError for no rows, for invalid ones or broken sources that are not to be skipped, or if none is left.
     """
     whole, skip = Part(plan.label), plan.options.skip_invalid
     invalid, left_out = Counter[str](), Counter[str]()
@@ -129,9 +218,9 @@ def merged(parts: Sequence[Part], plan: Plan) -> Part:
         whole.rows += part.rows
         invalid.update(part.invalid)
         left_out.update(part.left_out)
-    if len(parts) == 1 and broken and not skip:
-        raise ManifestError(str(broken[0].broken), broken[0].hint)
     if broken and not skip:
+        if len(parts) == 1:
+            raise ManifestError(str(broken[0].broken), broken[0].hint)
         hints = {part.hint for part in broken if part.hint}
         advice = hints.pop() if len(hints) == 1 else "Fix them, or make or fetch them anew."
         head = f"{len(broken):,} of {len(parts):,} sources can't be read:"

@@ -6,7 +6,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -19,7 +19,7 @@ from batchtune.manifests.source import STDIN, Source
 from batchtune.units import counted
 
 # Of a folder in which nothing else lies: next to audio or shards such files are no manifests.
-_JSON, _JSON_ENDINGS = "JSON files", (".json", ".json.gz")
+_JSON = ("JSON files", (".json", ".json.gz"))
 _FILES_AT_ONCE = 2000
 _MOST_EXPANSIONS = 1_000_000
 # Commas outside braces separate names.
@@ -35,11 +35,10 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
 
     Each may be a file; `-`; a folder; a pattern (`*`, `?`, `[…]`); braces (`shard-{000..127}.tar`,
     `{train,dev}.json`), also as NeMo writes them (`_OP_0..7_CL_`); or several of these, separated by commas.
-    What exists is taken as it is, whatever characters its name has. In a folder files of the format `wanted`, which
-    the user named, are looked for; if it is None, the only kind that lies there.
+    What exists is taken as it is, whatever characters its name has. In a folder, this takes the files of the format
+    `wanted` or, if that is None, of the only kind in it.
 
-    Raises:
-        ManifestError: One of them means nothing, or a folder holds nothing known, or several kinds.
+    Raises ManifestError if one of them means nothing, or a folder holds nothing known, or several kinds.
     """
     found: list[Source] = []
     for spec in map(str, [named] if isinstance(named, (str, Path)) else named):
@@ -55,7 +54,7 @@ def expand(named: str | Path | Sequence[str | Path], wanted: str | None) -> list
         found += _expanded(spec, wanted)
     if not found:
         raise ManifestError("no manifest is named", "Name a file, a folder or - for standard input.")
-    seen: dict[tuple[str, tuple[str, ...] | None], Source] = {}
+    seen: dict[object, Source] = {}
     for one in found:
         first = seen.setdefault((os.path.realpath(one.path), one.names), one)
         if first is not one:
@@ -74,10 +73,8 @@ def _expanded(spec: str, wanted: str | None) -> Iterator[Source]:
             yield from _expanded(part, wanted)
     else:
         for name in _braces(spec):
-            if os.path.exists(name) or not glob.has_magic(name):
-                yield from _sources(Path(name), wanted)
-                continue
-            matches = sorted(glob.glob(name, recursive=True))
+            plain = os.path.exists(name) or not glob.has_magic(name)
+            matches = [name] if plain else sorted(glob.glob(name, recursive=True))
             if not matches:
                 hint = "Check the pattern; quote it, so that the shell leaves it alone."
                 raise ManifestError(f"nothing matches {spec}", hint)
@@ -130,10 +127,9 @@ def _folder(folder: Path, wanted: str | None) -> list[Source]:
         if (first := next((name for name in both if name in names), None)) is not None:
             return [Source(folder / first)]
     kinds = dict(one.folder_kind for one in asked or formats if one.folder_kind is not None)
-    held = {kind: [name for name in names if name.lower().endswith(endings)] for kind, endings in kinds.items()}
-    if not any(held.values()) and (not asked or JSON_LINES[0] in kinds):
-        held = {_JSON: [name for name in names if name.endswith(_JSON_ENDINGS)]}
-    held = {kind: found for kind, found in held.items() if found}
+    held = _held(names, kinds)
+    if not held and (not asked or JSON_LINES[0] in kinds):
+        held = _held(names, dict([_JSON]))
     if len(held) > 1:
         each = ", ".join(counted(len(found), kind.removesuffix("s")) for kind, found in held.items())
         raise ManifestError(
@@ -150,6 +146,11 @@ def _folder(folder: Path, wanted: str | None) -> list[Source]:
     if any(one.of_folder and one.folder_kind is not None and one.folder_kind[0] == kind for one in formats):
         return [Source(folder, chunk) for chunk in _chunks(names)]
     return [Source(folder / name) for name in found]
+
+
+def _held(names: Sequence[str], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    held = {kind: [name for name in names if name.lower().endswith(endings)] for kind, endings in kinds.items()}
+    return {kind: found for kind, found in held.items() if found}
 
 
 def _files(folder: Path) -> list[str]:
@@ -207,24 +208,21 @@ class _State(msgspec.Struct):
 
 
 def hf_files(folder: Path) -> list[Path] | None:
-    """Return the Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows.
+    """Return the Arrow files of a data set that `Dataset.save_to_disk` wrote, in the order of its rows, or None.
 
     The folder's `state.json` names them; see `Dataset.save_to_disk` and `Dataset.load_from_disk` of the package
-    datasets. None if datasets did not save the folder.
+    datasets.
 
-    Raises:
-        ManifestError: It holds several splits, or the order of its rows in a file of its own; it is damaged, or names
-            files that are absent or outside the folder.
+    Raises ManifestError if it holds several splits, or the order of its rows in a file of its own; if it is damaged,
+    or names files that are absent or outside the folder.
     """
     if not (folder / _STATE).is_file():
         if not (folder / _DICT).is_file():
             return None
-        splits = _read(folder / _DICT, dict[str, list[str]]).get("splits")
-        if not splits:
-            raise ManifestError(f"{folder} is a DatasetDict without splits", _ANEW)
+        splits = _read(folder / _DICT, dict[str, list[str]]).get("splits") or []
         raise ManifestError(
-            f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits)}",
-            f"Name one of them, for example {folder / splits[0]}.",
+            f"{folder} is a DatasetDict, a folder of several data sets; its splits: {listed(splits) or 'none'}",
+            f"Name one of them, for example {folder / splits[0]}." if splits else _ANEW,
         )
     try:
         state: _State = _read(folder / _STATE, _State)
@@ -233,10 +231,8 @@ def hf_files(folder: Path) -> list[Path] | None:
             raise
         return None  # another program's state.json
     if state.indices:
-        raise ManifestError(
-            f"{folder} keeps the order of its rows in a file of its own, which is not read",
-            "Save it anew: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW).",
-        )
+        hint = "Save it anew: load_from_disk(FOLDER).flatten_indices().save_to_disk(NEW)."
+        raise ManifestError(f"{folder} keeps the order of its rows in a file of its own, which is not read", hint)
     if not state.data_files:
         raise ManifestError(f"{folder / _STATE} names no data files", _ANEW)
     for file in state.data_files:

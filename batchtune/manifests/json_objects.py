@@ -1,7 +1,7 @@
-"""The objects of a JSON file: one on every line, in one list, or in one object by their ids.
+"""JSON files of objects: one on every line, in one list, or in one object by their ids.
 
 msgspec reads them. Python's own json reads again what msgspec refuses: `NaN` and `Infinity`, which Python writes,
-numbers beyond float64, and malformed text, whose line and column it tells.
+numbers beyond float64, and malformed text, to name its line and column.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ import itertools
 import json
 import operator
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import IntArray
-from batchtune.manifests.base import Place, Rows
-from batchtune.manifests.columns import walk
+from batchtune.manifests.base import Format, Place, Rows, walk
 from batchtune.manifests.source import Block, Head, Source
 from batchtune.manifests.values import Unreadable
-
-T = TypeVar("T")
 
 _MARK = re.compile(r"\s*(\S?)\s*")
 _KEY = re.compile(r'"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
@@ -35,8 +32,11 @@ _BETWEEN_ENTRIES = re.compile(rb'\}\s*,\s*"[^"\\]*"\s*:\s*\{')
 _SEARCHED_BYTES = 64 * 1024
 _LARGEST_ENTRY_BYTES = 64 * 1024 * 1024
 _LONGEST_WHOLE_NUMBER = 300
-# What msgspec raises for a text that Python may yet read, or explain better.
+# Raised by msgspec for a text that Python may yet read, or explain better.
 _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+# The objects of some rows → the values of a column.
+Getter: TypeAlias = Callable[[Sequence[Any]], list[object]]
 
 
 def _whole_number(digits: str) -> float:
@@ -46,8 +46,7 @@ def _whole_number(digits: str) -> float:
 _PYTHON = json.JSONDecoder(parse_int=_whole_number, parse_constant=str)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A value of a JSON text: the line on which it begins, and its key in an object."""
 
     line: int
@@ -58,9 +57,8 @@ class Item:
 def items(text: str) -> Iterator[Item]:
     """Yield the values of a JSON list or object, in order, down to the first fault.
 
-    Raises:
-        ValueError: The text is malformed (JSONDecodeError), or holds half a surrogate pair.
-        RecursionError: It is nested too deeply.
+    Raises ValueError if the text is malformed (JSONDecodeError) or holds half a surrogate pair, RecursionError if it
+    is nested too deeply.
     """
     mark, begin, at = _mark(text, 0)
     end = {"{": "}", "[": "]"}.get(mark)
@@ -96,28 +94,8 @@ def _mark(text: str, at: int) -> tuple[str, int, int]:
     return match[1], match.start(1), match.end()
 
 
-@contextlib.contextmanager
-def _explained(source: Source, text: str, hint: str, first_line: int = 1) -> Iterator[None]:
-    """Turn what Python's json raises for a malformed text into a ManifestError with line and column."""
-    try:
-        yield
-    except RecursionError:
-        raise ManifestError(f"{source.path}, line {first_line}: the JSON is nested too deeply", hint) from None
-    except json.JSONDecodeError as error:
-        place = f"{source.path}, line {first_line + error.lineno - 1}, column {error.colno}"
-        cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
-        seen = "the JSON breaks off" if cut else f"the JSON is malformed: {error.msg}"
-        raise ManifestError(f"{place}: {seen}", hint) from None
-    except ValueError as error:
-        message = f"{source.path}, line {first_line}: the JSON can't be decoded: {shortened(str(error), 200)}"
-        raise ManifestError(message, hint) from None
-
-
 def first_keys(head: Head) -> dict[str, str]:
-    """Map the keys of the first object, of the file or of its list, to the token that each value begins with.
-
-    The head of the file need not hold the object whole, and may hold anything.
-    """
+    """Map the keys of the first object to the first token of each value; the head may hold anything, cut anywhere."""
     text = head.data.decode(errors="replace").lstrip().removeprefix("[").lstrip()
     found: dict[str, str] = {}
     mark, _, at = _mark(text, 0)
@@ -136,74 +114,71 @@ def begins_with_list(head: Head) -> bool:
     return head.data.lstrip().startswith(b"[")
 
 
-class Objects(Generic[T]):
-    """The objects of a file.
+class JsonFormat(Format):
+    """The part of a JSON format that is the same for all.
 
-    Args:
-        source: The file.
-        kind: The type of an object; msgspec skips the keys that it has no field for.
-        hint: What to do if the file is of another shape.
-        id_key: The key of an object's id, or None if it has none.
+    Attributes:
+        hint: What to do if a file is of another shape.
         opening: "{" for one object of objects, whose keys are the ids; "[" for one list; None for one list, or an
             object on every line, as the file begins.
     """
 
-    def __init__(
-        self, source: Source, kind: type[T], hint: str, id_key: str | None = "id", opening: str | None = None
-    ) -> None:
-        self._source = source
-        self._kind = kind
-        self._hint = hint
-        self._id_key = id_key
-        self._by_id = opening == "{"
-        self._on_lines = opening is None and not begins_with_list(source.head)
-        begin = source.head.data.lstrip()[:1].decode("latin-1")
-        if opening is not None and begin not in ("", opening):
-            seen = {"[": "a JSON list", "{": "a JSON object"}.get(begin, "neither a JSON list nor an object")
-            raise ManifestError(f"{source.path} has {seen} at its top level", hint)
+    hint: ClassVar[str]
+    opening: ClassVar[str | None] = None
 
-    def first(self, most: int) -> list[T]:
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._on_lines = self.opening is None and not begins_with_list(source.head)
+        begin = source.head.data.lstrip()[:1].decode("latin-1")
+        if self.opening is not None and begin not in ("", self.opening):
+            seen = {"[": "a JSON list", "{": "a JSON object"}.get(begin, "neither a JSON list nor an object")
+            raise ManifestError(f"{source.path} has {seen} at its top level", self.hint)
+
+    @abstractmethod
+    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
+        """Return the type of the objects, with the fields that these columns need, and objects → values of each."""
+
+    @property
+    def id_key(self) -> str | None:
+        """The key of an object's id, or None if it has none."""
+        return "id"
+
+    def first(self, kind: type[Any], most: int) -> list[Any]:
         """Return the first objects, without reading the whole file if its beginning holds some of them."""
         found: list[Item] = []
         if not self._on_lines:
-            beginning = b"".join(itertools.islice(self._source.pieces(), 4)).decode()
+            beginning = b"".join(itertools.islice(self.source.pieces(), 4)).decode()
             # It is cut off, or malformed, which is said when all of it is read.
             with contextlib.suppress(ValueError, RecursionError):
                 found += itertools.islice(items(beginning), most)
-            if self._by_id and not found:
+            if self.opening == "{" and not found:
                 found = self._last_of_each_id()[0][:most]
-        if found or self._by_id:
-            return [self._converted(item) for item in found]
-        return list(itertools.islice((one for block in self._blocks() for one in self._objects(block)), most))
+        if found or self.opening == "{":
+            return [self._converted(item, kind) for item in found]
+        return list(itertools.islice((one for block in self._blocks() for one in self._objects(block, kind)), most))
 
-    def rows(self, *columns: Callable[[Sequence[T]], list[object]]) -> Iterator[Rows]:
-        """Yield the rows of a block of lines at a time, of a whole list, or of about 1 MiB of an object of objects.
-
-        Args:
-            columns: Objects → their lengths, and perhaps objects → their target lengths.
-
-        Raises:
-            ManifestError: An object is malformed or of another shape; the message says where.
-        """
-        if self._by_id:
-            yield from self._rows_by_id(columns)
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
+        """Yield the rows of a block of lines at a time, of a whole list, or of about 1 MiB of an object of objects."""
+        kind, getters = self.getters(keys)
+        if self.opening == "{":
+            yield from self._rows_by_id(kind, getters)
             return
         for block in self._blocks():
-            found = self._objects(block)
+            objects = self._objects(block, kind)
             places = functools.cache(functools.partial(self._places, block))
             ids = functools.partial(self._ids, block, places) if self._on_lines else None
-            yield _rows([column(found) for column in columns], functools.partial(_place, places, 0), ids)
+            yield _rows([get(objects) for get in getters], places, ids)
 
     def _blocks(self) -> Iterator[Block]:
         if self._on_lines:
-            yield from self._source.blocks()
+            yield from self.source.blocks()
         else:
-            yield Block(1, self._source.content())
-            self._source.report(1.0)
+            yield Block(1, self.source.content())
+            self.source.report(1.0)
 
-    def _objects(self, block: Block) -> list[T]:
-        found = self._decoded(block, self._kind)
-        return [self._converted(item) for item in self._items(block)] if found is None else found
+    def _objects(self, block: Block, kind: type[Any]) -> list[Any]:
+        found = self._decoded(block, kind)
+        return [self._converted(item, kind) for item in self._items(block)] if found is None else found
 
     def _decoded(self, block: Block, kind: type[Any]) -> list[Any] | None:
         """Return the objects of a block, or None if msgspec refuses one, or one takes several lines."""
@@ -219,78 +194,90 @@ class Objects(Generic[T]):
         """Yield the objects of a block as Python reads them. Raises ManifestError."""
         if not self._on_lines:
             text = block.data.decode()
-            with _explained(self._source, text, self._hint):
+            with self._explained(text):
                 yield from items(text)
             return
-        for number, line in enumerate(block.data.split(b"\n"), block.first_line):
-            text = line.decode().strip()
-            if text.startswith("{"):
-                with _explained(self._source, line.decode(), self._hint, number):
-                    value = _PYTHON.decode(line.decode())
-                    if "\\u" in text:
+        for number, line in enumerate(block.data.decode().split("\n"), block.first_line):
+            if line.lstrip().startswith("{"):
+                with self._explained(line, number):
+                    value = _PYTHON.decode(line)
+                    if "\\u" in line:
                         msgspec.json.encode(value)
                     yield Item(number, None, value)
-            elif text:
+            elif text := line.strip():
                 yield Item(number, None, text)
 
-    def _converted(self, item: Item) -> T:
-        place = f"{self._source.path}, {Place(item.line, item.key)}"
-        if not isinstance(item.value, dict):
-            raise ManifestError(f"{place} is not a JSON object: {shortened(item.value)}", self._hint)
+    @contextlib.contextmanager
+    def _explained(self, text: str, first_line: int = 1) -> Iterator[None]:
+        """Turn an error of Python's json for a malformed text into a ManifestError with line and column."""
+        place = f"{self.source.path}, line {first_line}"
         try:
-            return msgspec.convert(item.value, self._kind)
+            yield
         except RecursionError:
-            raise ManifestError(f"{place}: the JSON is nested too deeply", self._hint) from None
+            raise ManifestError(f"{place}: the JSON is nested too deeply", self.hint) from None
+        except json.JSONDecodeError as error:
+            place = f"{self.source.path}, line {first_line + error.lineno - 1}, column {error.colno}"
+            cut = not text[error.pos :].strip() or error.msg.startswith("Unterminated string")
+            seen = "the JSON breaks off" if cut else f"the JSON is malformed: {error.msg}"
+            raise ManifestError(f"{place}: {seen}", self.hint) from None
+        except ValueError as error:
+            said = shortened(str(error), 200)
+            raise ManifestError(f"{place}: the JSON can't be decoded: {said}", self.hint) from None
+
+    def _converted(self, item: Item, kind: type[Any]) -> Any:
+        place = f"{self.source.path}, {Place(item.line, item.key)}"
+        if not isinstance(item.value, dict):
+            raise ManifestError(f"{place} is not a JSON object: {shortened(item.value)}", self.hint)
+        try:
+            return msgspec.convert(item.value, kind)
+        except RecursionError:
+            raise ManifestError(f"{place}: the JSON is nested too deeply", self.hint) from None
         except msgspec.ValidationError as error:
             message = f"{place}: the object has another shape than needed: {error}"
-            raise ManifestError(message, self._hint) from None
+            raise ManifestError(message, self.hint) from None
 
     def _places(self, block: Block) -> list[Place]:
         found = []
         for number, item in enumerate(self._items(block), 1):
-            name = _text_or_none(item.value.get(self._id_key))
+            name = _text_or_none(item.value.get(self.id_key))
             found.append(Place(item.line, name if name or self._on_lines else f"item {number}"))
         return found
 
     def _ids(self, block: Block, places: Callable[[], Sequence[Place]]) -> list[str | None]:
-        keys = [self._id_key or ""]
-        found = self._decoded(block, with_fields(keys))
-        if found is None:
-            return [place.id for place in places()]
-        return list(map(_text_or_none, values_of(found, 0, keys[0])))
+        key = self.id_key or ""
+        found = self._decoded(block, with_fields([key]))
+        return [place.id for place in places()] if found is None else list(map(_text_or_none, values_of(found, 0, key)))
 
-    def _rows_by_id(self, columns: Sequence[Callable[[Sequence[T]], list[object]]]) -> Iterator[Rows]:
+    def _rows_by_id(self, kind: type[Any], getters: Sequence[Getter]) -> Iterator[Rows]:
         entries = functools.cache(self._last_of_each_id)
-        found = self._by_pieces(columns)
+        found = self._by_pieces(kind, getters)
         left_out: Mapping[str, int] = {}
         if found is None:  # there is a fault, or two entries have one id
             kept, replaced = entries()
-            converted = [self._converted(item) for item in kept]
-            found = [[column(converted) for column in columns]]
+            converted = [self._converted(item, kind) for item in kept]
+            found = [[get(converted) for get in getters]]
             left_out = {"replaced by a later entry with the same id": replaced} if replaced else {}
-        places = functools.cache(lambda: [Place(item.line, item.key) for item in entries()[0]])
+
+        def places(start: int, count: int) -> list[Place]:
+            return [Place(item.line, item.key) for item in entries()[0][start : start + count]]
+
         start = 0
-        for values in found:
-            yield _rows(values, functools.partial(_place, places, start), None, left_out)
-            start, left_out = start + len(values[0]), {}
+        for columns in found:
+            count = len(columns[0])
+            yield _rows(columns, functools.cache(functools.partial(places, start, count)), None, left_out)
+            start, left_out = start + count, {}
 
     def _last_of_each_id(self) -> tuple[list[Item], int]:
         """Return the entries, of those with one id the last, and how many others there were. Raises ManifestError."""
-        text = self._source.content().decode()
-        found: dict[str | None, Item] = {}
-        count = 0
-        with _explained(self._source, text, self._hint):
-            for item in items(text):
-                found[item.key] = item
-                count += 1
-        return list(found.values()), count - len(found)
+        text = self.source.content().decode()
+        with self._explained(text):
+            found = list(items(text))
+        last = {item.key: item for item in found}
+        return list(last.values()), len(found) - len(last)
 
-    def _by_pieces(self, columns: Sequence[Callable[[Sequence[T]], list[object]]]) -> list[list[list[object]]] | None:
-        """Return the columns of all entries, piece by piece; None if an entry has a fault or two have one id.
-
-        The file is never held whole. Members that are valid JSON piece by piece are valid together.
-        """
-        decoder: msgspec.json.Decoder[dict[str, T]] = msgspec.json.Decoder(dict[str, self._kind])  # type: ignore[name-defined]
+    def _by_pieces(self, kind: type[Any], getters: Sequence[Getter]) -> list[list[list[object]]] | None:
+        """Return the columns of all entries, piece by piece; None if an entry has a fault or two have one id."""
+        decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, kind])  # type: ignore[valid-type]
         found: list[list[list[object]]] = []
         hashes: list[IntArray] = [np.empty(0, dtype=np.int64)]
         try:
@@ -302,19 +289,16 @@ class Objects(Generic[T]):
                     return None
                 hashes.append(np.fromiter(map(hash, entries), dtype=np.int64, count=len(entries)))
                 objects = list(entries.values())
-                found.append([column(objects) for column in columns])
+                found.append([get(objects) for get in getters])
         except _REFUSED:
             return None
         ids = np.sort(np.concatenate(hashes))
         return None if (ids[1:] == ids[:-1]).any() else found
 
     def _pieces(self) -> Iterator[bytes]:
-        """Cut the file into objects of about 1 MiB each, where an entry ends and another begins.
-
-        A cut at the end of something within an entry gives a piece that is not valid JSON.
-        """
+        """Cut the file into objects of about 1 MiB, which are not valid JSON if cut within an entry."""
         rest = b""
-        for data in self._source.pieces():
+        for data in self.source.pieces():
             data = rest + data if rest else data.lstrip()
             ends = list(_BETWEEN_ENTRIES.finditer(data, max(0, len(data) - _SEARCHED_BYTES)))
             if ends:
@@ -327,17 +311,14 @@ class Objects(Generic[T]):
         yield rest
 
 
-def _place(places: Callable[[], Sequence[Place]], start: int, index: int) -> Place:
-    return places()[start + index]
-
-
 def _rows(
-    values: Sequence[list[object]],
-    place: Callable[[int], Place],
+    columns: Sequence[list[object]],
+    places: Callable[[], Sequence[Place]],
     ids: Callable[[], Sequence[str | None]] | None,
     left_out: Mapping[str, int] | None = None,
 ) -> Rows:
-    return Rows(values[0], values[1] if len(values) > 1 else None, place, left_out or {}, ids)
+    ids = ids or (lambda: [place.id for place in places()])
+    return Rows(columns, lambda index: places()[index], ids, left_out or {})
 
 
 def with_fields(keys: Sequence[str]) -> type[Any]:
@@ -371,14 +352,11 @@ def json_reader(path: tuple[str, ...]) -> Callable[[bytes], object]:
             if found is not None:
                 return found
         try:
-            return value_below(_PYTHON.decode(data.decode()), path)
+            value = _PYTHON.decode(data.decode())
         except (ValueError, RecursionError) as error:
             return Unreadable("malformed JSON", str(error))
+        found = walk(value, path)
+        # A key of the object that holds dots counts too.
+        return value.get(".".join(path)) if found is None and isinstance(value, dict) else found
 
     return read
-
-
-def value_below(value: object, path: tuple[str, ...]) -> object:
-    """Return the value at a path below another; a key of an object that holds dots counts too."""
-    found = walk(value, path)
-    return value.get(".".join(path)) if found is None and isinstance(value, dict) else found

@@ -1,21 +1,24 @@
-"""The format of a source, the columns that are read, and how their values become lengths."""
+"""Which columns are read, and how their values become lengths: by the user's options, and by the sources."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from batchtune.errors import ManifestError, UsageError, shortened
-from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format
-from batchtune.manifests.columns import (
+from batchtune.errors import ManifestError, ResultError, UsageError, shortened
+from batchtune.lengths import UNITS, Unit
+from batchtune.manifests.base import (
     KNOWN_UNITS,
     PEEKED_ROWS,
+    Column,
+    Format,
     choose_column,
     find_column,
     last_part,
@@ -23,9 +26,22 @@ from batchtune.manifests.columns import (
     summarise,
 )
 from batchtune.manifests.formats import FORMATS
-from batchtune.manifests.options import ReadOptions
 from batchtune.manifests.source import Source
-from batchtune.manifests.values import Count, counter, number
+from batchtune.manifests.values import COUNTINGS, REDUCTIONS, Counting, Reduction, counter, number
+from batchtune.results import ReadingRecord
+
+# The exponent is bounded: Fraction("1e999999999") would compute for hours.
+_NUMBER = r"\+?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,3})?"
+_SCALE = re.compile(rf"\s*({_NUMBER})\s*(?:/\s*({_NUMBER})\s*)?", re.ASCII)
+# What a result file holds as text.
+_AS_TEXT = ("target_file", "length_scale", "tokenizer")
+# Of two of these only one can be given. Options for the values of a column go with that column.
+_EXCLUSIVE = (
+    ("measure", "tokenizer", "A tokenizer counts tokens."),
+    ("target_file", "target_key", "A target has one length."),
+)
+_OF_THE_COLUMN = ("unit", "length_scale", "measure", "tokenizer", "reduce")
+
 
 # Lists whose items are tokens.
 _TOKENS = ("input_ids", "token_ids", "tokens", "labels")
@@ -36,54 +52,168 @@ _CONVERSIONS: dict[tuple[Unit, Unit], Fraction] = {("ms", "s"): Fraction(1, 1000
 _SAMPLE_RATES = range(4000, 192_001)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How a manifest is read; None for every option that the user does not give.
+
+    Attributes:
+        format: A name in `batchtune.manifests.FORMATS`; None to detect it from the content.
+        length_key: The column (or JSON key) of the lengths; None to find it among the known names.
+        target_key: The column of the target lengths; None without any.
+        unit: Unit of the lengths after `length_scale`; None to take it from the format or column.
+        length_scale: Exact factor for each length, but for no target length.
+        min_length, max_length: Limits of the lengths that are kept, inclusive, after scaling.
+        skip_invalid: Whether invalid rows, and the rest of a damaged source if there are several, are left out and
+            counted, rather than an error.
+        measure: How the length of a text is counted; None for characters.
+        tokenizer: A `tokenizer.json` whose tokens are counted instead.
+        reduce: How a list becomes one length; None where lists are invalid.
+        target_file: Files that hold the target lengths, named as manifests are.
+    """
+
+    format: str | None = None
+    length_key: str | None = None
+    target_key: str | None = None
+    unit: Unit | None = None
+    length_scale: Fraction | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    skip_invalid: bool = False
+    measure: Counting | None = None
+    tokenizer: Path | None = None
+    reduce: Reduction | None = None
+    target_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.length_scale is not None and self.length_scale <= 0:
+            raise ValueError(f"length_scale must be positive, got {self.length_scale}")
+        check_choice("unit", self.unit, UNITS)
+        check_choice("--measure", self.measure, COUNTINGS)
+        check_choice("--reduce", self.reduce, REDUCTIONS)
+        for name, other, hint in _EXCLUSIVE:
+            if getattr(self, name) is not None and getattr(self, other) is not None:
+                names = f"--{name} and --{other}".replace("_", "-")
+                raise UsageError(f"{names} exclude each other", hint)
+        shortest, longest = self.min_length or 0.0, math.inf if self.max_length is None else self.max_length
+        if not shortest <= longest:
+            message = f"no example has a length from --min-length {shortest:.15g} to --max-length {longest:.15g}"
+            raise UsageError(message, "Exchange them, or leave one out.")
+
+    def record(self) -> ReadingRecord:
+        """Return them as result files hold them."""
+        said: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ReadingRecord(**said | {name: str(said[name]) for name in _AS_TEXT if said[name] is not None})
+
+    def completed(self, record: ReadingRecord) -> ReadOptions:
+        """Return these options, completed by those of a result file that fit them. Raises ResultError."""
+        said: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(self)}
+        try:
+            if record.length_scale is not None:
+                said["length_scale"] = parse_scale(record.length_scale)
+            if record.tokenizer is not None:
+                said["tokenizer"] = Path(record.tokenizer)
+            theirs = ReadOptions(**said)
+        except UsageError as error:
+            message = f"how the run's manifest was read is damaged: {error.message}"
+            raise ResultError(message, "Make it anew with the command that wrote it.") from error
+        given = {name for name in said if (value := getattr(self, name)) is not None and value is not False}
+        barred = {name for one, other, _ in _EXCLUSIVE if given & {one, other} for name in (one, other)}
+        if "length_key" in given and self.length_key != theirs.length_key:
+            barred |= set(_OF_THE_COLUMN)
+        return replace(self, **{name: value for name, value in said.items() if name not in given | barred})
+
+
+def check_choice(name: str, choice: str | None, known: Iterable[str]) -> None:
+    """Raise UsageError if a choice is unknown; the hint names all, and the nearest."""
+    if choice is not None and choice not in known:
+        near = difflib.get_close_matches(choice, known, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"unknown {name} {shortened(choice)}", f"{meant}Known: {', '.join(known)}.")
+
+
+def parse_scale(text: str) -> Fraction:
+    """Read a length scale such as `0.001` or `1/16000`, exactly. Raises UsageError if it is not above 0, or absurd."""
+    match = _SCALE.fullmatch(text)
+    try:
+        scale = Fraction(match[1]) / Fraction(match[2] or 1) if match is not None else Fraction(0)
+        if float(scale.numerator) > 0 and float(scale.denominator) > 0:
+            return scale
+    except (OverflowError, ZeroDivisionError):
+        pass
+    raise UsageError(
+        f"{shortened(text)} is not a length scale", "Write a number above 0 or a fraction, such as 0.001 or 1/16000."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How sources are read: what the user says, what the first source decides, and how one of them differs from it.
+    """How sources are read: the user's options, and the decisions that the first source makes for all.
 
     Attributes:
         format: Name of the first source's format.
         length: The column of the lengths; of the first source None if its format has but one.
         target: The column, or the file, of the target lengths, or None.
-        unit: What the lengths count in the end, or None.
-        texts: Whether the lengths, and the target lengths, are those of texts.
+        measures: The unit in which texts of the lengths, and of the target lengths, are counted; None for numbers.
+        unit: The unit of the lengths in the end, or None.
         notes: For the user.
         label: All sources, for messages.
         with_ids: Whether the ids of the rows are kept.
         alone: Whether there is no other source.
-        factor: What the lengths of this source are multiplied by.
-        counts: How texts are counted, of lengths and of targets; None for numbers.
+        factor: The scale of the lengths of this source.
     """
 
     options: ReadOptions
     format: str
     length: str | None
     target: str | None
+    measures: tuple[Unit | None, Unit | None]
     unit: Unit | None
-    texts: tuple[bool, bool]
     notes: tuple[str, ...]
     label: str = ""
     with_ids: bool = False
     alone: bool = True
     factor: Fraction = Fraction(1)
-    counts: tuple[Count | None, Count | None] = (None, None)
 
 
-def plan_first(source: Source, options: ReadOptions) -> Plan:
-    """Decide by the first source and what the user says. Raises as `load_lengths` does."""
-    given, told = options, None
-    reader = find_format(source, options.format)
-    if options.length_key is None and options.target_key is None and options.target_file is None:
-        told = reader.default_target(source)
+def plan_of(reader: Format, options: ReadOptions, first: Plan | None = None) -> Plan:
+    """Decide how a source is read: by the options, its columns and, if it is not the first one, the first one's plan.
+
+    Raises as `load_lengths` does, and ManifestError if its columns or its unit are not the first's.
+    """
+    path, given, told = reader.source.path, options, None
+    if first is None and options.length_key is None and options.target_key is None and options.target_file is None:
+        told = reader.default_target()
         options = replace(options, target_key=told)
-    columns = _columns(source, reader)
-    length, target = _chosen(source, reader, columns, options)
+    columns: Sequence[Column] = ()
+    if first is not None and first.length and reader.name == first.format and reader.optional_columns:
+        length = Column(first.length, None, numeric=False)
+        target = Column(first.target, None, numeric=False) if first.target else None
+    else:
+        columns = reader.columns()
+        if not columns:
+            raise ManifestError(f"{path} holds no examples", "Check that it was written to its end.")
+        if first is not None and first.length is not None and reader.named_columns:
+            if options.length_key is None and first.length not in {column.name for column in columns}:
+                raise _other_columns(path, first.length)
+            options = replace(options, length_key=first.length, target_key=first.target)
+        length, target = _chosen(reader, columns, options)
+        if target is None and first is not None and first.target is not None:
+            raise _other_columns(path, first.target)
     named = options.length_key is not None or length.name == reader.default_column(columns)
-    texts = _texts(length, target, options, named=named)
-    _, counted, before = _counted(source, reader, length, texts, options)
-    unit, _, scaling_note = scaling_for(source.path, before, options.unit, options.length_scale)
+    measures = _measures(length, target, options, named) if first is None else first.measures
+    before = measures[0] or _unit_before(reader, length, options)
+    unit, factor, scaling_note = scaling_for(path, before, options.unit, options.length_scale)
+    if first is not None:
+        if unit != first.unit:
+            unknown = "an unknown unit"
+            raise ManifestError(
+                f"{path} has its lengths in {unit or unknown}, the sources before it in {first.unit or unknown}",
+                "What is read together must count the same; read them one by one, or convert one of them.",
+            )
+        return replace(first, length=length.name, target=target.name if target else None, factor=factor)
     notes = []
-    if texts[0]:
-        notes.append(_counting_note(length, counted, options))
+    if measures[0] is not None:
+        notes.append(_counting_note(length, measures[0], options))
     elif options.length_key is None and reader.named_columns:
         notes.append(f"Lengths are taken from column {shortened(length.name)}{f', in {before}' if before else ''}.")
     notes += [scaling_note] if scaling_note else []
@@ -91,66 +221,37 @@ def plan_first(source: Source, options: ReadOptions) -> Plan:
         notes.append(f"--reduce {options.reduce} has nothing to do: the first values are not lists.")
     if told is not None:
         notes.append(f"Target lengths are taken from column {shortened(told)}.")
-    if texts[1] and target is not None:
-        notes.append(_counting_note(target, counted, options))
+    if measures[1] is not None and target is not None:
+        notes.append(_counting_note(target, measures[1], options))
     column = length.name if reader.named_columns or reader.optional_columns or options.length_key else None
-    return Plan(given, reader.name, column, target.name if target else None, unit, texts, tuple(notes))
+    return Plan(given, reader.name, column, target.name if target else None, measures, unit, tuple(notes))
 
 
-def plan_of(source: Source, reader: Format, plan: Plan, target_file: Source | None) -> Plan:
-    """Decide how one of the sources is read. Raises ManifestError if its columns or its unit are not the first's."""
-    options = plan.options
-    length, target = Column(plan.length or "", None, False), plan.target
-    if plan.length is None or reader.name != plan.format or not reader.optional_columns:
-        columns = _columns(source, reader)
-        if plan.length is not None and reader.named_columns:
-            if options.length_key is None and plan.length not in {column.name for column in columns}:
-                raise _other_columns(source, plan.length)
-            options = replace(options, length_key=plan.length, target_key=plan.target)
-        length, found = _chosen(source, reader, columns, options)
-        target = None if found is None else found.name
-        if target is None and plan.target is not None:
-            raise _other_columns(source, plan.target)
-    count, _, before = _counted(source, reader, length, plan.texts, options)
-    unit, factor, _ = scaling_for(source.path, before, options.unit, options.length_scale)
-    if unit != plan.unit:
-        unknown = "an unknown unit"
-        raise ManifestError(
-            f"{source.path} has its lengths in {unit or unknown}, the sources before it in {plan.unit or unknown}",
-            "What is read together must count the same; read them one by one, or convert one of them.",
-        )
-    counts = count if plan.texts[0] else None, count if plan.texts[1] else None
-    if target_file is not None:
-        target, counts = str(target_file.path), (counts[0], count_of(target_file, reader, options)[0])
-    return replace(plan, length=length.name, target=target, factor=factor, counts=counts)
-
-
-def _other_columns(source: Source, column: str) -> ManifestError:
+def _other_columns(path: Path, column: str) -> ManifestError:
     return ManifestError(
-        f"{source.path} has no column {shortened(column)}, but the first source has its lengths or targets there",
+        f"{path} has no column {shortened(column)}, but the first source has its lengths or targets there",
         "What is read together must have the same columns; read them one by one.",
     )
 
 
-def check_format(name: str | None) -> None:
-    """Raise UsageError if no format has that name."""
-    if name is not None and name not in FORMATS:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{shortened(name)} is no manifest format", f"{meant}The formats: {', '.join(FORMATS)}.")
+def reader_of(source: Source, name: str | None) -> Format:
+    """Return a reader of the named format, or of the one that a source's first bytes fit. Raises ManifestError."""
+    if source.reader is None:
+        source.reader = _format_of(source, name)(source)
+    found: Format = source.reader
+    return found
 
 
-def find_format(source: Source, name: str | None) -> Format:
-    """Return the named format, or the one that a source's first bytes fit. Raises ManifestError if it does not fit."""
+def _format_of(source: Source, name: str | None) -> type[Format]:
     if source.names is None and source.head.blank and source.head.complete:
         raise ManifestError(f"{source.path} is empty", "Check that it was written to its end.")
     if name is not None:
         if FORMATS[name].of_folder != (source.names is not None):
             raise ManifestError(f"{source.path} is not of the format {name}", "Leave --format out, or name another.")
         return FORMATS[name]
-    found = next((member for member in FORMATS.values() if member.fits(source.head)), None)
-    if found is not None:
-        return found
+    for member in FORMATS.values():
+        if member.fits(source.head):
+            return member
     known = "; ".join(f"{member.name} ({member.description})" for member in FORMATS.values())
     raise ManifestError(
         f"{source.path} fits no known manifest format: {source.head.describe()}",
@@ -158,17 +259,9 @@ def find_format(source: Source, name: str | None) -> Format:
     )
 
 
-def _columns(source: Source, reader: Format) -> Sequence[Column]:
-    if columns := reader.columns(source):
-        return columns
-    raise ManifestError(f"{source.path} holds no examples", "Check that it was written to its end.")
-
-
-def _chosen(
-    source: Source, reader: Format, columns: Sequence[Column], options: ReadOptions
-) -> tuple[Column, Column | None]:
+def _chosen(reader: Format, columns: Sequence[Column], options: ReadOptions) -> tuple[Column, Column | None]:
     """The columns of the lengths and of the target lengths, None without."""
-    path, target = source.path, None
+    path, target = reader.source.path, None
     if options.target_key is not None:
         target = find_column(path, columns, options.target_key, "--target-key")
     key = options.length_key
@@ -183,19 +276,22 @@ def _chosen(
     return length, target
 
 
-def _texts(length: Column, target: Column | None, options: ReadOptions, *, named: bool) -> tuple[bool, bool]:
-    """Whether length and target are to be counted in texts: if the user, or the format, named such a column."""
-    texts = (
-        length.text and named and not _is_counted(length, options),
-        target is not None and target.text and not _is_counted(target, options),
-    )
+def _measures(
+    length: Column, target: Column | None, options: ReadOptions, named: bool
+) -> tuple[Unit | None, Unit | None]:
+    """The units in which length and target are counted, if they are texts: in a column that somebody named."""
+    unit: Unit = "tokens" if options.tokenizer else options.measure or "characters"
+    texts = [column is not None and column.text and not _is_counted(column, options) for column in (length, target)]
+    texts[0] = texts[0] and named
     asked = "--tokenizer" if options.tokenizer else "--measure" if options.measure else None
-    if asked is None or any(texts):
-        return texts
-    if options.length_key is None and options.target_file is None:
-        hint = "Name the column of the texts with --length-key or --target-key."
-        raise UsageError(f"{asked} counts texts, and {shortened(length.name)} holds none", hint)
-    return options.target_file is None, False
+    if asked is not None and not any(texts):
+        if options.length_key is None and options.target_file is None:
+            hint = "Name the column of the texts with --length-key or --target-key."
+            raise UsageError(f"{asked} counts texts, and {shortened(length.name)} holds none", hint)
+        texts[0] = options.target_file is None
+    if any(texts):
+        counter(unit, options.tokenizer)  # it can be loaded
+    return unit if texts[0] else None, unit if texts[1] else None
 
 
 def _is_counted(column: Column, options: ReadOptions) -> bool:
@@ -203,21 +299,15 @@ def _is_counted(column: Column, options: ReadOptions) -> bool:
     return options.reduce == "count" and isinstance(column.example, list)
 
 
-def _counted(
-    source: Source, reader: Format, length: Column, texts: tuple[bool, bool], options: ReadOptions
-) -> tuple[Count | None, Unit | None, Unit | None]:
-    """How texts are counted, what that counts, both None without any, and what the lengths count before scaling."""
-    count, counted = counter(options.measure or "characters", options.tokenizer) if any(texts) else (None, None)
-    if texts[0]:
-        return count, counted, counted
+def _unit_before(reader: Format, length: Column, options: ReadOptions) -> Unit | None:
+    """The unit of a column of numbers before scaling."""
     name, last = normalised(length.name), normalised(last_part(length.name))
     if _is_counted(length, options):
-        return count, counted, "tokens" if last in _TOKENS else None
-    said = reader.unit_in(source, length.name) or reader.units.get(name)
-    return count, counted, said or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
+        return "tokens" if last in _TOKENS else None
+    return reader.unit_in(length.name) or reader.units.get(name) or KNOWN_UNITS.get(name) or KNOWN_UNITS.get(last)
 
 
-def _counting_note(column: Column, counted: Unit | None, options: ReadOptions) -> str:
+def _counting_note(column: Column, counted: Unit, options: ReadOptions) -> str:
     said = options.measure is not None or options.tokenizer is not None
     otherwise = "" if said else " --measure words or bytes, or --tokenizer FILE, count otherwise."
     return f"Column {shortened(column.name)} holds text: its {counted} are counted.{otherwise}"
@@ -226,13 +316,10 @@ def _counting_note(column: Column, counted: Unit | None, options: ReadOptions) -
 def scaling_for(
     path: Path, source: Unit | None, unit: Unit | None, scale: Fraction | None
 ) -> tuple[Unit | None, Fraction, str | None]:
-    """Decide the unit of the lengths in the end, their factor, and what to tell the user about them.
+    """Decide the unit of the lengths in the end, their factor, and a note for the user, by the unit of the source.
 
     A unit that the user gives wins; s and ms are converted into each other; a scale without a unit gives one
-    only if there is no doubt.
-
-    Raises:
-        ManifestError: The file is in one unit (`source`), the user wants another, and no scale says how.
+    only if there is no doubt. Raises ManifestError if the user wants another unit, and no scale says how.
     """
     if scale is not None:
         sampled = source == "samples" and scale.numerator == 1 and scale.denominator in _SAMPLE_RATES
@@ -257,11 +344,8 @@ def scaling_for(
 def keyed_targets(source: Source) -> dict[str, object]:
     """Read id → target from Kaldi's and ESPnet's files: `utt value`, `utt 52,31` or `utt words …`.
 
-    Where most values are numbers, or shapes (the first dimension counts), they are numbers, and what is neither
-    stays text. Else all are texts, so that a transcript `7` among others has one character like the letter `A`.
-
-    Raises:
-        ManifestError: An id is there twice, or the file can't be read or is not UTF-8.
+    If most values are numbers, or shapes (of which the first dimension counts), the others alone stay text. Else all
+    are texts, so that a transcript `7` among others has one character like the letter `A`.
     """
     texts: dict[str, str] = {}
     for line_number, line in source.lines():
@@ -279,13 +363,13 @@ def keyed_targets(source: Source) -> dict[str, object]:
     return {name: text if sizes[name] is None or not numeric else sizes[name] for name, text in texts.items()}
 
 
-def count_of(target_file: Source, reader: Format, options: ReadOptions) -> tuple[Count | None, str]:
-    """Decide how the targets of a file are counted, and what that counts; None if they are numbers."""
+def measure_of(target_file: Source, reader: Format, options: ReadOptions) -> Unit | None:
+    """Decide how the targets of a file are counted; None if they are numbers."""
     first: Iterable[object] = (text for _, text in target_file.lines())
     if reader.joined_by_id:
         first = keyed_targets(target_file).values()
     columns = summarise({"target": value} for value in itertools.islice(first, PEEKED_ROWS))
     if not columns or not columns[0].text:
-        return None, "numbers"
-    measure = options.measure or ("words" if target_file.path.name.endswith(_SYMBOLS) else "characters")
-    return counter(measure, options.tokenizer)
+        return None
+    symbols = target_file.path.name.endswith(_SYMBOLS)
+    return "tokens" if options.tokenizer else options.measure or ("words" if symbols else "characters")

@@ -43,8 +43,9 @@ class RemoteTable:
     """The other process, seen from here, and the table that is open in it.
 
     Attributes:
+        process: The process itself.
         path: Of the table, for messages.
-        ready: Whether it can be asked: it is not within an answer, nor dead.
+        ready: Whether it can be asked: it is neither answering nor dead.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class RemoteTable:
         self.ready = True
         self._pipe, theirs = Pipe()
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", _BEGIN, str(Path(__file__).parents[2]), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -61,16 +62,8 @@ class RemoteTable:
                 start_new_session=True,  # Ctrl-C reaches this process alone
             )
 
-    def runs(self) -> bool:
-        """Whether the process is alive."""
-        return self._process.poll() is None
-
     def ask(self, method: str, *arguments: object) -> Any:
-        """Return what the method of `tables.TableReader` returns there.
-
-        Raises:
-            ManifestError: The method does, or the process dies of it.
-        """
+        """Return the result of a `TableReader`'s method. Raises ManifestError, too if the process dies of it."""
         self.ready = False
         try:
             _send(self._pipe, (method, arguments))
@@ -92,9 +85,9 @@ class RemoteTable:
         """End the process, if it has not ended yet, and say how it did."""
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it may be about to be ended by the kernel
-            self._process.wait(0.2)
-        self._process.kill()
-        code = self._process.wait()
+            self.process.wait(0.2)
+        self.process.kill()
+        code = self.process.wait()
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -106,7 +99,7 @@ def opened(source: Source, title: str) -> Iterator[RemoteTable]:
     """
     with source.seekable() as stream:
         idle = _idle.setdefault(os.getpid(), [])  # not those of a process that this one was forked from
-        table = idle.pop() if idle and idle[-1].runs() else RemoteTable()
+        table = idle.pop() if idle and idle[-1].process.poll() is None else RemoteTable()
         table.path = source.path
         try:
             link = f"/proc/{os.getpid()}/fd/{stream.fileno()}"

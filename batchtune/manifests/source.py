@@ -55,10 +55,9 @@ _MAGIC = {
 
 @dataclass(frozen=True)
 class Head:
-    """The first bytes of a manifest, decompressed, by which its format is recognised.
+    """The first bytes of a manifest, decompressed and without a byte order mark, by which its format is recognised.
 
     Attributes:
-        data: Without a byte order mark.
         complete: Whether that is the whole file.
         names: Of the files, if a folder is read.
     """
@@ -103,12 +102,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Block:
-    """Some whole lines of a manifest.
-
-    Attributes:
-        first_line: Number of the first of them, from 1.
-        data: UTF-8 without NUL bytes; lines end with a newline, the file's last one perhaps without.
-    """
+    """Some whole lines of a manifest, the first with that number: UTF-8 without NUL bytes."""
 
     first_line: int
     data: bytes
@@ -133,22 +127,22 @@ class Block:
 class Source:
     """A file (plain or compressed), standard input, or files of a folder, from which a manifest is read.
 
-    Compression (gzip, zstd, bzip2, xz) is told by the first bytes, not by the name. Text is checked to be UTF-8 without
-    NUL bytes; a byte order mark is taken off. All that reads raises ManifestError if the file is missing, a device or
+    The first bytes tell how it is compressed (gzip, zstd, bzip2, xz), not its name. Text is checked to be UTF-8 without
+    NUL bytes; a byte order mark is taken off. All reading raises ManifestError if the file is missing, a device or
     damaged. A pipe is first copied to a temporary file. Another process opens a source anew, by its path.
 
     Attributes:
         path: The file, or the folder if there are names; for messages.
         names: Files relative to the folder, sorted: each an example or a part of one.
         report: Called with the share that is read, from 0 to 1, whenever a good part more is.
-        memo: What a format found out about it and will need again.
+        reader: The reader of its format, once it is known.
     """
 
     def __init__(self, path: Path, names: Sequence[str] | None = None) -> None:
         self.path = Path("standard input") if path == STDIN else path
         self.names = None if names is None else tuple(names)
         self.report: Callable[[float], None] = lambda share: None
-        self.memo: dict[str, Any] = {}
+        self.reader: Any = None
         self._given = path
 
     def __reduce__(self) -> tuple[type[Source], tuple[Path, tuple[str, ...] | None]]:
@@ -170,8 +164,8 @@ class Source:
             return 1
 
     def forget(self) -> None:
-        """Free what was kept of its content."""
-        self.memo.clear()
+        """Free the part of its content that is kept."""
+        self.reader = None
         vars(self).pop("head", None)
 
     @cached_property
@@ -180,7 +174,8 @@ class Source:
         if self.names is not None:
             return Head(b"", complete=True, names=self.names)
         data = bytearray()
-        with self.opened() as stream:  # gzip hands out less than asked for where one of its members ends
+        # Gzip hands out less than asked for where one of its members ends.
+        with self._raw() as raw, _decompressed(raw, self.compression) as stream:
             while len(data) <= HEAD_BYTES and (more := stream.read(HEAD_BYTES + 1 - len(data))):
                 data += more
         if data.startswith(_UTF16):
@@ -191,29 +186,25 @@ class Source:
     @cached_property
     def compression(self) -> str | None:
         """How the file is compressed, or None."""
-        with explained(self.path), self._raw() as raw:
+        with self._raw() as raw:
             magic = raw.read(6)
         return next((name for first, name in _COMPRESSED.items() if magic.startswith(first)), None)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
+    def opened(self) -> Iterator[Stream]:
         """Open the bytes, decompressed, to be read forward."""
-        with explained(self.path), self._raw() as raw:
-            if self.compression is None:
-                yield raw
-                return
-            with _decompressed(raw, self.compression) as stream:
-                yield cast(BinaryIO, _Guarded(stream, raw, self))
+        with self._raw() as raw, _decompressed(raw, self.compression) as stream:
+            yield Stream(stream, raw, self)
 
     @contextlib.contextmanager
     def seekable(self) -> Iterator[BinaryIO]:
         """Open the bytes as a file to seek in: a compressed one is first decompressed to a temporary file."""
-        with self.opened() as stream:
-            if self.compression is None:
-                yield stream
-                return
-            with _copied(stream) as copy:
-                yield cast(BinaryIO, copy)
+        if self.compression is None:
+            with self._raw() as raw:
+                yield raw
+            return
+        with self.opened() as stream, _copied(cast(BinaryIO, stream)) as copy:
+            yield cast(BinaryIO, copy)
 
     def content(self) -> bytes:
         """Read the whole content."""
@@ -273,13 +264,8 @@ class Source:
             raise self._no_text(rest[0], offset)
 
     def _read_on(self) -> Iterator[bytes]:
-        """Read about 1 MiB at a time, and tell how much is read."""
         with self.opened() as stream:
-            size, read = 0 if isinstance(stream, _Guarded) else os.fstat(stream.fileno()).st_size, 0
             while data := stream.read(BLOCK_BYTES):
-                read += len(data)
-                if size:
-                    self.report(min(1.0, read / size))
                 yield data
 
     def _no_text(self, byte: int, offset: int) -> ManifestError:
@@ -313,12 +299,12 @@ class Source:
 
     @contextlib.contextmanager
     def _raw(self) -> Iterator[BinaryIO]:
-        with open(self._given if self._copy is None else self._copy.name, "rb") as raw:
+        with explained(self.path), open(self._given if self._copy is None else self._copy.name, "rb") as raw:
             yield raw
 
 
-class _Guarded:
-    """A decompressed stream that reports progress and ends a bomb: a small file that would become terabytes."""
+class Stream:
+    """A stream that reports progress and ends a bomb: a small compressed file that would become terabytes."""
 
     def __init__(self, stream: IO[bytes], raw: BinaryIO, source: Source) -> None:
         self._stream = stream
@@ -331,8 +317,9 @@ class _Guarded:
         """At most `size` bytes, none only at the end."""
         data = self._stream.read(size)
         self._expanded += len(data)
-        self._source.report(min(1.0, self.raw_position() / self._size))
-        if self._expanded > max(_TRUSTED_BYTES, _LARGEST_EXPANSION * self.raw_position()):
+        position = self._raw.tell()
+        self._source.report(min(1.0, position / self._size))
+        if self._expanded > max(_TRUSTED_BYTES, _LARGEST_EXPANSION * position):
             raise ManifestError(
                 f"{self._source.path} expands more than {_LARGEST_EXPANSION}-fold, to over "
                 f"{self._expanded // 2**20:,} MiB: it is damaged, or made to do harm",
@@ -340,19 +327,17 @@ class _Guarded:
             )
         return data
 
-    def raw_position(self) -> int:
-        """How much of the compressed file is read."""
-        return self._raw.tell()
 
-
-def _decompressed(raw: BinaryIO, compression: str) -> IO[bytes]:
+def _decompressed(raw: BinaryIO, compression: str | None) -> contextlib.AbstractContextManager[IO[bytes]]:
     if compression == "gzip":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if compression == "zstd":
         import pyarrow
 
         return cast(IO[bytes], pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"))
-    return bz2.BZ2File(raw) if compression == "bzip2" else lzma.LZMAFile(raw)
+    if compression == "bzip2":
+        return bz2.BZ2File(raw)
+    return contextlib.nullcontext(raw) if compression is None else lzma.LZMAFile(raw)
 
 
 @contextlib.contextmanager

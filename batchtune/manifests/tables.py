@@ -8,7 +8,7 @@ import mmap
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import pyarrow  # noqa: TID253  # imported in the reader process alone
@@ -22,7 +22,6 @@ from batchtune.manifests.arrow_values import (
     SPANS,
     Budget,
     Key,
-    Values,
     as_listed,
     id_key,
     is_number,
@@ -32,7 +31,8 @@ from batchtune.manifests.arrow_values import (
     plain,
     values_at,
 )
-from batchtune.manifests.columns import PEEKED_ROWS, dotted, summarise
+from batchtune.manifests.base import PEEKED_ROWS, dotted, summarise
+from batchtune.manifests.values import Values
 
 METADATA = b"batchtune"
 _FORMAT: Literal["batchtune/lengths"] = "batchtune/lengths"
@@ -42,14 +42,11 @@ _BUFFER_BYTES = 4 * 1024 * 1024
 _MOST_ROWS_AT_ONCE = 1024 * 1024
 _BYTES_AT_ONCE = 16 * 1024 * 1024
 _VALUE_BYTES = 8
+_OTHER_ERRORS = (OSError, ValueError, TypeError, MemoryError, OverflowError, RecursionError)
 
 
-class _Batch(NamedTuple):
-    """Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1."""
-
-    first: int
-    rows: pyarrow.RecordBatch
-    share: float
+# Some rows: the number of the first of them, from 0, and how much of the file is read with them, from 0 to 1.
+_Batch = tuple[int, pyarrow.RecordBatch, float]
 
 
 class _ParquetTable:
@@ -71,7 +68,7 @@ class _ParquetTable:
         mapped = {key.path[0] for key in keys if key.mapped}
         wanted = [leaf.index for leaf in self._leaves if leaf.index in indices or leaf.path[0] in mapped]
         columns = [self._names[index] for index in wanted]
-        budget.check(metadata.num_rows)
+        budget.spend(0, at_once=metadata.num_rows)
         first = 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
@@ -81,10 +78,10 @@ class _ParquetTable:
             cells = sum(
                 max(one.num_values, one.total_uncompressed_size // _VALUE_BYTES) for one in map(group.column, wanted)
             )
-            budget.check(cells)
+            budget.spend(0, at_once=cells)
             at_once = _rows_at_once(group.num_rows, _VALUE_BYTES * cells)
             for rows in self._file.iter_batches(at_once, row_groups=[number], columns=columns, use_threads=False):
-                yield _Batch(first, rows, min(1.0, (first + rows.num_rows) / max(1, metadata.num_rows)))
+                yield first, rows, min(1.0, (first + rows.num_rows) / max(1, metadata.num_rows))
                 first += rows.num_rows
         if first != metadata.num_rows:
             raise pyarrow.ArrowInvalid(f"{first:,} rows are found, and it says that it has {metadata.num_rows:,}")
@@ -110,7 +107,7 @@ class _ArrowTable:
                 break
             share = (number + 1) / reader.num_record_batches if self._is_file else data.tell() / self.size
             if first + rows.num_rows > from_row:
-                yield _Batch(first, rows, share)
+                yield first, rows, share
             first += rows.num_rows
 
     def _reader(self, data: pyarrow.BufferReader, columns: list[int]) -> Any:
@@ -119,12 +116,9 @@ class _ArrowTable:
 
 
 class TableReader:
-    """An open file, as `reader_process` serves it. All methods raise ManifestError if the file is damaged.
+    """An open Parquet or Arrow file (`title`), as `reader_process` serves it; messages call it `label`.
 
-    Args:
-        title: Parquet or Arrow.
-        path: The file.
-        label: What messages call it.
+    All methods raise ManifestError if the file is damaged.
     """
 
     def __init__(self, title: str, path: str, label: str) -> None:
@@ -136,16 +130,26 @@ class TableReader:
             # Both hand out their rows with little more of their columns than the keys need.
             self._table = _ParquetTable(path) if title == "Parquet" else _ArrowTable(path)
         self._parts: Iterator[tuple[int, int, float, list[Values]]] = iter(())
-        self._ids: Iterator[_Batch] = iter(())
-        self._ids_at: _Batch | None = None
+        self._ids: Iterator[str | None] = iter(())
+        self._next_id = -1
 
     def answer(self, method: str, arguments: Sequence[Any]) -> object:
         """Return what a method of this returns. Raises ManifestError where pyarrow raises anything."""
         with self._explained():
             return getattr(self, method)(*arguments)
 
-    def columns(self) -> list[tuple[str, object, bool, bool]]:
-        """Return the fields of `Column`, of each column."""
+    def described(self) -> tuple[list[tuple[str, object, bool, bool]], dict[str, Unit], str | None]:
+        """Return the fields of `Column` for each column, column → unit if the file says it, and the target's column.
+
+        The last is that of a table that `batchtune scan` wrote, None in others.
+        """
+        schema = self._table.schema
+        ours = METADATA in (schema.metadata or {})
+        spans = [key.name for key in listed_keys(schema) if not key.counted and key.type.id in SPANS]
+        units: dict[str, Unit] = {**dict.fromkeys(spans, "s"), **self._noted_units()}
+        return self._columns(), units, "target_length" if ours and "target_length" in schema.names else None
+
+    def _columns(self) -> list[tuple[str, object, bool, bool]]:
         listed = listed_keys(self._table.schema)
         values = self._first_values([key for key in listed if key.type.id not in BYTES and not key.unclear])
         nothing: dict[str, object] = dict.fromkeys(key.name for key in listed)
@@ -157,17 +161,6 @@ class TableReader:
             found.append((column.name, example, column.numeric or numeric, column.text and not numeric))
         return found
 
-    def units(self) -> dict[str, Unit]:
-        """Return column → what it counts, if the file says it."""
-        keys = listed_keys(self._table.schema)
-        spans = [key.name for key in keys if not key.counted and key.type.id in SPANS]
-        return {**dict.fromkeys(spans, "s"), **self._noted_units()}
-
-    def default_target(self) -> str | None:
-        """Return the column of the target lengths that `batchtune scan` wrote."""
-        ours = METADATA in (self._table.schema.metadata or {})
-        return "target_length" if ours and "target_length" in self._table.schema.names else None
-
     def select(self, names: Sequence[str]) -> None:
         """Choose the columns that `next` hands out."""
         self._parts = self._values([self._key(name) for name in names])
@@ -178,27 +171,23 @@ class TableReader:
 
     def ids(self, first: int, count: int) -> list[str | None]:
         """Return the ids of `count` rows from `first`, None for each row without one."""
+        if first != self._next_id:
+            self._ids = self._ids_from(first)
+        found = list(itertools.islice(self._ids, count))
+        self._next_id = first + len(found)
+        return found + [None] * (count - len(found))  # a damaged file may have fewer of them than lengths
+
+    def _ids_from(self, first: int) -> Iterator[str | None]:
         key = id_key(self._table.schema)
-        found: list[str | None] = []
-        while key is not None and len(found) < count:
-            row = first + len(found)
-            if self._ids_at is None or row < self._ids_at.first:
-                self._ids = self._validated([key], row)
-                self._ids_at = next(self._ids, None)
-            while self._ids_at is not None and row >= self._ids_at.first + self._ids_at.rows.num_rows:
-                self._ids_at = next(self._ids, None)
-            if self._ids_at is None:  # a damaged file, which has another number of them than of lengths
-                break
-            rows = self._ids_at.rows.slice(row - self._ids_at.first, count - len(found))
-            array = rows.to_struct_array()
-            for step in key.steps:
+        for start, rows, _ in self._validated([key], first) if key is not None else ():
+            array = rows.slice(max(0, first - start)).to_struct_array()
+            for step in key.steps if key is not None else ():
                 array = plain(pyarrow.compute.struct_field(array, [array.type.get_field_index(step)]))
-            found += [None if value in (None, "") else str(value) for value in array.to_pylist()]
-        return found + [None] * (count - len(found))
+            yield from (None if value in (None, "") else str(value) for value in array.to_pylist())
 
     def _validated(self, keys: Sequence[Key], from_row: int = 0) -> Iterator[_Batch]:
         for batch in self._table.batches(keys, self._budget(), from_row):
-            batch.rows.validate(full=True)
+            batch[1].validate(full=True)
             yield batch
 
     def _values(self, keys: Sequence[Key]) -> Iterator[tuple[int, int, float, list[Values]]]:
@@ -216,7 +205,7 @@ class TableReader:
         try:
             with self._explained():
                 batches = self._validated(keys) if keys else iter(())
-                rows = next((batch.rows for batch in batches if batch.rows.num_rows), None)
+                rows = next((rows for _, rows, _ in batches if rows.num_rows), None)
                 if rows is None:
                     return {}
                 part = rows.slice(0, min(PEEKED_ROWS, _rows_at_once(len(rows), rows.nbytes))).to_struct_array()
@@ -240,7 +229,7 @@ class TableReader:
         raise ManifestError(f"{self._label} has no column {shortened(name)}", "Name another column.")
 
     def _noted_units(self) -> dict[str, Unit]:
-        """Return column → what it counts, by the note of `lengths_table`; nothing for another program's file."""
+        """Return column → its unit, by the note of `lengths_table`; nothing for another program's file."""
         noted = (self._table.schema.metadata or {}).get(METADATA)
         if noted is None:
             return {}
@@ -263,41 +252,29 @@ class TableReader:
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn what pyarrow raises for a damaged file into a ManifestError."""
-        anew = f"Check that it is a whole {self._title} file; make or fetch it anew."
+        hint = f"Check that it is a whole {self._title} file; make or fetch it anew."
         try:
             yield
         except ManifestError:
             raise
-        except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError) as error:
-            message = f"{self._label} holds something that the installed pyarrow can't read: {_said(error)}"
-            raise ManifestError(message, "Try a newer pyarrow, or write the file anew.") from None
-        except (pyarrow.ArrowMemoryError, MemoryError) as error:
-            message = f"{self._label} asks for more memory than there is ({_said(error)}): it is damaged or too large"
-            raise ManifestError(message, anew) from None
-        except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise ManifestError(f"{self._label} can't be read as {self._title}: {_said(error)}", anew) from None
+        except (pyarrow.ArrowException, *_OTHER_ERRORS) as error:
+            said = shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
+            if isinstance(error, (pyarrow.ArrowNotImplementedError, pyarrow.ArrowKeyError)):
+                hint = "Try a newer pyarrow, or write the file anew."
+            raise ManifestError(f"{self._label} can't be read as {self._title}: {said}", hint) from None
 
 
 def lengths_table(
-    ids: Sequence[str | None],
-    lengths: Values,
-    targets: Values | None,
-    unit: Unit | None,
-    target_unit: Unit | None = None,
+    ids: Sequence[str | None], lengths: Values, targets: Values | None, unit: Unit | None
 ) -> pyarrow.Table:
-    """Return lengths as the table that `batchtune scan` writes and `TableReader` knows again.
+    """Return lengths, shape (count,), as the table that `batchtune scan` writes and `TableReader` knows again.
 
-    Args:
-        ids: Shape (count,), of the examples.
-        lengths: Shape (count,), numbers; None for one that is not known.
-        targets: Shape (count,), likewise, or None: then there is no column `target_length`.
-        unit: What the lengths count, or None if nothing says it.
-        target_unit: What the targets count.
+    An unknown length is None. Without targets there is no column `target_length`.
     """
     columns = {"id": pyarrow.array(ids, pyarrow.string()), "length": pyarrow.array(lengths, pyarrow.float64())}
     if targets is not None:
         columns["target_length"] = pyarrow.array(targets, pyarrow.float64())
-    note = msgspec.json.encode(_Note(unit=unit, target_unit=target_unit))
+    note = msgspec.json.encode(_Note(unit=unit))
     return pyarrow.table(columns).replace_schema_metadata({METADATA: note})
 
 
@@ -313,12 +290,8 @@ class _Note(msgspec.Struct):
     target_unit: Unit | None = None
 
 
-def _said(error: BaseException) -> str:
-    return shortened(next(iter(str(error).splitlines()), type(error).__name__), 160)
-
-
 def _rows_at_once(rows: int, size: int) -> int:
-    """Return how many of some rows with a size in bytes take little memory."""
+    """Return how many of so many rows, which have a size in bytes, take little memory."""
     return max(1, min(_MOST_ROWS_AT_ONCE, rows * _BYTES_AT_ONCE // max(1, size)))
 
 

@@ -1,9 +1,9 @@
-r"""The files in a tar archive, found by their headers: payloads are passed over, and nothing is extracted.
+"""The files in a tar archive, found by their headers: payloads are passed over, and nothing is extracted.
 
-Read are ustar, GNU and PAX archives and older ones, as described in POSIX.1-2008 (pax, "ustar Interchange Format" and
-"pax Extended Header") and in the GNU tar manual ("Basic Tar Format", "Storing Sparse Files"). Where those leave a
-choice, it is that of Python's `tarfile`, with which WebDataset reads its shards; but what ends an archive in silence
-there, such as a damaged header in its middle, is an error here.
+This reads ustar, GNU, PAX and older archives, after POSIX.1-2008 (pax, "ustar Interchange Format" and "pax Extended
+Header") and the GNU tar manual ("Basic Tar Format", "Storing Sparse Files"), and in doubt as Python's `tarfile` does,
+with which WebDataset reads its shards; but a damaged header in the middle, which ends an archive there in silence, is
+an error here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zlib import adler32
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.manifests.headers import Payload
-from batchtune.manifests.source import Source
+from batchtune.manifests.source import Source, Stream
 
 BLOCK = 512
 UNKNOWN_END = sys.maxsize
@@ -49,18 +49,13 @@ _GNU_MAGIC = b"ustar  "
 _RECORD = re.compile(rb"([1-9]\d{0,6}) ")
 
 
-# A file: its name as it stands there, what is no UTF-8 as `\xff` (never used as a path on disk); the byte of the
-# (decompressed) archive at which its payload begins; its size in bytes; whether it is sparse: the payload is then no
-# whole file, but the parts of one between its holes. A plain tuple, as there are millions of them.
+# A file: its name as it stands there, what is no UTF-8 as `\xff`; the byte of the (decompressed) archive at which its
+# payload begins; its size in bytes; whether it is sparse, and the payload only the parts between its holes.
 File: TypeAlias = tuple[str, int, int, bool]
 
 
 class Archive:
-    """The bytes of an archive in a file; only what is wanted is read.
-
-    Attributes:
-        end: How many they are; `UNKNOWN_END` as long as that is not known.
-    """
+    """The bytes of an archive in a file, up to `end` (`UNKNOWN_END` if not known yet); only what is wanted is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._descriptor = file.fileno()
@@ -87,14 +82,11 @@ class Archive:
             at = 0
         return self._window[at : at + size]
 
-    def close(self) -> None:
-        """Forget what is held of it."""
-
 
 class _StreamedArchive(Archive):
     """An archive that can only be read forward, such as a compressed one: all from the last window on is held."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.end = UNKNOWN_END
         self.start = 0
         self._stream = stream
@@ -131,19 +123,19 @@ class _StreamedArchive(Archive):
 @contextlib.contextmanager
 def open_tar(source: Source) -> Iterator[Tar]:
     """Open an archive, plain or compressed. What goes wrong while it is open becomes a ManifestError."""
-    with source.opened() as stream:
-        archive = Archive(stream) if source.compression is None else _StreamedArchive(stream)
-        with contextlib.closing(archive):
+    if source.compression is None:
+        with source.seekable() as file:
+            yield Tar(source, Archive(file))
+    else:
+        with source.opened() as stream, contextlib.closing(_StreamedArchive(stream)) as archive:
             yield Tar(source, archive)
 
 
 def is_header(block: bytes) -> bool:
-    """Return whether a block is a member's header, by its checksum: the sum of its bytes, its own as blanks.
-
-    Adler-32 is taken in the sum's place, as it is computed ten times faster: its lower half is 1 + sum, modulo 65,521.
-    """
+    """Return whether a block is a member's header, by its checksum: the sum of its bytes, its own as blanks."""
     if len(block) < BLOCK:
         return False
+    # Computed ten times faster than the sum: Adler-32, whose lower half is 1 + sum, modulo 65,521.
     if adler32(block) & 0xFFFF == _expected(block[148:156]):
         return True
     with contextlib.suppress(ValueError):  # some old tars summed signed bytes
@@ -154,7 +146,7 @@ def is_header(block: bytes) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def _expected(field: bytes) -> int:
-    """Return the lower half of a header's Adler-32 by its checksum; -1 for none."""
+    """Return the lower half of a header's Adler-32 by its checksum; -1 if that is malformed."""
     try:
         return (1 + _octal(field) - 8 * ord(" ") + sum(field)) % _ADLER_BASE
     except ValueError:
@@ -167,10 +159,6 @@ def _octal(field: bytes) -> int:
 
 class Tar:
     """An open archive.
-
-    Args:
-        source: For messages, and to report how much is read.
-        archive: Its bytes.
 
     Attributes:
         left_out: Reason → number of the members that `members` passed over although they may be meant as files.
@@ -203,9 +191,7 @@ class Tar:
     def members(self) -> Iterator[File]:
         """Yield the files in their order, once; no folders, devices, pipes and links. `check_end` reads on from there.
 
-        Raises:
-            ManifestError: A header is damaged, or the archive breaks off; the message says at which byte. The files
-                before it are handed out first.
+        Raises ManifestError where a header is damaged, or the archive breaks off.
         """
         window, at = b"", 0
         position, name, start, size = 0, "", 0, 0
@@ -214,12 +200,11 @@ class Tar:
             if len(block) < BLOCK:
                 window, at = self._archive.window(position), position
                 block = window[:BLOCK]
-            if adler32(block) & 0xFFFF != _expected(block[148:156]) or len(block) < BLOCK:
-                if not is_header(block):
-                    if position > self._archive.end:
-                        raise self._cut(name, start, size)
-                    self._end_at(block, position)
-                    return
+            if not is_header(block):
+                if position > self._archive.end:
+                    raise self._cut(name, start, size)
+                self._end_at(block, position)
+                return
             kind, start = block[156], position + BLOCK
             try:
                 size = int(block[124:135], 8)
@@ -242,12 +227,9 @@ class Tar:
             position = start + (size + BLOCK - 1 & -BLOCK)
 
     def check_end(self) -> None:
-        """See whether only zeros follow the end, after the last member: tar fills an archive up to a whole record.
+        """Read what follows the end, which also checks a compressed file: tar fills an archive up to a whole record.
 
-        Reading them also checks a compressed file.
-
-        Raises:
-            ManifestError: Something else follows, such as a second archive; the message says at which byte.
+        Raises ManifestError if something else than zeros follows, such as a second archive.
         """
         position = self._end
         while position is not None and (piece := self._archive.window(position, _PIECE)):
@@ -285,13 +267,11 @@ class Tar:
 
     def _size(self, field: bytes, position: int) -> int:
         """Read a number: octal text, or where that is too short the bytes of the number itself."""
-        try:
+        with contextlib.suppress(ValueError):
             size = int.from_bytes(field[1:], "big") if field[0] == 0x80 else _octal(field)
-        except ValueError:
-            size = -1
-        if size < 0:
-            raise self._damaged(position, f"a member of size {shortened(field)}")
-        return size
+            if size >= 0:
+                return size
+        raise self._damaged(position, f"a member of size {shortened(field)}")
 
     def _extend(self, kind: int, start: int, size: int) -> None:
         """Read an extended header of the next member (or of all that follow). Of two such headers the first wins."""
@@ -327,7 +307,7 @@ class Tar:
         return records
 
     def _special(self, block: bytes, name: str, start: int, size: int) -> File:
-        """Return what a header's main fields don't tell. This uses its extended headers up."""
+        """Complete a file by the extended headers, which this uses up, and by a header's lesser fields."""
         if block[345] and not block.startswith(_GNU_MAGIC, 257):  # the part of a name that is too long for its field
             name = block[345:500].split(b"\0", 1)[0].decode("utf-8", "backslashreplace") + "/" + name
         said, self._extensions = self._extensions, {}

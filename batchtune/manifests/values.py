@@ -5,32 +5,38 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 
 from batchtune.errors import ManifestError, UsageError, shortened
-from batchtune.lengths import FloatArray, Unit
+from batchtune.lengths import FloatArray
 
 # Beyond these no data set goes, whatever its unit; sums and squares of lengths must stay exact and finite.
 SMALLEST = 1e-9
 LARGEST = 1e15
 
+Counting = Literal["characters", "words", "bytes"]
+COUNTINGS: tuple[Counting, ...] = get_args(Counting)
+Reduction = Literal["max", "sum", "first", "count"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
-class Unreadable:
-    """Stands for a value that could not be read, such as the length of a damaged audio file.
+Values = Sequence[object] | FloatArray
+Count = Callable[[Sequence[str]], Sequence[int]]
 
-    Not a dataclass: msgspec would send one to another process as a mapping.
+
+class Unreadable(Exception):
+    """A value that can't be read, such as the length of a damaged audio file; stands in its place among the values.
 
     Args:
         reason: In a few words, the same for all of a kind: by it they are counted.
         detail: What was seen, for the message; may be empty.
     """
 
-    __slots__ = ("detail", "reason")
-
     def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
 
@@ -58,7 +64,7 @@ def number(value: object) -> float | None:
         return math.inf
 
 
-def numbers(values: Sequence[object] | FloatArray) -> FloatArray:
+def numbers(values: Values) -> FloatArray:
     """Return values as float64, shape (len(values),), NaN where one is not a number."""
     if isinstance(values, np.ndarray):
         return values
@@ -74,12 +80,7 @@ def numbers(values: Sequence[object] | FloatArray) -> FloatArray:
 
 
 def fault(value: object, scaled: float) -> str:
-    """Say in a word or two why a value is not a valid length.
-
-    Args:
-        value: As it stands in the file.
-        scaled: What `numbers` and the scale made of it.
-    """
+    """Say in a word or two why a value, and what `numbers` and the scale made of it, is not a valid length."""
     if isinstance(value, Unreadable):
         return value.reason
     named = {type(None): "missing", bool: "a boolean", list: "a list", dict: "an object"}
@@ -100,47 +101,22 @@ def fault(value: object, scaled: float) -> str:
     return "zero" if scaled == 0 else "negative"
 
 
-Counting = Literal["characters", "words", "bytes"]
-COUNTINGS: tuple[Counting, ...] = get_args(Counting)
-Reduction = Literal["max", "sum", "first", "count"]
-REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
-
-Count = Callable[[Sequence[str]], Sequence[int]]
-Values = Sequence[object] | FloatArray
-
-
-def counter(counting: Counting, tokenizer: Path | None) -> tuple[Count, Unit]:
-    """Return how texts are counted, and the unit of what comes out.
-
-    Args:
-        counting: What is counted without a tokenizer.
-        tokenizer: A `tokenizer.json` of Hugging Face's tokenizers: its tokens are counted, with the special ones that
-            it adds to a single sequence.
-
-    Raises:
-        UsageError: The package is not installed.
-        ManifestError: The tokenizer can't be read.
-    """
-    if tokenizer is not None:
-        return _tokens(tokenizer), "tokens"
-    return _COUNTS[counting], counting
-
-
 def measured(values: Values, count: Count) -> Sequence[object]:
     """Replace texts, also those in lists, by their lengths; any other value is Unreadable, but for None."""
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if set(map(type, values)) == {str}:
         return count(values)  # type: ignore[arg-type]  # all are str
-    return [_measured(value, count) for value in values]
-
-
-def _measured(value: object, count: Count) -> object:
-    if isinstance(value, str):
-        return count([value])[0]
-    if isinstance(value, list):
-        return [count([item])[0] if isinstance(item, str) else item for item in value]
-    return value if value is None or isinstance(value, Unreadable) else Unreadable("not text", shortened(value))
+    found: list[object] = []
+    for value in values:
+        if isinstance(value, (str, list)):
+            items = [value] if isinstance(value, str) else value
+            sizes = [count([item])[0] if isinstance(item, str) else item for item in items]
+            found.append(sizes[0] if isinstance(value, str) else sizes)
+        else:
+            readable = value is None or isinstance(value, Unreadable)
+            found.append(value if readable else Unreadable("not text", shortened(value)))
+    return found
 
 
 def reduced(values: Values, reduction: Reduction) -> Values:
@@ -155,32 +131,49 @@ def _reduced(items: list[object], reduction: Reduction) -> object:
         return len(items)
     if not items:
         return Unreadable("an empty list", "[]")
+    found = []
     for item in items:
-        if number(item) is None:
+        if (size := number(item)) is None:
             return Unreadable("a list that does not only hold numbers", shortened(item))
-    return _REDUCE[reduction]([found for item in items if (found := number(item)) is not None])
+        found.append(size)
+    return _REDUCE[reduction](found)
 
 
-_COUNTS: dict[Counting, Count] = {
+_REDUCE: dict[Reduction, Callable[[list[float]], float]] = {"max": max, "sum": sum, "first": operator.itemgetter(0)}
+_COUNTS: dict[str, Count] = {
     "characters": lambda texts: list(map(len, texts)),
     "words": lambda texts: [len(text.split()) for text in texts],
     "bytes": lambda texts: [len(text.encode("utf-8", errors="surrogatepass")) for text in texts],
 }
-_REDUCE: dict[Reduction, Callable[[list[float]], float]] = {"max": max, "sum": sum, "first": operator.itemgetter(0)}
 
 
-def _tokens(path: Path) -> Count:
+@lru_cache
+def counter(unit: str, tokenizer: Path | None) -> Count:
+    """Return a function that counts characters, words, bytes, or tokens of texts.
+
+    Args:
+        unit: One of `COUNTINGS`, or tokens.
+        tokenizer: For tokens, a `tokenizer.json` of Hugging Face's tokenizers; the special ones that it adds to a
+            single sequence count.
+
+    Raises:
+        UsageError: The package tokenizers is not installed.
+        ManifestError: The tokenizer can't be read.
+    """
+    if tokenizer is None:
+        return _COUNTS[unit]
     try:
         import tokenizers
     except ImportError:
         hint = "Install it: pip install 'batchtune[text]'."
         raise UsageError("--tokenizer needs the package tokenizers", hint) from None
-    if not path.is_file():
-        raise ManifestError(f"{path}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
+    if not tokenizer.is_file():
+        raise ManifestError(f"{tokenizer}, the tokenizer, does not exist", "Name a tokenizer.json on this machine.")
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        loaded = tokenizers.Tokenizer.from_file(str(tokenizer))
     except Exception as error:  # the package raises nothing more particular
-        raise ManifestError(f"{path} is not a tokenizer: {error}", "Name a tokenizer.json of tokenizers.") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return lambda texts: [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
+        hint = "Name a tokenizer.json of tokenizers."
+        raise ManifestError(f"{tokenizer} is not a tokenizer: {error}", hint) from None
+    loaded.no_truncation()
+    loaded.no_padding()
+    return lambda texts: [len(encoding) for encoding in loaded.encode_batch(list(texts))]

@@ -38,8 +38,8 @@ Way = Callable[[list[Path]], list[float]]
 def scan(shard: Path) -> list[float]:
     """The lengths of one shard, in seconds."""
     lengths: list[float] = []
-    for rows in FORMATS["webdataset"].rows(Source(shard), "wav", None):
-        lengths += rows.lengths  # type: ignore[arg-type]
+    for rows in FORMATS["webdataset"](Source(shard)).rows(["wav"]):
+        lengths += rows.columns[0]  # type: ignore[arg-type]
     return lengths
 
 

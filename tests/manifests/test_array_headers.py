@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy_format
 
-from batchtune.manifests.headers import HeaderError, Payload
+from batchtune.manifests.headers import Payload
 from batchtune.manifests.headers.arrays import ARRAY_SUFFIXES, array_shape
+from batchtune.manifests.values import Unreadable
 
 SHAPES = [(), (0,), (3,), (2, 3), (0, 5), (1, 2, 3, 4)]
 
@@ -26,8 +27,8 @@ def shape(data: bytes, suffix: str = "pt") -> tuple[int, ...]:
     return array_shape(Payload.of(data), suffix)
 
 
-def refused(data: bytes, suffix: str = "pt") -> HeaderError:
-    with pytest.raises(HeaderError) as caught:
+def refused(data: bytes, suffix: str = "pt") -> Unreadable:
+    with pytest.raises(Unreadable) as caught:
         shape(data, suffix)
     return caught.value
 
@@ -267,7 +268,7 @@ def test_any_pickle_is_read_or_refused(rest: bytes) -> None:
 def survives(data: bytes, suffix: str) -> None:
     try:
         found = shape(data, suffix)
-    except HeaderError as error:
+    except Unreadable as error:
         assert error.reason
     else:
         assert all(size >= 0 for size in found)

@@ -18,9 +18,9 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, arrow_values, load_lengths
-from batchtune.manifests.columns import find_column, walk
-from batchtune.manifests.formats.columnar import ARROW as FORMAT
-from batchtune.manifests.formats.columnar import PARQUET, Columnar
+from batchtune.manifests.base import find_column, walk
+from batchtune.manifests.formats.columnar import Arrow as FORMAT
+from batchtune.manifests.formats.columnar import Columnar, Parquet
 from batchtune.manifests.source import HEAD_BYTES, Head, Source
 from batchtune.manifests.tables import TableReader
 
@@ -51,8 +51,8 @@ def write(tmp_path: Path) -> Write:
     return run
 
 
-def values(source: Source, key: str, reader: Columnar = FORMAT) -> list[object]:
-    return [value for rows in reader.rows(source, key, None) for value in list(rows.lengths)]
+def values(source: Source, key: str, reader: type[Columnar] = FORMAT) -> list[object]:
+    return [value for rows in reader(source).rows([key]) for value in list(rows.columns[0])]
 
 
 @both
@@ -61,21 +61,21 @@ def test_files_and_streams_are_read(write: Write, kind: str, compression: str | 
     columns = {"id": [f"utt{number}" for number in range(5)], "duration": [1.5, 2, 3, 4, 5]}
     source = write(columns, kind=kind, compression=compression, rows=2)
     assert FORMAT.fits(source.head)
-    chunks = [(list(rows.lengths), list(rows.names())) for rows in FORMAT.rows(source, "duration", None)]
+    chunks = [(list(rows.columns[0]), list(rows.ids())) for rows in FORMAT(source).rows(["duration"])]
     assert chunks == [([1.5, 2.0], ["utt0", "utt1"]), ([3.0, 4.0], ["utt2", "utt3"]), ([5.0], ["utt4"])]
 
 
 @both
 def test_numbers_come_as_an_array_of_floats(write: Write, kind: str) -> None:
-    (rows,) = FORMAT.rows(write({"n": pyarrow.array([3, 1], pyarrow.int32())}, kind=kind), "n", None)
-    assert isinstance(rows.lengths, np.ndarray)
-    assert rows.lengths.dtype == np.float64
+    (rows,) = FORMAT(write({"n": pyarrow.array([3, 1], pyarrow.int32())}, kind=kind)).rows(["n"])
+    assert isinstance(rows.columns[0], np.ndarray)
+    assert rows.columns[0].dtype == np.float64
 
 
 @both
 def test_a_large_batch_comes_in_parts(write: Write, kind: str) -> None:
     source = write({"n": np.arange(2_500_000)}, kind=kind, rows=2_500_000)
-    found = [rows.lengths for rows in FORMAT.rows(source, "n", None)]
+    found = [rows.columns[0] for rows in FORMAT(source).rows(["n"])]
     assert [len(part) for part in found] == [1_048_576, 1_048_576, 402_848]
     assert np.array_equal(np.concatenate(found), np.arange(2_500_000))
 
@@ -93,7 +93,7 @@ def test_progress_is_told_up_to_the_end(write: Write, kind: str) -> None:
 
 @both
 def test_the_columns_of_an_empty_table_are_known(write: Write, kind: str) -> None:
-    (column,) = FORMAT.columns(write({"duration": pyarrow.array([], pyarrow.float64())}, kind=kind))
+    (column,) = FORMAT(write({"duration": pyarrow.array([], pyarrow.float64())}, kind=kind)).columns()
     assert (column.name, column.numeric) == ("duration", True)
 
 
@@ -252,9 +252,9 @@ def test_any_damage_gives_lengths_or_one_message(kind: str, compression: str | N
         path.write_bytes(content)
         key = draw.choice([*columns, "ids.count", "chat.0.content"])
         try:
-            for rows in FORMAT.rows(Source(path), key, None):
-                rows.names()
-            FORMAT.columns(Source(path))
+            for rows in FORMAT(Source(path)).rows([key]):
+                rows.ids()
+            FORMAT(Source(path)).columns()
         except ManifestError as error:
             refused += 1
             assert str(path) in error.message
@@ -317,8 +317,8 @@ def test_what_stands_in_nested_tables_is_found(seed: int, tmp_path: Path) -> Non
     paths = [tmp_path / "x.parquet", tmp_path / "x.arrow"]
     pyarrow.parquet.write_table(table, paths[0], row_group_size=draw.choice([7, 100]))
     paths[1].write_bytes(written(table, draw.choice(list(KINDS)), draw.choice(COMPRESSIONS), draw.choice([7, 100])))
-    for path, reader in zip(paths, (PARQUET, FORMAT), strict=True):
-        columns = reader.columns(Source(path))
+    for path, reader in zip(paths, (Parquet, FORMAT), strict=True):
+        columns = reader(Source(path)).columns()
         names = [column.name for column in columns if not column.name.endswith(".count")]
         names += [f"x.{draw.randrange(3)}{name[1:]}" for name in names if isinstance(rows[-1]["x"], list)]
         for name in names:

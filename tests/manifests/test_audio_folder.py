@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchtune.manifests.base import Column
-from batchtune.manifests.columns import choose_column
-from batchtune.manifests.formats.audio import FORMAT
+from batchtune.manifests.base import Column, choose_column
+from batchtune.manifests.formats.audio import AudioFolder as FORMAT
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import Unreadable
 
@@ -48,18 +47,18 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def columns(source: Source) -> dict[str, Column]:
-    found = FORMAT.columns(source)
+    found = FORMAT(source).columns()
     assert len({column.name for column in found}) == len(found)
     return {column.name: column for column in found}
 
 
 def values(source: Source, key: str = "duration") -> list[object]:
-    return [one for rows in FORMAT.rows(source, key, None) for one in rows.lengths]
+    return [one for rows in FORMAT(source).rows([key]) for one in rows.columns[0]]
 
 
 def left_out(source: Source) -> dict[str, int]:
     found: Counter[str] = Counter()
-    for rows in FORMAT.rows(source, "duration", None):
+    for rows in FORMAT(source).rows(["duration"]):
         found.update(rows.left_out)
     return dict(found)
 
@@ -86,8 +85,9 @@ def test_formats_and_rates_may_be_mixed(folder: Folder) -> None:
 
 
 def test_the_duration_is_the_length_unless_another_is_named(folder: Folder) -> None:
-    found = FORMAT.columns(folder({"a.wav": wav(8000), "a.json": '{"duration": 7}'}))
-    assert FORMAT.default_column(found) == "duration"
+    reader = FORMAT(folder({"a.wav": wav(8000), "a.json": '{"duration": 7}'}))
+    found = reader.columns()
+    assert reader.default_column(found) == "duration"
     assert [column.name for column in found[:2]] == ["duration", "num_samples"]
 
 
@@ -122,19 +122,19 @@ def test_a_file_that_is_gone_or_a_pipe_is_an_unreadable_length(folder: Folder, t
 
 
 def test_a_row_is_placed_by_its_name_in_the_folder(folder: Folder) -> None:
-    chunks = list(FORMAT.rows(folder({"a.wav": wav(1), "deep/b.wav": wav(2)}), "duration", None))
-    assert [str(rows.place(index)) for rows in chunks for index in range(len(rows.lengths))] == [
+    chunks = list(FORMAT(folder({"a.wav": wav(1), "deep/b.wav": wav(2)})).rows(["duration"]))
+    assert [str(rows.place(index)) for rows in chunks for index in range(len(rows.columns[0]))] == [
         "id 'a.wav'",
         "id 'deep/b.wav'",
     ]
-    assert [name for rows in chunks for name in rows.names()] == ["a.wav", "deep/b.wav"]
+    assert [name for rows in chunks for name in rows.ids()] == ["a.wav", "deep/b.wav"]
 
 
 def test_rows_come_by_the_thousand_with_progress(folder: Folder) -> None:
     source = folder({f"{index:04d}.wav": b"" for index in range(2500)})
     told: list[float] = []
     source.report = told.append
-    assert [len(rows.lengths) for rows in FORMAT.rows(source, "duration", None)] == [0, 1000, 1000, 500]
+    assert [len(rows.columns[0]) for rows in FORMAT(source).rows(["duration"])] == [0, 1000, 1000, 500]
     assert told == [0.4, 0.8, 1.0]
 
 
@@ -219,10 +219,10 @@ def test_malformed_json_is_unreadable(folder: Folder, content: str) -> None:
 
 def test_length_and_target_are_read_side_by_side(folder: Folder) -> None:
     source = folder({"a.wav": wav(16_000), "a.json": '{"text": "hi", "tokens": 3}'})
-    rows = [rows for rows in FORMAT.rows(source, "duration", "json.text") if len(rows.lengths)]
-    assert [(list(one.lengths), list(one.targets or ())) for one in rows] == [([1.0], ["hi"])]
-    rows = [rows for rows in FORMAT.rows(source, "json.tokens", "num_samples") if len(rows.lengths)]
-    assert [(list(one.lengths), list(one.targets or ())) for one in rows] == [([3], [16_000])]
+    rows = [rows for rows in FORMAT(source).rows(["duration", "json.text"]) if len(rows.columns[0])]
+    assert [tuple(map(list, one.columns)) for one in rows] == [([1.0], ["hi"])]
+    rows = [rows for rows in FORMAT(source).rows(["json.tokens", "num_samples"]) if len(rows.columns[0])]
+    assert [tuple(map(list, one.columns)) for one in rows] == [([3], [16_000])]
 
 
 def test_a_suffix_named_like_an_audio_column_is_not_one(folder: Folder) -> None:
@@ -247,6 +247,6 @@ def test_two_audio_files_of_one_name_are_one_example(folder: Folder) -> None:
 
 def test_a_part_of_a_folder_without_audio_has_no_rows(folder: Folder) -> None:
     source = folder({"a.txt": "", "b.txt": ""})
-    assert choose_column(source.path, FORMAT.columns(source)[:1], None).name == "duration"
+    assert choose_column(source.path, FORMAT(source).columns()[:1], None).name == "duration"
     assert values(source) == []
     assert left_out(source) == {"no audio file": 2}

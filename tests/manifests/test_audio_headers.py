@@ -10,6 +10,7 @@ import random
 import struct
 import wave
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.headers import AudioLength, HeaderError, Payload, opened_payload
+from batchtune.manifests.headers import AudioLength, Payload, opened_payload
 from batchtune.manifests.headers.audio import AUDIO_SUFFIXES, audio_length
+from batchtune.manifests.values import Unreadable
 
 RATE = 16_000
 COUNT = 1234
@@ -30,7 +32,7 @@ def length(data: bytes, suffix: str = "wav") -> AudioLength:
 
 
 def reason(data: bytes, suffix: str = "wav") -> str:
-    with pytest.raises(HeaderError) as caught:
+    with pytest.raises(Unreadable) as caught:
         length(data, suffix)
     return caught.value.reason
 
@@ -194,7 +196,7 @@ def test_fewer_samples_than_the_header_says_are_a_truncated_file() -> None:
 
 
 def test_the_message_says_how_much_is_missing() -> None:
-    with pytest.raises(HeaderError, match=r"^truncated WAV: 1,900 of 2,000 bytes of audio$"):
+    with pytest.raises(Unreadable, match=r"^truncated WAV: 1,900 of 2,000 bytes of audio$"):
         length(riff(fmt(), DATA)[:-100])
 
 
@@ -221,7 +223,7 @@ def test_what_is_no_audio_or_damaged_says_so(data: bytes, said: str) -> None:
 
 
 def test_the_reason_names_no_file_and_the_detail_the_bytes_seen() -> None:
-    with pytest.raises(HeaderError) as caught:
+    with pytest.raises(Unreadable) as caught:
         length(b"<html>")
     assert (caught.value.reason, caught.value.detail) == ("no audio header", "a file that begins with b'<htm'")
 
@@ -357,7 +359,7 @@ SMALL = [
 def survives(data: bytes, suffix: str) -> None:
     try:
         found = length(data, suffix)
-    except HeaderError as error:
+    except Unreadable as error:
         assert error.reason
     else:
         assert found.num_samples >= 0
@@ -408,25 +410,27 @@ def test_a_file_is_read_by_its_path(tmp_path) -> None:
 
 def test_a_pipe_is_no_file(tmp_path) -> None:
     os.mkfifo(tmp_path / "a.wav")
-    with pytest.raises(HeaderError, match="not a regular file"), opened_payload(tmp_path / "a.wav"):
+    with pytest.raises(Unreadable, match="not a regular file"), opened_payload(tmp_path / "a.wav"):
         pass
 
 
-def broken(data: bytes) -> Payload:
-    """A file on a disk that fails after the first bytes."""
-
-    def read(offset: int, size: int) -> bytes:
+@pytest.mark.parametrize("make", [lambda: riff(chunk(b"LIST", bytes(500)), fmt(), DATA), lambda: written("OGG")])
+def test_an_error_of_the_disk_is_told(
+    make: Callable[[], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_first_bytes(descriptor: int, size: int, offset: int) -> bytes:
         if offset > 0:
             raise OSError(errno.EIO, "Input/output error")
-        return data[:size]
+        return original(descriptor, size, offset)
 
-    return Payload(len(data), read)
-
-
-@pytest.mark.parametrize("make", [lambda: riff(chunk(b"LIST", bytes(500)), fmt(), DATA), lambda: written("OGG")])
-def test_an_error_of_the_disk_is_told(make: Callable[[], bytes]) -> None:
-    with pytest.raises(HeaderError, match=r"^can't be read: Input/output error$"):
-        audio_length(broken(make()), "wav")
+    original = os.pread
+    monkeypatch.setattr(os, "pread", read_first_bytes)
+    (tmp_path / "a.wav").write_bytes(make())
+    with (
+        pytest.raises(Unreadable, match=r"^can't be read: Input/output error$"),
+        opened_payload(tmp_path / "a.wav") as payload,
+    ):
+        audio_length(payload, "wav")
 
 
 def test_what_takes_soundfile_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

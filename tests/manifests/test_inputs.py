@@ -97,7 +97,7 @@ def test_json_files_are_read_of_a_folder_that_holds_nothing_else(tmp_path: Path)
 
 def test_an_unknown_format_is_a_usage_error_for_a_folder_too(tmp_path: Path) -> None:
     write(tmp_path, "a.wav")
-    with pytest.raises(UsageError, match="is no manifest format"):
+    with pytest.raises(UsageError, match="unknown format"):
         load_lengths(tmp_path, ReadOptions(format="nope"))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from batchtune.errors import UsageError
 from batchtune.lengths import UNITS
-from batchtune.manifests.columns import KNOWN_UNITS, normalised
+from batchtune.manifests.base import KNOWN_UNITS, normalised
 
 
 @pytest.mark.parametrize(

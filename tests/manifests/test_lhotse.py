@@ -17,7 +17,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.manifests.formats.json import LHOTSE as FORMAT
+from batchtune.manifests.formats.json import Lhotse as FORMAT
 from batchtune.manifests.source import Head, Source
 
 Write = Callable[[Sequence[object]], str]
@@ -49,8 +49,8 @@ def _mix(name: str, *tracks: object) -> dict[str, object]:
 
 def _values(content: str, folder: Path, key: str) -> list[object]:
     (folder / "cuts").write_text(content)
-    chunks = FORMAT.rows(Source(folder / "cuts"), key, None)
-    return [value for rows in chunks for value in rows.lengths]
+    chunks = FORMAT(Source(folder / "cuts")).rows([key])
+    return [value for rows in chunks for value in rows.columns[0]]
 
 
 # ---- durations ----

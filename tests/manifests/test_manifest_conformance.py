@@ -101,7 +101,7 @@ def test_the_format_can_be_named(read, write: Writer, name: str) -> None:
 @all_formats
 def test_the_columns_name_that_of_the_lengths(tmp_path: Path, write: Writer, sample: Sample, name: str) -> None:
     (tmp_path / "manifest").write_bytes(write(VALUES))
-    columns = FORMATS[name].columns(Source(tmp_path / "manifest"))
+    columns = FORMATS[name](Source(tmp_path / "manifest")).columns()
     assert sample.column in [column.name for column in columns]
 
 
@@ -110,8 +110,8 @@ def test_the_rows_have_their_ids(tmp_path: Path, write: Writer, sample: Sample, 
     if not sample.ids:
         pytest.skip("its rows have no ids")
     (tmp_path / "manifest").write_bytes(write(VALUES))
-    rows = FORMATS[name].rows(Source(tmp_path / "manifest"), sample.column, None)
-    assert [identity for chunk in rows for identity in chunk.names()] == ["utt0", "utt1", "utt2", "utt3"]
+    rows = FORMATS[name](Source(tmp_path / "manifest")).rows([sample.column])
+    assert [identity for chunk in rows for identity in chunk.ids()] == ["utt0", "utt1", "utt2", "utt3"]
 
 
 @all_formats

@@ -13,7 +13,7 @@ import pytest
 
 from batchtune.errors import BatchtuneError
 from batchtune.manifests import ReadOptions, load_lengths
-from batchtune.manifests.formats.json import LIBRISPEECHMIX as FORMAT
+from batchtune.manifests.formats.json import LibriSpeechMix as FORMAT
 from batchtune.manifests.source import Head, Source
 
 
@@ -120,5 +120,5 @@ def test_real_mixtures_are_as_long_as_their_last_utterance(data) -> None:
     with gzip.open(path, "rt") as lines:
         mixtures = [json.loads(line) for line in lines]
     expected = [max(map(sum, zip(one["delays"], one["durations"], strict=True))) for one in mixtures]
-    found = [value for rows in FORMAT.rows(Source(path), "duration", None) for value in rows.lengths]
+    found = [value for rows in FORMAT(Source(path)).rows(["duration"]) for value in rows.columns[0]]
     assert found == expected

@@ -20,9 +20,8 @@ import pytest
 
 from batchtune.errors import ManifestError
 from batchtune.manifests import ReadOptions, arrow_values, load_lengths, reader_process, tables
-from batchtune.manifests.base import Column, Rows
-from batchtune.manifests.columns import find_column
-from batchtune.manifests.formats.columnar import PARQUET as FORMAT
+from batchtune.manifests.base import Column, Rows, find_column
+from batchtune.manifests.formats.columnar import Parquet as FORMAT
 from batchtune.manifests.reader_process import opened
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.tables import TableReader, lengths_table
@@ -51,11 +50,11 @@ def write(tmp_path: Path) -> Write:
 
 
 def chunks(source: Source, key: str, target: str | None = None) -> Iterator[Rows]:
-    return FORMAT.rows(source, key, target)
+    return FORMAT(source).rows([key] if target is None else [key, target])
 
 
 def values(source: Source, key: str) -> list[object]:
-    return [value for rows in chunks(source, key) for value in list(rows.lengths)]
+    return [value for rows in chunks(source, key) for value in list(rows.columns[0])]
 
 
 def read_here(source: Source, key: str) -> list[object]:
@@ -66,18 +65,18 @@ def read_here(source: Source, key: str) -> list[object]:
 
 
 def ids(source: Source, key: str) -> list[str | None]:
-    return [name for rows in chunks(source, key) for name in rows.names()]
+    return [name for rows in chunks(source, key) for name in rows.ids()]
 
 
 def columns(source: Source) -> dict[str, Column]:
-    return {column.name: column for column in FORMAT.columns(source)}
+    return {column.name: column for column in FORMAT(source).columns()}
 
 
 def test_numbers_without_gaps_come_as_an_array_of_floats(write: Write) -> None:
     (rows,) = chunks(write({"duration": pyarrow.array([3, 1, 2], pyarrow.int32())}), "duration")
-    assert isinstance(rows.lengths, np.ndarray)
-    assert rows.lengths.dtype == np.float64
-    assert rows.lengths.tolist() == [3.0, 1.0, 2.0]
+    assert isinstance(rows.columns[0], np.ndarray)
+    assert rows.columns[0].dtype == np.float64
+    assert rows.columns[0].tolist() == [3.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_a_field_called_count_is_read_rather_than_counted(write: Write) -> None:
 
 def test_numbers_of_items_come_as_an_array(write: Write) -> None:
     (rows,) = chunks(write({"ids": [[1, 2], [7]]}), "ids.count")
-    assert isinstance(rows.lengths, np.ndarray)
+    assert isinstance(rows.columns[0], np.ndarray)
 
 
 def test_the_items_of_input_ids_are_tokens(write: Write, tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ def test_text_that_holds_numbers_is_numeric(write: Write) -> None:
 
 def test_an_item_can_be_named_where_the_first_rows_have_no_list(write: Write) -> None:
     source = write({"ids": pyarrow.array([None, []], pyarrow.list_(pyarrow.int64()))})
-    assert find_column(source.path, FORMAT.columns(source), "ids[0]", "--length-key").name == "ids.0"
+    assert find_column(source.path, FORMAT(source).columns(), "ids[0]", "--length-key").name == "ids.0"
 
 
 def test_columns_of_binary_data_are_neither_numeric_nor_text(write: Write) -> None:
@@ -276,7 +275,7 @@ def test_the_ids_stay_with_their_rows(write: Write) -> None:
     names = [f"utt{number}" for number in range(100)]
     source = write({"id": names, "duration": [float(number) for number in range(100)]}, row_group_size=30)
     for rows in chunks(source, "duration"):
-        expected = [f"utt{number:.0f}" for number in rows.lengths]
+        expected = [f"utt{number:.0f}" for number in rows.columns[0]]
         assert [rows.place(index).id for index in range(len(expected))] == expected
     assert ids(source, "duration") == names
 
@@ -301,8 +300,8 @@ def test_a_place_that_is_asked_for_too_late_is_a_number(write: Write) -> None:
 
 def test_targets_come_with_the_lengths(write: Write) -> None:
     (rows,) = chunks(write({"duration": [1.5, 2.5], "text": ["a", "b"]}), "duration", "text")
-    assert list(rows.lengths) == [1.5, 2.5]
-    assert rows.targets == ["a", "b"]
+    assert list(rows.columns[0]) == [1.5, 2.5]
+    assert rows.columns[1] == ["a", "b"]
 
 
 def test_a_damaged_page_takes_no_memory(write: Write, tmp_path: Path) -> None:
@@ -333,10 +332,10 @@ def test_large_texts_come_a_few_at_a_time(write: Write, monkeypatch: pytest.Monk
 def test_a_file_that_needs_too_much_memory_ends_only_its_process(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write({"duration": [1.5]})
     with opened(source, "Parquet") as table:
-        os.kill(table._process.pid, signal.SIGKILL)
+        os.kill(table.process.pid, signal.SIGKILL)
         with pytest.raises(ManifestError, match=r"the process that read it died \(signal SIGKILL\)") as caught:
-            table.ask("columns")
-            table.ask("columns")
+            table.ask("described")
+            table.ask("described")
         assert caught.value.hint == "Make or fetch the file anew."
     assert values(source, "duration") == [1.5]
 
@@ -360,8 +359,8 @@ def test_progress_is_told_up_to_the_end(write: Write) -> None:
 
 
 def test_the_lengths_of_a_scan_keep_their_unit(write: Write) -> None:
-    source = write(lengths_table(["a"], [1.5], [3.0], "ms", "tokens"))
-    assert [FORMAT.unit_in(source, column) for column in ("length", "target_length", "id")] == ["ms", "tokens", None]
+    source = write(lengths_table(["a"], [1.5], [3.0], "ms"))
+    assert [FORMAT(source).unit_in(column) for column in ("length", "target_length", "id")] == ["ms", None, None]
     assert list(columns(source)) == ["id", "length", "target_length"]
 
 
@@ -394,7 +393,7 @@ def test_spans_of_time_are_in_seconds_whatever_the_name(write: Write, tmp_path: 
 def test_a_note_that_is_not_understood_is_refused(write: Write, note: bytes, message: str) -> None:
     source = write(pyarrow.table({"length": [1.5]}).replace_schema_metadata({"batchtune": note}))
     with pytest.raises(ManifestError, match=message):
-        FORMAT.unit_in(source, "length")
+        FORMAT(source).unit_in("length")
 
 
 def test_an_encrypted_file_is_refused(refusal: Callable[..., ManifestError]) -> None:
@@ -478,8 +477,8 @@ def test_any_damage_gives_lengths_or_one_message(name: str, tmp_path: Path) -> N
         key = draw.choice(("duration", "n", "id") if name == "deltas" else ("duration", "ids.count", "chat.0.content"))
         try:
             for rows in chunks(Source(path), key):
-                rows.names()
-            FORMAT.columns(Source(path))
+                rows.ids()
+            FORMAT(Source(path)).columns()
         except ManifestError as error:
             refused += 1
             assert str(path) in error.message

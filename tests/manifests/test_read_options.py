@@ -65,7 +65,7 @@ def test_any_text_gives_a_positive_scale_or_a_usage_error(text: str) -> None:
 
 
 def test_limits_that_exclude_each_other_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="--min-length 3 is more than --max-length 2"):
+    with pytest.raises(UsageError, match="no example has a length from --min-length 3 to --max-length 2"):
         ReadOptions(min_length=3, max_length=2)
 
 

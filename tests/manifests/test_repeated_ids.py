@@ -21,7 +21,7 @@ def test_an_id_that_is_there_twice_is_named_with_both_lines(refusal, content: st
 
 
 def test_ids_with_the_same_hash_are_not_taken_for_one(read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batchtune.manifests.reading.hash", lambda _: 0, raising=False)
+    monkeypatch.setattr("batchtune.manifests.collecting.hash", lambda _: 0, raising=False)
     assert read("ID,duration\na,1\nb,2\n").count == 2
 
 

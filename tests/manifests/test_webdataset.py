@@ -78,10 +78,10 @@ def speech(count: int, start: int = 0) -> list[Member]:
 def rows(path: Path, length: str, target: str | None = None) -> tuple[list[str | None], list[object], list[object]]:
     """Keys, lengths and targets of a shard, and nothing checked."""
     found: tuple[list[str | None], list[object], list[object]] = ([], [], [])
-    for chunk in FORMAT.rows(Source(path), length, target):
-        found[0].extend(chunk.names())
-        found[1].extend(chunk.lengths)
-        found[2].extend(chunk.targets if chunk.targets is not None else ())
+    for chunk in FORMAT(Source(path)).rows([length] if target is None else [length, target]):
+        found[0].extend(chunk.ids())
+        found[1].extend(chunk.columns[0])
+        found[2].extend(chunk.columns[1] if target is not None else ())
     return found
 
 
@@ -164,7 +164,7 @@ def test_a_member_that_holds_a_number_can_be_the_length(read) -> None:
 
 def test_the_columns_are_listed_with_what_they_hold(write) -> None:
     members = [*speech(1), ("utt0.npy", npy(7, 80)), ("utt0.jpg", b"\xff\xd8\xff\0"), ("utt0.cls", b"4")]
-    columns = FORMAT.columns(Source(write(members)))
+    columns = FORMAT(Source(write(members))).columns()
     assert {column.name: (column.example, column.numeric, column.text) for column in columns} == {
         "wav": (1 / 16, True, False),
         "wav.num_samples": (1000, True, False),
@@ -195,7 +195,7 @@ def test_what_a_column_counts_is_told_by_its_name(write) -> None:
         ("npy", None),
         ("txt", None),
     ]:
-        assert FORMAT.unit_in(Source(write(speech(1))), column) == unit
+        assert FORMAT(Source(write(speech(1)))).unit_in(column) == unit
 
 
 def test_of_two_audio_members_none_is_the_length_by_itself(refusal) -> None:
@@ -221,7 +221,7 @@ def test_a_sample_without_any_audio_is_missing_its_length(write) -> None:
 def test_a_member_named_audio_is_none(write) -> None:
     path = write([("a.audio", b"x"), ("a.wav", wav(1000))])
     assert rows(path, "audio")[1] == [1000 / RATE]
-    assert [column.numeric for column in FORMAT.columns(Source(path)) if column.name == "audio"] == [True]
+    assert [column.numeric for column in FORMAT(Source(path)).columns() if column.name == "audio"] == [True]
 
 
 def test_damaged_audio_of_any_suffix_is_unreadable(refusal) -> None:
@@ -307,8 +307,8 @@ def test_a_second_archive_is_an_error_after_the_firsts_rows(write, compress: Cal
     path = write(compress(data + data))
     found: list[object] = []
     with pytest.raises(ManifestError, match=f"shard.tar goes on .* at byte {len(data):,}") as caught:
-        for chunk in FORMAT.rows(Source(path), "wav.num_samples", None):
-            found.extend(chunk.lengths)
+        for chunk in FORMAT(Source(path)).rows(["wav.num_samples"]):
+            found.extend(chunk.columns[0])
     assert found == [1000, 2000, 3000, 4000]
     assert "tar --concatenate" in str(caught.value.hint)
 
@@ -395,7 +395,7 @@ def test_what_is_no_text_is_unreadable(write, content: bytes) -> None:
 
 def test_pickles_are_never_opened(write) -> None:
     path = write([("a.pkl", b"cos\nsystem\n(S'exit 1'\ntR."), ("a.pyd", b"\x80\x04."), ("a.pth", b"\x80\x02.")])
-    assert {column.name: column.numeric for column in FORMAT.columns(Source(path))} == dict.fromkeys(
+    assert {column.name: column.numeric for column in FORMAT(Source(path)).columns()} == dict.fromkeys(
         ("pkl", "pyd", "pth"), False
     )
 
@@ -423,7 +423,7 @@ def test_compressed_shards_are_the_same(write, compress: Callable[[bytes], bytes
     plain, packed = write(data), write(compress(data), "packed.tar.gz")
     for length, target in [("wav", None), ("wav", "txt"), ("json.duration", "json.speaker.id"), ("txt", "wav")]:
         assert rows(packed, length, target) == rows(plain, length, target)
-    assert FORMAT.columns(Source(packed)) == FORMAT.columns(Source(plain))
+    assert FORMAT(Source(packed)).columns() == FORMAT(Source(plain)).columns()
 
 
 def test_audio_whose_end_matters_is_read_in_a_compressed_shard(write) -> None:
@@ -457,12 +457,12 @@ def test_only_the_beginnings_of_the_audio_are_read(write, monkeypatch: pytest.Mo
 
 def test_rows_come_a_thousand_at_a_time(write) -> None:
     path = write([(f"{number}.txt", b"x") for number in range(2500)])
-    assert [len(chunk.lengths) for chunk in FORMAT.rows(Source(path), "txt", None)] == [1000, 1000, 500]
+    assert [len(chunk.columns[0]) for chunk in FORMAT(Source(path)).rows(["txt"])] == [1000, 1000, 500]
 
 
 def test_fewer_rows_come_at_a_time_where_texts_are_long(write) -> None:
     path = write([(f"{number}.txt", b"x" * 2**20) for number in range(40)])
-    assert [len(chunk.lengths) for chunk in FORMAT.rows(Source(path), "txt", None)] == [17, 17, 6]
+    assert [len(chunk.columns[0]) for chunk in FORMAT(Source(path)).rows(["txt"])] == [17, 17, 6]
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -475,8 +475,8 @@ def test_a_truncated_shard_yields_the_whole_samples_before(write, compress: Call
         path = write(compress(data[:cut]))
         found: list[object] = []
         with pytest.raises(ManifestError, match="breaks off") as caught:
-            for chunk in FORMAT.rows(Source(path), "wav.num_samples", None):
-                found.extend(chunk.lengths)
+            for chunk in FORMAT(Source(path)).rows(["wav.num_samples"]):
+                found.extend(chunk.columns[0])
         whole = sum(end <= cut for end in ends)
         assert found == [(number + 1) * 1000 for number in range(len(found))]
         assert len(found) in (whole - 1, whole)  # nothing says of the last one that it has no more members
@@ -491,7 +491,7 @@ def test_a_shard_that_breaks_off_is_an_error(refusal) -> None:
 def test_a_truncated_compressed_shard_still_has_its_columns(write) -> None:
     data = gzip.compress(shard(speech(80)))
     path = write(data[: len(data) - 40])
-    assert "wav" in [column.name for column in FORMAT.columns(Source(path))]
+    assert "wav" in [column.name for column in FORMAT(Source(path)).columns()]
     with pytest.raises(ManifestError, match="breaks off"):
         rows(path, "wav")
 

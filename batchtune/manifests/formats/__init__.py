@@ -6,25 +6,25 @@ from batchtune.manifests.base import Format
 from batchtune.manifests.formats import audio, columnar, delimited, json, lists, webdataset
 
 # In the order in which they are tried on a file whose format is not given: the particular before the general.
-_ALL: tuple[Format, ...] = (
-    audio.FORMAT,
-    columnar.PARQUET,
-    columnar.ARROW,
-    webdataset.FORMAT,
-    json.SPEECHBRAIN_JSON,
-    json.LHOTSE,
-    json.LIBRISPEECHMIX,
-    json.JSON_LIST,
-    json.NEMO,
-    delimited.SPEECHBRAIN_CSV,
-    lists.RTTM,
-    lists.SEGMENTS,
-    lists.SHAPE,
-    lists.NUMBERS,
-    lists.WAV2VEC,
-    lists.KALDI,
-    delimited.TABLE,
-    lists.TEXT,
+_ALL: tuple[type[Format], ...] = (
+    audio.AudioFolder,
+    columnar.Parquet,
+    columnar.Arrow,
+    webdataset.WebDataset,
+    json.SpeechBrainJson,
+    json.Lhotse,
+    json.LibriSpeechMix,
+    json.JsonList,
+    json.Nemo,
+    delimited.SpeechBrainCsv,
+    lists.Rttm,
+    lists.Segments,
+    lists.Shape,
+    lists.Numbers,
+    lists.Wav2vec,
+    lists.Kaldi,
+    delimited.Table,
+    lists.Text,
 )
 
-FORMATS: dict[str, Format] = {member.name: member for member in _ALL}
+FORMATS: dict[str, type[Format]] = {member.name: member for member in _ALL}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, ClassVar, cast
+from functools import cached_property, lru_cache, partial
+from typing import Any, ClassVar
 
 from batchtune.errors import ManifestError
 from batchtune.lengths import Unit
 from batchtune.manifests.base import Column, Format, Place, Rows
 from batchtune.manifests.reader_process import opened
-from batchtune.manifests.source import Head, Source
+from batchtune.manifests.source import Head
 
 _STREAM_MARK = b"\xff\xff\xff\xff"
 
@@ -29,28 +29,28 @@ class Columnar(Format):
         "input_values_count": "samples",
     }
 
-    def columns(self, source: Source) -> Sequence[Column]:
+    @cached_property
+    def _described(self) -> tuple[list[Any], dict[str, Unit], str | None]:
+        with opened(self.source, self.title) as table:
+            found: tuple[list[Any], dict[str, Unit], str | None] = table.ask("described")
+            return found
+
+    def columns(self) -> Sequence[Column]:
         """Return all columns, those within others under dotted names, and the numbers of items of all lists."""
-        return [Column(*fields) for fields in self._answer(source, "columns")]
+        return [Column(*fields) for fields in self._described[0]]
 
-    def unit_in(self, source: Source, column: str) -> Unit | None:
-        """Return what a column counts: by the note of `batchtune scan`, and seconds for spans of time."""
-        return cast("Unit | None", self._answer(source, "units").get(column))
+    def unit_in(self, column: str) -> Unit | None:
+        """Return the unit of a column: by the note of `batchtune scan`, and seconds for spans of time."""
+        return self._described[1].get(column)
 
-    def default_target(self, source: Source) -> str | None:
-        """Return `target_length` for what `batchtune scan` wrote with targets."""
-        return cast("str | None", self._answer(source, "default_target"))
+    def default_target(self) -> str | None:
+        """Return `target_length` for a table that `batchtune scan` wrote with targets."""
+        return self._described[2]
 
-    def _answer(self, source: Source, question: str) -> Any:
-        if question not in source.memo:
-            with opened(source, self.title) as table:
-                source.memo[question] = table.ask(question)
-        return source.memo[question]
-
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield some ten thousand rows at a time, or fewer if they are large; ids are read in a pass of their own."""
         is_open = True
-        with opened(source, self.title) as table:
+        with opened(self.source, self.title) as table:
 
             @lru_cache(1)
             def ids(first: int, count: int) -> list[str | None]:
@@ -63,12 +63,11 @@ class Columnar(Format):
                 return Place(None, name or f"row {first + index + 1}")
 
             try:
-                table.ask("select", [length_key] if target_key is None else [length_key, target_key])
+                table.ask("select", keys)
                 while (part := table.ask("next")) is not None:
-                    first, count, share, (lengths, *targets) = part
-                    target = targets[0] if targets else None
-                    yield Rows(lengths, target, partial(place, first, count), ids=partial(ids, first, count))
-                    source.report(share)
+                    first, count, share, columns = part
+                    yield Rows(columns, partial(place, first, count), partial(ids, first, count))
+                    self.source.report(share)
             finally:
                 is_open = False
 
@@ -81,7 +80,8 @@ class Parquet(Columnar):
     description = "a Parquet file"
     folder_kind = ("parquet files", (".parquet",))
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the file begins as Parquet does, or as encrypted Parquet."""
         return head.data.startswith((b"PAR1", b"PARE"))
 
@@ -94,12 +94,9 @@ class Arrow(Columnar):
     description = "an Arrow file or stream, as Feather or Hugging Face's datasets write them"
     folder_kind = ("arrow files", (".arrow",))
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether it begins as a file, or as a stream: with the mark, size and root of a schema's message."""
         size, root = (int.from_bytes(head.data[at : at + 4], "little", signed=True) for at in (4, 8))
         stream = head.data.startswith(_STREAM_MARK) and 4 <= root < size and len(head.data) > 12
         return head.data.startswith(b"ARROW1") or stream
-
-
-PARQUET = Parquet()
-ARROW = Arrow()

@@ -12,8 +12,17 @@ from typing import ClassVar
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Place, Rows
-from batchtune.manifests.columns import KNOWN_UNITS, PEEKED_ROWS, id_name, normalised, summarise
+from batchtune.manifests.base import (
+    KNOWN_UNITS,
+    PEEKED_ROWS,
+    Column,
+    Format,
+    Place,
+    Rows,
+    id_name,
+    normalised,
+    summarise,
+)
 from batchtune.manifests.source import Head, Source
 from batchtune.manifests.values import number
 from batchtune.units import counted
@@ -34,7 +43,13 @@ class Table(Format):
     description = "a table, comma, tab or semicolon separated, whose first line names its columns"
     delimiter: ClassVar[str | None] = None  # the one of the header
 
-    def fits(self, head: Head) -> bool:
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        # Reason → number of lines that are no records, since the last rows.
+        self._left_out: Counter[str] = Counter()
+
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the first line can be a header: separated names, none of them a number."""
         if not head.lines or b"\0" in head.data:
             return False
@@ -43,46 +58,36 @@ class Table(Format):
             return _delimiter_of(head.lines[0]) is None and normalised(head.lines[0]) in KNOWN_UNITS
         return not head.data.lstrip().startswith((b"{", b"[")) and all(number(name) is None for name in names)
 
-    def columns(self, source: Source) -> Sequence[Column]:
+    def columns(self) -> Sequence[Column]:
         """Return the columns by their names in the header."""
-        header, records = self.opened(source, {})
+        header, records = self.opened()
         entries: list[Mapping[str, object]] = [dict.fromkeys(header)]
         for _, cells in itertools.islice(records, PEEKED_ROWS):
             entries.append(dict(zip(header, cells, strict=True)))
+        self._left_out.clear()
         return [column for column in summarise(entries) if column.name]
 
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the rows, a thousand at a time."""
-        left_out: dict[str, int] = {}
-        header, records = self.opened(source, left_out)
-        keys = [length_key] if target_key is None else [length_key, target_key]
+        header, records = self.opened()
         if missing := [key for key in keys if key not in header]:
-            message = f"{source.path} has no column {shortened(missing[0])}"
+            message = f"{self.source.path} has no column {shortened(missing[0])}"
             raise ManifestError(message, "A table's columns hold nothing nested.")
         name = id_name(header)
         identity = None if name is None else header.index(name)
-        while (chunk := list(itertools.islice(records, _ROWS_AT_ONCE))) or left_out:
+        while (chunk := list(itertools.islice(records, _ROWS_AT_ONCE))) or self._left_out:
             columns = [[cells[index] for _, cells in chunk] for index in map(header.index, keys)]
-            place, ids = partial(_place, chunk, identity), partial(_ids, chunk, identity)
-            yield Rows(columns[0], columns[1] if columns[1:] else None, place, dict(left_out), ids)
-            left_out.clear()
+            yield Rows(columns, partial(_place, chunk, identity), partial(_ids, chunk, identity), dict(self._left_out))
+            self._left_out.clear()
 
-    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
-        """Return the names in the header, "" for a column without one, and as many cells of each row.
-
-        Args:
-            source: The table.
-            left_out: Filled while the rows are taken: reason → number of lines that are none.
-
-        Raises:
-            ManifestError: It is empty or names a column twice; of the records, that one has more or fewer cells.
-        """
-        lines = source.lines()
+    def opened(self) -> tuple[list[str], Iterator[Record]]:
+        """Return the names in the header, "" for a column without one, and as many cells of each row."""
+        lines = self.source.lines()
         first_line, first = next(((at, line) for at, line in lines if line.strip()), (0, ""))
         if not first:
-            raise ManifestError(f"{source.path} is empty", "A table needs a first line that names its columns.")
+            raise ManifestError(f"{self.source.path} is empty", "A table needs a first line that names its columns.")
         delimiter = self.delimiter or _delimiter_of(first) or ","
-        place = f"{source.path}, line {first_line}"
+        place = f"{self.source.path}, line {first_line}"
         try:
             header = _header_cells(first, delimiter)
         except csv.Error as error:
@@ -90,7 +95,7 @@ class Table(Format):
         if twice := [name for name, count in Counter(header).items() if count > 1 and name]:
             message = f"{place}: the header names {listed(twice)} more than once"
             raise ManifestError(message, "Rename or remove one of them.")
-        return header, _records(source, lines, first_line, len(header), delimiter)
+        return header, _records(self.source, lines, first_line, len(header), delimiter)
 
 
 class SpeechBrainCsv(Table):
@@ -105,16 +110,17 @@ class SpeechBrainCsv(Table):
     unique_ids = True
     delimiter = ","
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the first line is a header with commas and an `ID`."""
         return bool(head.lines) and _delimiter_of(head.lines[0]) == "," and "ID" in (_header_names(head) or ())
 
-    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
-        """Do the same. Raises ManifestError if it has no column `ID`, too."""
-        header, records = super().opened(source, left_out)
+    def opened(self) -> tuple[list[str], Iterator[Record]]:
+        """Return the names in the header, with a column `ID`, and the cells of each row."""
+        header, records = super().opened()
         if "ID" not in header:
             raise ManifestError(
-                f"{source.path} has no column 'ID', which SpeechBrain needs, but {', '.join(header)}",
+                f"{self.source.path} has no column 'ID', which SpeechBrain needs, but {', '.join(header)}",
                 "Read it as any other table with --format table.",
             )
         return header, records
@@ -146,10 +152,9 @@ def _header_cells(header: str, delimiter: str) -> list[str]:
 def _header_names(head: Head) -> list[str] | None:
     """Return the names of the first line; None if it is not a header of several columns."""
     delimiter = _delimiter_of(head.lines[0])
-    if delimiter is None:
-        return None
-    with contextlib.suppress(csv.Error):
-        return _header_cells(head.lines[0], delimiter)
+    if delimiter is not None:
+        with contextlib.suppress(csv.Error):
+            return _header_cells(head.lines[0], delimiter)
     return None
 
 
@@ -207,7 +212,3 @@ def _tab_records(lines: Iterator[tuple[int, str]], width: int) -> Iterator[Recor
             with contextlib.suppress(csv.Error):
                 cells = next(csv.reader(itertools.chain([line], following), delimiter="\t", strict=True))
         yield at, cells
-
-
-TABLE = Table()
-SPEECHBRAIN_CSV = SpeechBrainCsv()

@@ -5,61 +5,62 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, ClassVar, TypeVar, cast
+from functools import cached_property, partial
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from batchtune.errors import ManifestError, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Rows
-from batchtune.manifests.columns import PEEKED_ROWS, id_name, summarise, walk
-from batchtune.manifests.json_objects import Objects, begins_with_list, first_keys, values_of, with_fields
-from batchtune.manifests.source import Head, Source
+from batchtune.manifests.base import PEEKED_ROWS, Column, id_name, summarise, walk
+from batchtune.manifests.json_objects import Getter, JsonFormat, begins_with_list, first_keys, values_of, with_fields
+from batchtune.manifests.source import Head
 from batchtune.manifests.values import Unreadable, fault, number
 
 # What a folder of JSON Lines is called, and the endings of their names.
 JSON_LINES = ("JSON Lines", (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2", ".jsonl.xz"))
 
 
-class Nemo(Format):
+class Nemo(JsonFormat):
     """JSON Lines, as NeMo and request traces write it; blank lines are passed over."""
 
     name = "nemo"
     description = "one JSON object on every line"
     folder_kind: ClassVar[tuple[str, tuple[str, ...]] | None] = JSON_LINES
-    hint: ClassVar[str] = "This format holds one whole JSON object on every line."
-    opening: ClassVar[str | None] = None
+    hint = "This format holds one whole JSON object on every line."
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the file begins with a JSON object that is not an object of objects."""
         return head.data.lstrip().startswith(b"{") and not _holds_objects_by_id(head)
 
-    def columns(self, source: Source) -> Sequence[Column]:
+    def columns(self) -> Sequence[Column]:
         """Return all keys of the first objects, those of nested ones under dotted names."""
-        return summarise(self._first(source))
+        return summarise(self._first)
 
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Yield the rows; the keys may be dotted paths. A key of the object itself that holds dots wins over a path."""
-        names = {name for entry in self._first(source) for name in entry}
-        asked = [length_key] if target_key is None else [length_key, target_key]
-        paths = [(key,) if key in names else tuple(key.split(".")) for key in asked]
+    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
+        """Return getters of keys that may be dotted paths. A key of the object itself that holds dots wins."""
+        paths = [(key,) if key in self._names else tuple(key.split(".")) for key in keys]
         tops = list(dict.fromkeys(path[0] for path in paths))
-        columns: list[Callable[[Sequence[Any]], list[object]]] = [
-            partial(_column, tops.index(path[0]), path) for path in paths
-        ]
-        yield from Objects(source, with_fields(tops), self.hint, id_name(names), self.opening).rows(*columns)
+        return with_fields(tops), [partial(_values_at, tops.index(path[0]), path) for path in paths]
 
-    def _first(self, source: Source) -> list[dict[str, Any]]:
-        if "first" not in source.memo:
-            kind = cast(type[dict[str, Any]], dict[str, Any])
-            source.memo["first"] = Objects(source, kind, self.hint, None, self.opening).first(PEEKED_ROWS)
-        return cast(list[dict[str, Any]], source.memo["first"])
+    @property
+    def id_key(self) -> str | None:
+        """The key of an object's id, or None if it has none."""
+        return id_name(self._names)
+
+    @cached_property
+    def _first(self) -> list[dict[str, Any]]:
+        return self.first(dict[str, Any], PEEKED_ROWS)
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        return {name: None for entry in self._first for name in entry}
 
 
-def _column(index: int, path: Sequence[str], objects: Sequence[Any]) -> list[object]:
+def _values_at(index: int, path: Sequence[str], objects: Sequence[Any]) -> list[object]:
     values = values_of(objects, index, path[0])
     return [walk(value, path[1:]) for value in values] if path[1:] else values
 
@@ -73,7 +74,8 @@ class JsonList(Nemo):
     hint = 'This format is one JSON list of objects: [{"text": "…", "duration": 3.2}, …].'
     opening = "["
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the file begins with a list whose first item is an object."""
         start = head.data.lstrip()
         return start.startswith(b"[") and start[1:].lstrip()[:1] in (b"{", b"]")
@@ -89,7 +91,8 @@ class SpeechBrainJson(Nemo):
     hint = 'This format is one JSON object of objects: {"id": {"duration": 3.2, …}, …}.'
     opening = "{"
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the file begins with a JSON object whose first value is an object."""
         return _holds_objects_by_id(head)
 
@@ -106,11 +109,6 @@ def _holds_objects_by_id(head: Head) -> bool:
     return len(head.lines) == 1 and head.complete and all(isinstance(value, dict) for value in first.values())
 
 
-_CUTS = "This format is one JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
-_MIXTURES = (
-    'This format holds one whole JSON object on every line: {"delays": [0.0, 2.5], "durations": [5.8, 10.4], …}.'
-)
-_MAKE_CUTS = "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz."
 _TYPES = {'"MonoCut"', '"MultiCut"', '"MixedCut"', '"PaddingCut"', '"Cut"'}
 _PARTS = {"supervisions": "[", "recording": "{", "features": "{"}
 
@@ -169,108 +167,41 @@ class _Mixture(msgspec.Struct, gc=False):
 
 
 Track = TypeVar("Track", bound=_Track)
-T = TypeVar("T")
-Getters = Mapping[str, Callable[[T], object]]
 
 
-class Lhotse(Format):
-    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
+class _Computed(JsonFormat):
+    """A format whose columns are computed from its objects; `duration` is the length.
 
-    Durations, numbers of frames and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks
-    that are not muted count.
+    Attributes:
+        kind: The type of an object with all fields.
+        values: Column → an object's value; lists may be indexed (`durations.0`).
     """
 
-    name = "lhotse"
-    description = "Lhotse's cuts, a JSON list or one on every line"
-    folder_kind = JSON_LINES
+    kind: ClassVar[type[Any]]
+    values: ClassVar[Mapping[str, Callable[[Any], object]]]
 
-    def fits(self, head: Head) -> bool:
-        """Return whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
-        keys = first_keys(head)
-        return _is_cut(keys) or _other(keys) is not None
-
-    def columns(self, source: Source) -> Sequence[Column]:
-        """Return `id`, `duration` and, if cuts have them, `num_frames` of their features and the supervisions' `text`.
-
-        Raises:
-            ManifestError: It holds no cuts but recordings, supervisions or features.
-        """
-        keys = first_keys(source.head)
-        other = None if _is_cut(keys) else _other(keys)
-        if other is not None:
-            plain = "json-list" if begins_with_list(source.head) else "nemo"
-            hint = f"{_MAKE_CUTS} Or take the durations as they are with --format {plain} --length-key duration."
-            raise ManifestError(f"{source.path} holds Lhotse's {other}, no cuts", hint)
-        return _columns(Objects(source, _WholeCut, _CUTS), _OF_CUTS)
+    def columns(self) -> Sequence[Column]:
+        """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
+        found: list[Mapping[str, object]] = []
+        for entry in self.first(self.kind, PEEKED_ROWS):
+            values = {name: get(entry) for name, get in self.values.items()}
+            found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
+        # A number that is written as something else is still no text to be measured.
+        texts = ("id", "text")
+        return [replace(one, text=one.text and one.name.startswith(texts)) for one in summarise(found)]
 
     def default_column(self, columns: Sequence[Column]) -> str:
         """Return `duration`."""
         return "duration"
 
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Yield the rows of a block of lines at a time, or of the whole list at once."""
-        if {length_key, target_key} <= {*_OF_TIMED_CUTS, None}:
-            return _rows(Objects(source, _Cut, _CUTS), _OF_TIMED_CUTS, length_key, target_key)
-        return _rows(Objects(source, _WholeCut, _CUTS), _OF_CUTS, length_key, target_key)
+    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
+        """Return getters of computed columns."""
+        return self.kind, [partial(_computed, self.values[key.partition(".")[0]], key.split(".")[1:]) for key in keys]
 
 
-class LibriSpeechMix(Format):
-    """JSON Lines with `delays` and `durations`, as https://github.com/NaoyukiKanda/LibriSpeechMix publishes them.
-
-    A mixture lasts until its last utterance ends: `duration` = max(delay + duration), in s.
-    """
-
-    name = "librispeechmix"
-    description = "one JSON object on every line, with lists of delays and durations"
-
-    def fits(self, head: Head) -> bool:
-        """Return whether the first line is an object with both lists."""
-        keys = first_keys(head) if b'"delays"' in head.data and not begins_with_list(head) else {}
-        return keys.get("delays") == keys.get("durations") == "["
-
-    def columns(self, source: Source) -> Sequence[Column]:
-        """Return `id`, the `duration` of the mixture, the `durations` and the `texts` of its utterances as lists."""
-        return _columns(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES)
-
-    def default_column(self, columns: Sequence[Column]) -> str:
-        """Return `duration`."""
-        return "duration"
-
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
-        """Yield the rows of a block of the file at a time."""
-        return _rows(Objects(source, _Mixture, _MIXTURES), _OF_MIXTURES, length_key, target_key)
-
-
-def _columns(objects: Objects[T], getters: Getters[T]) -> list[Column]:
-    """Return the columns of the first objects, and `duration`; `id` and `text…` are texts, the others numbers."""
-    found: list[Mapping[str, object]] = []
-    for entry in objects.first(PEEKED_ROWS):
-        values = {name: get(entry) for name, get in getters.items()}
-        found.append({name: one for name, one in values.items() if one is not None or name == "duration"})
-    # A number that is written as something else is still no text to be measured.
-    return [replace(column, text=column.text and column.name.startswith(("id", "text"))) for column in summarise(found)]
-
-
-def _rows(objects: Objects[T], getters: Getters[T], *keys: str | None) -> Iterator[Rows]:
-    """Yield the rows; a key is the name of a column, perhaps with an index into a list (`durations.0`)."""
-    return objects.rows(*(partial(_values, getters, key) for key in keys if key is not None))
-
-
-def _values(getters: Getters[T], key: str, objects: Sequence[T]) -> list[object]:
-    name, *path = key.split(".")
-    values = list(map(getters[name], objects))
+def _computed(get: Callable[[Any], object], path: Sequence[str], objects: Sequence[Any]) -> list[object]:
+    values = list(map(get, objects))
     return [walk(one, path) for one in values] if path else values
-
-
-def _is_cut(keys: Mapping[str, str]) -> bool:
-    if keys.get("type") in _TYPES:
-        return "duration" in keys or "tracks" in keys
-    parts = any(keys.get(name) == begin for name, begin in _PARTS.items())
-    return parts and keys.keys() >= {"id", "start", "duration"}
-
-
-def _other(keys: Mapping[str, str]) -> str | None:
-    return next((name for name, needed in _OTHERS.items() if keys.keys() >= needed), None)
 
 
 def _duration(cut: _Cut) -> object:
@@ -324,6 +255,63 @@ def _audible(tracks: Sequence[Track]) -> Sequence[Track]:
     return [track for track in tracks if not track.mute] or tracks
 
 
+class Lhotse(_Computed):
+    """Cuts as Lhotse's `CutSet` writes them: MonoCut, MultiCut, PaddingCut, MixedCut, and the Cut of old.
+
+    Durations, numbers of frames and texts are those of Lhotse (checked against 1.33): of a MixedCut only the tracks
+    that are not muted count.
+    """
+
+    name = "lhotse"
+    description = "Lhotse's cuts, a JSON list or one on every line"
+    folder_kind = JSON_LINES
+    hint = (
+        "This format is one JSON list of cuts, or one whole cut on every line, as Lhotse's CutSet.to_file writes them."
+    )
+    kind = _WholeCut
+    values: ClassVar[Mapping[str, Callable[[Any], object]]] = {
+        "id": operator.attrgetter("id"),
+        "duration": _duration,
+        "num_frames": _num_frames,
+        "text": _text,
+    }
+
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether the first object is a cut, or another of Lhotse's manifests, so that the error can say so."""
+        keys = first_keys(head)
+        return _is_cut(keys) or _other(keys) is not None
+
+    def columns(self) -> Sequence[Column]:
+        """Return the columns of cuts. Raises ManifestError for recordings, supervisions or features alone."""
+        head = self.source.head
+        keys = first_keys(head)
+        if not _is_cut(keys) and (other := _other(keys)):
+            plain = "json-list" if begins_with_list(head) else "nemo"
+            raise ManifestError(
+                f"{self.source.path} holds Lhotse's {other}, no cuts",
+                "Make cuts of it: lhotse cut simple -r RECORDINGS -s SUPERVISIONS cuts.jsonl.gz. Or take the durations "
+                f"as they are with --format {plain} --length-key duration.",
+            )
+        return super().columns()
+
+    def getters(self, keys: Sequence[str]) -> tuple[type[Any], list[Getter]]:
+        """Return getters of computed columns, of objects without the fields that only the others need."""
+        kind, getters = super().getters(keys)
+        return (_Cut if {"id", "duration"}.issuperset(keys) else kind), getters
+
+
+def _is_cut(keys: Mapping[str, str]) -> bool:
+    if keys.get("type") in _TYPES:
+        return "duration" in keys or "tracks" in keys
+    parts = any(keys.get(name) == begin for name, begin in _PARTS.items())
+    return parts and keys.keys() >= {"id", "start", "duration"}
+
+
+def _other(keys: Mapping[str, str]) -> str | None:
+    return next((name for name, needed in _OTHERS.items() if keys.keys() >= needed), None)
+
+
 def _mixed_duration(mixture: _Mixture) -> object:
     delays, durations = mixture.delays, mixture.durations
     if not isinstance(delays, list) or not isinstance(durations, list):
@@ -339,16 +327,24 @@ def _mixed_duration(mixture: _Mixture) -> object:
     return max(map(operator.add, map(float, delays), map(float, durations)))
 
 
-_OF_TIMED_CUTS: dict[str, Callable[[Any], object]] = {"id": operator.attrgetter("id"), "duration": _duration}
-_OF_CUTS: dict[str, Callable[[Any], object]] = {**_OF_TIMED_CUTS, "num_frames": _num_frames, "text": _text}
-_OF_MIXTURES: dict[str, Callable[[Any], object]] = {
-    "id": operator.attrgetter("id"),
-    "duration": _mixed_duration,
-    **{name: operator.attrgetter(name) for name in ("durations", "texts")},
-}
+class LibriSpeechMix(_Computed):
+    """JSON Lines with `delays` and `durations`, as https://github.com/NaoyukiKanda/LibriSpeechMix publishes them.
 
-NEMO = Nemo()
-JSON_LIST = JsonList()
-SPEECHBRAIN_JSON = SpeechBrainJson()
-LHOTSE = Lhotse()
-LIBRISPEECHMIX = LibriSpeechMix()
+    A mixture lasts until its last utterance ends: `duration` = max(delay + duration), in s.
+    """
+
+    name = "librispeechmix"
+    description = "one JSON object on every line, with lists of delays and durations"
+    hint = 'This format holds one whole JSON object on every line: {"delays": [0.0, 2.5], "durations": [5.8, 10.4], …}.'
+    kind = _Mixture
+    values: ClassVar[Mapping[str, Callable[[Any], object]]] = {
+        "id": operator.attrgetter("id"),
+        "duration": _mixed_duration,
+        **{name: operator.attrgetter(name) for name in ("durations", "texts")},
+    }
+
+    @staticmethod
+    def fits(head: Head) -> bool:
+        """Return whether the first line is an object with both lists."""
+        keys = first_keys(head) if b'"delays"' in head.data and not begins_with_list(head) else {}
+        return keys.get("delays") == keys.get("durations") == "["

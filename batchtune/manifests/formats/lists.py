@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
 from batchtune.errors import ManifestError, shortened
@@ -23,10 +23,10 @@ class LineList(Table):
     """A list of records: an id, if the format has ids, and one value.
 
     Attributes:
-        hint: What every line holds.
-        id_column: The name of the ids' column; None without ids.
-        value_column: The name of the values' column.
+        hint: The contents of every line.
+        id_column, value_column: The names of the columns; None without ids.
         first_line: The number of the first record's line.
+        separator: Between the words of a line; None for white space.
     """
 
     named_columns = False
@@ -34,30 +34,31 @@ class LineList(Table):
     id_column: ClassVar[str | None] = "id"
     value_column: ClassVar[str] = "length"
     first_line: ClassVar[int] = 1
+    separator: ClassVar[str | None] = None
 
-    def opened(self, source: Source, left_out: dict[str, int]) -> tuple[list[str], Iterator[Record]]:
+    def opened(self) -> tuple[list[str], Iterator[Record]]:
         """Return the names of the columns, and their values on each line."""
-        names = [self.column(source)] if self.id_column is None else [self.id_column, self.column(source)]
-        return names, self.records(source, left_out)
+        return [name for name in (self.id_column, self.value_name()) if name is not None], self.records()
 
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
-        """Yield all records; `left_out` counts other lines by their reason. Raises ManifestError for other content."""
-        for line, text in itertools.islice(source.lines(), self.first_line - 1, None):
-            cells = self.cells(source, text)
+    def records(self) -> Iterator[Record]:
+        """Yield all records. Raises ManifestError for other content."""
+        for line, text in itertools.islice(self.source.lines(), self.first_line - 1, None):
+            cells = self.cells(text.split(self.separator))
             if cells is not None:
                 yield line, cells
-            elif text.strip() and not self.passed_over(text, left_out):
-                raise ManifestError(f"{source.path}, line {line} is of another shape: {shortened(text)}", self.hint)
+            elif text.strip() and not self.passed_over(text.split()[0]):
+                place = f"{self.source.path}, line {line}"
+                raise ManifestError(f"{place} is of another shape: {shortened(text)}", self.hint)
 
-    @abstractmethod
-    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the value of a line; None for a line of another shape."""
+        return words if len(words) == 2 else None
 
-    def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
-        """Return whether a line that is not a record may be there, and count it if it is left out."""
+    def passed_over(self, first: str) -> bool:
+        """Return whether a line with this first word need not be a record, and count it if it is left out."""
         return False
 
-    def column(self, source: Source) -> str:
+    def value_name(self) -> str:
         """Return the name of the values' column."""
         return self.value_column
 
@@ -83,19 +84,21 @@ class Kaldi(LineList):
         **{"utt2num_frames": "num_frames", "utt2num_samples": "num_samples", "text_shape": "num_tokens"},
     }
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the first line is two words, the second of them a number."""
         words = head.lines[0].split() if head.lines else []
         return len(words) == 2 and number(words[1]) is not None and not words[0].startswith(("{", "["))
 
-    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the value of a line; no value for an id alone."""
-        words = text.split()
-        return None if not 0 < len(words) < 3 else (words[0], words[1] if len(words) == 2 else None)
+        if len(words) == 2:
+            return words[0], words[1]
+        return (words[0], None) if len(words) == 1 else None
 
-    def column(self, source: Source) -> str:
+    def value_name(self) -> str:
         """Return what a part of the file's name says; `length` for any other file."""
-        return next((name for part, name in self.names.items() if part in source.path.name), self.value_column)
+        return next((name for part, name in self.names.items() if part in self.source.path.name), self.value_column)
 
 
 class Shape(Kaldi):
@@ -114,14 +117,14 @@ class Shape(Kaldi):
         "text_shape": "num_tokens",
     }
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the first line is an id and a shape of two dimensions or more."""
         return bool(head.lines) and re.fullmatch(r"\s*\S+\s+[0-9]+(?:,[0-9]+)+\s*", head.lines[0]) is not None
 
-    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the id and the first dimension of a line."""
-        cells = super().cells(source, text)
-        return cells if cells is None or cells[1] is None else (cells[0], str(cells[1]).partition(",")[0])
+        return super().cells([word.partition(",")[0] if at == 1 else word for at, word in enumerate(words)])
 
 
 class Segments(LineList):
@@ -138,14 +141,36 @@ class Segments(LineList):
     hint = "This format is an utterance, its recording, its start and its end in s on every line, as in segments."
     value_column = "duration"
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the first lines are two names and two numbers, or these and a channel."""
         return bool(head.lines) and all(_is_segment(line.split()) for line in head.lines[:_FITTING_LINES])
 
-    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the utterance and its duration in s."""
-        words = text.split()
-        return (words[0], _duration(source, *words[1:4])) if len(words) in (4, 5) else None
+        if len(words) not in (4, 5):
+            return None
+        name, recording, first, last = words[:4]
+        start, end = number(first), number(last)
+        if start is None or end is None:
+            odd = first if start is None else last
+            return name, Unreadable(fault(odd, math.nan), shortened(odd))
+        if end == -1:
+            known = self._recording_ends
+            if known is None or recording not in known:
+                absent = "there is no" if known is None else "not in"
+                return name, Unreadable("open end", f"-1, and {absent} reco2dur")
+            end = known[recording]
+        return name, round(end - start, 9)  # the rest is the noise of subtracting binary fractions
+
+    @cached_property
+    def _recording_ends(self) -> dict[str, float] | None:
+        path = self.source.path.parent / "reco2dur"
+        if not (self.source.path.is_file() and path.is_file()):  # standard input has no folder
+            return None
+        words = (line.split() for _, line in Source(path).lines())
+        pairs = ((one[0], number(one[1])) for one in words if len(one) == 2)
+        return {recording: seconds for recording, seconds in pairs if seconds is not None}
 
 
 def _is_segment(words: Sequence[str]) -> bool:
@@ -154,30 +179,6 @@ def _is_segment(words: Sequence[str]) -> bool:
     numeric = [number(word) is not None for word in words]
     # Four numbers are a matrix rather than segments.
     return numeric[2] and numeric[3] and not (numeric[0] and numeric[1]) and not words[0].startswith(("{", "["))
-
-
-def _duration(source: Source, recording: str, first: str, last: str) -> object:
-    start, end = number(first), number(last)
-    if start is None or end is None:
-        odd = first if start is None else last
-        return Unreadable(fault(odd, math.nan), shortened(odd))
-    if end == -1:
-        if "ends" not in source.memo:
-            source.memo["ends"] = _recording_ends(source)
-        known = source.memo["ends"]
-        if known is None or recording not in known:
-            return Unreadable("open end", f"-1, and {'there is no' if known is None else 'not in'} reco2dur")
-        end = known[recording]
-    return round(end - start, 9)  # what is left after that is the noise of subtracting binary fractions
-
-
-def _recording_ends(source: Source) -> dict[str, float] | None:
-    path = source.path.parent / "reco2dur"
-    if not (source.path.is_file() and path.is_file()):  # standard input has no folder
-        return None
-    words = (line.split() for _, line in Source(path).lines())
-    pairs = ((one[0], number(one[1])) for one in words if len(one) == 2)
-    return {recording: seconds for recording, seconds in pairs if seconds is not None}
 
 
 class Rttm(LineList):
@@ -197,29 +198,26 @@ class Rttm(LineList):
         "SEGMENT NOSCORE NO_RT_METADATA LEXEME NON-LEX NON-SPEECH FILLER EDIT IP SU CB A/P SPKR-INFO".split()
     )
 
-    def fits(self, head: Head) -> bool:
+    @classmethod
+    def fits(cls, head: Head) -> bool:
         """Return whether the first lines are RTTM records, down to one of a speaker."""
-        for line in head.lines:
-            words = line.split()
-            if words[0] == "SPEAKER":
-                return len(words) >= 5 and all(number(word) is not None for word in words[3:5])
-            if not self.passed_over(line, {}):
+        for first, *words in map(str.split, head.lines):
+            if first == "SPEAKER":
+                return len(words) >= 4 and all(number(word) is not None for word in words[2:4])
+            if not (first in cls._OTHER_TYPES or first.startswith(";;")):
                 break
         return False
 
-    def cells(self, source: Source, text: str) -> Sequence[object] | None:
+    def cells(self, words: Sequence[str]) -> Sequence[object] | None:
         """Return the recording and the duration of a turn."""
-        words = text.split()
         if len(words) < 5 or words[0] != "SPEAKER":
             return None
         return words[1], None if words[4] == "<NA>" else words[4]
 
-    def passed_over(self, text: str, left_out: dict[str, int]) -> bool:
-        """Return whether a line is a comment or a record of another known type, which is counted."""
-        first = text.split()[0]
+    def passed_over(self, first: str) -> bool:
+        """Return whether a line with this first word is a comment, or another record, which is counted."""
         if first in self._OTHER_TYPES:
-            reason = "another record than SPEAKER"
-            left_out[reason] = left_out.get(reason, 0) + 1
+            self._left_out["another record than SPEAKER"] += 1
         return first in self._OTHER_TYPES or first.startswith(";;")
 
 
@@ -229,21 +227,18 @@ class Wav2vec(LineList):
     name = "wav2vec"
     description = "the root folder on the first line, then path<TAB>samples"
     hint = "This format is the root folder on the first line, then a path, a tab and the samples on each."
+    separator = "\t"
     id_column = "path"
     value_column = "samples"
     first_line = 2
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether a line without a tab comes first, and then one with exactly one tab."""
         if len(head.lines) < 2 or "\t" in head.lines[0]:
             return len(head.lines) == 1 and head.complete and _is_folder(head.lines[0])
         path, tab, samples = head.lines[1].partition("\t")
         return bool(tab and path) and (number(samples) is not None or _is_folder(head.lines[0]))
-
-    def cells(self, source: Source, text: str) -> Sequence[object] | None:
-        """Return the path and the number of samples of a line."""
-        cells = text.split("\t")
-        return cells if len(cells) == 2 else None
 
 
 def _is_folder(line: str) -> bool:
@@ -257,7 +252,8 @@ class Numbers(LineList):
     description = "one number on every line"
     id_column = None
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the lines are single words, the first and most of the others numbers."""
         lines = [line.strip() for line in head.lines]
         if not lines or number(lines[0]) is None or any(len(line.split()) > 1 for line in lines):
@@ -268,14 +264,10 @@ class Numbers(LineList):
         """Return the one column."""
         return self.value_column
 
-    def cells(self, source: Source, text: str) -> Sequence[object]:
-        """Return the line."""
-        return (text,)
-
-    def records(self, source: Source, left_out: dict[str, int]) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         """Yield every line, blank ones too, down to the last that is not blank."""
         done = 0
-        for line, text in source.lines():
+        for line, text in self.source.lines():
             if text.strip():
                 yield from ((before, ("",)) for before in range(done + 1, line))
                 yield line, (text,)
@@ -289,19 +281,11 @@ class Text(Numbers):
     description = "plain text, one example on every line; never told from the content, so name it"
     value_column = "text"
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return False: any text would fit."""
         return False
 
-    def columns(self, source: Source) -> Sequence[Column]:
+    def columns(self) -> Sequence[Column]:
         """Return the one column `text`."""
-        return [replace(column, numeric=False, text=True) for column in super().columns(source)]
-
-
-KALDI = Kaldi()
-SHAPE = Shape()
-SEGMENTS = Segments()
-RTTM = Rttm()
-WAV2VEC = Wav2vec()
-TEXT = Text()
-NUMBERS = Numbers()
+        return [replace(column, numeric=False, text=True) for column in super().columns()]

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 from batchtune.errors import ManifestError, listed, shortened
 from batchtune.lengths import Unit
-from batchtune.manifests.base import Column, Format, Rows
-from batchtune.manifests.columns import KNOWN_UNITS, last_part, normalised, summarise
+from batchtune.manifests.base import KNOWN_UNITS, Column, Format, Rows, last_part, normalised, summarise
 from batchtune.manifests.contents import (
     JSON_SUFFIXES,
     NUM_SAMPLES,
+    Read,
     column_reader,
     is_array,
     is_audio,
     named_rows,
     reader,
 )
-from batchtune.manifests.headers import AudioLength, Payload
-from batchtune.manifests.source import Head, Source
+from batchtune.manifests.headers import AudioLength
+from batchtune.manifests.source import Head
 from batchtune.manifests.tar import BLOCK, Tar, is_header, open_tar
 from batchtune.manifests.values import Unreadable
 
@@ -38,16 +38,14 @@ _META = re.compile(r"__[^/]*__(?:$|/)")
 
 
 # Columns, and how the value of each is read from a member.
-_Readers = Sequence[tuple[str, Callable[[Payload], object]]]
+_Readers = Sequence[tuple[str, Read]]
 
 
 @dataclass(slots=True)
 class _Sample:
-    """The values of one sample, by column.
+    """One sample: the common name of its members, with their folder, and the values of the columns that are read.
 
     Attributes:
-        key: Its members' common name, with their folder.
-        values: Of the columns that are read, as far as it has such members.
         repeated: A suffix that two of its members have, or None.
         kept_bytes: At most so much memory the values take, as text.
     """
@@ -76,25 +74,25 @@ class WebDataset(Format):
         "Members of one sample must follow each other, as WebDataset needs it: pack them with tar --sort=name."
     )
 
-    def fits(self, head: Head) -> bool:
+    @staticmethod
+    def fits(head: Head) -> bool:
         """Return whether the file begins with a tar header, or is an archive of nothing."""
         block = head.data[:BLOCK]
         return is_header(block) or (len(block) == BLOCK and not head.data.strip(b"\0"))
 
-    def columns(self, source: Source) -> Sequence[Column]:
+    def columns(self) -> Sequence[Column]:
         """Return what the members of the first samples hold, and `audio` if none of them has two audio members."""
-        with open_tar(source) as tar:
+        with open_tar(self.source) as tar:
             samples = _samples(tar, functools.lru_cache(_MOST_SUFFIXES)(_peeking))
             # Where it breaks off, this is told when all of it is read, after what is before.
             first = next(_chunks(itertools.islice(samples, _PEEKED_SAMPLES)))
             single = all(sum(map(is_audio, sample.values)) < 2 for sample in first)
             return summarise(_entry(sample, single) for sample in first)
 
-    def rows(self, source: Source, length_key: str, target_key: str | None) -> Iterator[Rows]:
+    def rows(self, keys: Sequence[str]) -> Iterator[Rows]:
         """Yield the samples, a thousand at a time. Where the shard breaks off, those before are handed out first."""
-        keys = [length_key] if target_key is None else [length_key, target_key]
         wanted = functools.lru_cache(_MOST_SUFFIXES)(functools.partial(_wanted, keys))
-        with open_tar(source) as tar:
+        with open_tar(self.source) as tar:
             for chunk in _chunks(_samples(tar, wanted)):
                 columns: list[list[object]] = [[sample.values.get(key) for sample in chunk] for key in keys]
                 for index, sample in enumerate(chunk):
@@ -106,29 +104,21 @@ class WebDataset(Format):
                 tar.report()
 
     def default_column(self, columns: Sequence[Column]) -> str | None:
-        """Return the audio, if a sample has one member of it, else the array if it is the only one, else None.
-
-        Raises:
-            ManifestError: A sample has several audio members.
-        """
+        """Return the audio, else the only array, else None. Raises ManifestError if a sample has several audios."""
         names = [column.name for column in columns]
         whole = [name for name in names if _split(name) == (name, ())]
         audio = [name for name in whole if is_audio(name)]
-        if len(audio) > 1 and _AUDIO in names:
-            return _AUDIO
-        if len(audio) > 1:
-            raise ManifestError(
-                f"the samples have several audio members: {listed(audio)}",
-                f"Choose with --length-key NAME, for example --length-key {shortened(audio[0])}.",
-            )
+        if len(audio) > 1 and _AUDIO not in names:
+            hint = f"Choose with --length-key NAME, for example --length-key {shortened(audio[0])}."
+            raise ManifestError(f"the samples have several audio members: {listed(audio)}", hint)
         if audio:
-            return audio[0]
+            return _AUDIO if len(audio) > 1 else audio[0]
         arrays = [name for name in whole if is_array(name)]
         known = any(normalised(last_part(name)) in KNOWN_UNITS for name in names)
         return arrays[0] if len(arrays) == 1 and not known else None
 
-    def unit_in(self, source: Source, column: str) -> Unit | None:
-        """Return what a column counts: seconds of audio, else what the last part of its name says."""
+    def unit_in(self, column: str) -> Unit | None:
+        """Return the unit of a column: seconds of audio, else what the last part of its name says."""
         suffix, path = _split(column)
         if suffix == _AUDIO or is_audio(suffix):
             return "samples" if path else "s"
@@ -156,14 +146,8 @@ def _chunks(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
 def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
     """Group the members as webdataset's `tar_file_iterator` and `group_by_keys` do (1.0.2).
 
-    Where the archive breaks off, the sample in which it does is not handed out: members of it may be missing.
-
-    Args:
-        tar: The shard.
-        readers: A suffix → what is to be read of such a member.
-
-    Raises:
-        ManifestError: The archive is damaged, breaks off, or goes on behind its end.
+    `readers` is called with each suffix. Where the archive is damaged or breaks off (ManifestError), the sample in
+    which it does is not handed out: members of it may be missing.
     """
     sample: _Sample | None = None
     current, suffixes = "", set[str]()
@@ -196,13 +180,10 @@ def _samples(tar: Tar, readers: Callable[[str], _Readers]) -> Iterator[_Sample]:
 
 
 def key_and_suffix(name: str) -> tuple[str | None, str]:
-    """Split a member's name at the first dot behind its folder, as webdataset's `base_plus_ext` does (1.0.2).
+    """Split a member's name into key, with the folder, and suffix, in lower case, at the first dot behind its folder.
 
-    Its pattern, `^((?:.*/|)[^.]+)[.]([^/]*)$`, also takes some names apart whose last part begins with a dot (`a/.b`
-    has the key `a/`). Here that takes linear time.
-
-    Returns:
-        The key, with the folder, and the suffix in lower case; None and no suffix without such a dot.
+    None and no suffix without such a dot. As webdataset's `base_plus_ext` (1.0.2), but in linear time; its pattern,
+    `^((?:.*/|)[^.]+)[.]([^/]*)$`, also takes some names apart whose last part begins with a dot (`a/.b`: key `a/`).
     """
     key, dot, suffix = name.partition(".")
     if dot and key and key[-1] != "/" and "/" not in suffix and "\n" not in name:
@@ -255,6 +236,3 @@ def _entry(sample: _Sample, single: bool) -> dict[str, object]:
         else:
             entry.update((name, None if isinstance(value, Unreadable) else value) for name in names)
     return entry
-
-
-FORMAT = WebDataset()

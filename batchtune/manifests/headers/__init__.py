@@ -1,6 +1,6 @@
 """Lengths of audio and array files, from their headers alone: nothing is decoded, unpickled or evaluated.
 
-Here is what the headers are read from, the bytes of one file wherever they lie, and what comes of it.
+Functions here raise Unreadable for a file whose length can't be told.
 """
 
 from __future__ import annotations
@@ -14,32 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchtune.manifests.values import Unreadable
+
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-class HeaderError(Exception):
-    """A file's length can't be told.
-
-    Args:
-        reason: In a few words, the same for all of a kind ("no WAV header"): by it they are counted.
-        detail: What was seen, for the message; may be empty.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
-
-
 @dataclass(frozen=True, slots=True)
 class AudioLength:
-    """How long an audio file is.
-
-    Attributes:
-        num_samples: For each channel.
-        sample_rate: In Hz; positive.
-    """
+    """The length of an audio file: samples of each channel, and samples per second, above 0."""
 
     num_samples: int
     sample_rate: int
@@ -55,8 +38,8 @@ class Payload:
     """The bytes of one audio or array file, on disk or inside a tar.
 
     Attributes:
-        size: How many they are.
-        read: Offset and size → the bytes there, fewer at the end. May raise OSError.
+        size: Number of bytes.
+        read: Offset and size → the bytes there, fewer at the end.
     """
 
     size: int
@@ -70,31 +53,24 @@ class Payload:
 
 @contextlib.contextmanager
 def opened_payload(path: Path | str) -> Iterator[Payload]:
-    """Open a file on disk.
-
-    Raises:
-        HeaderError: It is not a regular file: a pipe would never end.
-        OSError: It can't be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Open a file on disk. Raises Unreadable if it can't be read, or is not a regular file: a pipe would never end."""
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise HeaderError("not a regular file")
-        yield Payload(status.st_size, lambda offset, size: os.pread(descriptor, size, offset))
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise Unreadable("not a regular file")
+            yield Payload(status.st_size, lambda offset, size: os.pread(descriptor, size, offset))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Unreadable("can't be read", error.strerror or str(error)) from None
 
 
 class PayloadStream(io.RawIOBase):
-    """A payload as a binary file.
+    """A payload as a binary file for a C library, whose callbacks can't raise: a fault is kept for `check`.
 
-    It raises nothing, since a C library's callbacks can't: a fault is kept for `check`, and from then on there is
-    nothing more to read.
-
-    Args:
-        payload: The bytes.
-        most_bytes: How many may be read in all, so that no file can keep its reader busy without end.
+    At most so many bytes are read in all, so that no file can keep its reader busy without end.
     """
 
     def __init__(self, payload: Payload, most_bytes: int) -> None:
@@ -102,10 +78,10 @@ class PayloadStream(io.RawIOBase):
         self._payload = payload
         self._position = 0
         self._left = most_bytes
-        self._error: HeaderError | None = None
+        self._error: Exception | None = None
 
     def check(self) -> None:
-        """Raise HeaderError if anything went wrong."""
+        """Raise what went wrong, if anything did."""
         if self._error is not None:
             raise self._error
 
@@ -120,13 +96,13 @@ class PayloadStream(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         self._left -= len(view)
         if self._left < 0 and self._error is None:
-            self._error = HeaderError("a damaged file", "headers that refer to each other without end")
+            self._error = Unreadable("a damaged file", "headers that refer to each other without end")
         if self._error is not None:
             return 0
         try:
             data = self._payload.read(self._position, len(view))
-        except OSError as error:
-            self._error = HeaderError("can't be read", error.strerror or str(error))
+        except Exception as error:
+            self._error = error
             return 0
         view[: len(data)] = data
         self._position += len(data)

@@ -19,7 +19,8 @@ from typing import Any
 
 from numpy.lib import format as npy
 
-from batchtune.manifests.headers import HeaderError, Payload, PayloadStream
+from batchtune.manifests.headers import Payload, PayloadStream
+from batchtune.manifests.values import Unreadable
 
 # Lower case, without the dot.
 ARRAY_SUFFIXES = frozenset(("npy", "pth", "pt"))
@@ -37,7 +38,10 @@ _ITEM_SIZES = {
     **dict.fromkeys(("LongStorage", "DoubleStorage", "ComplexFloatStorage"), 8),
     "ComplexDoubleStorage": 16,
 }
-_NPY_ERRORS = (ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError, OverflowError)
+_NPY_ERRORS = (
+    *(ValueError, TypeError, SyntaxError, KeyError, MemoryError, RecursionError, OverflowError),
+    tokenize.TokenError,
+)
 _ZIP_ERRORS = (
     *(zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError),
     *(ValueError, KeyError, IndexError, OverflowError, TypeError),
@@ -45,70 +49,63 @@ _ZIP_ERRORS = (
 
 
 def array_shape(payload: Payload, suffix: str) -> tuple[int, ...]:
-    """Return the shape of an array, by the file's header.
-
-    Args:
-        payload: The file.
-        suffix: Of its name, in lower case, without the dot. The content decides; this only if it has no magic.
+    """Return the shape of an array, by the file's header; the suffix, in lower case, only helps to explain a fault.
 
     Raises:
-        HeaderError: It can't be told: no array, damaged, truncated, or something else than one array.
+        Unreadable: No array, damaged, truncated, or something else than one array.
     """
-    try:
-        head = payload.read(0, 8)
-        if head.startswith(b"\x93NUMPY"):
-            return _npy_shape(payload)
-        if head.startswith(b"PK\x03\x04"):
-            return _torch_shape(payload)
-    except OSError as error:
-        raise HeaderError("can't be read", error.strerror or str(error)) from None
+    head = payload.read(0, 8)
+    if head.startswith(b"\x93NUMPY"):
+        return _npy_shape(payload)
+    if head.startswith(b"PK\x03\x04"):
+        return _torch_shape(payload)
     if not head:
-        raise HeaderError("an empty file")
+        raise Unreadable("an empty file")
     if suffix in ("pth", "pt") and head.startswith(b"\x80"):
-        raise HeaderError("legacy .pth: save it again with torch.save")
-    raise HeaderError("no array header", f"a file that begins with {head[:4]!r}")
+        raise Unreadable("legacy .pth: save it again with torch.save")
+    raise Unreadable("no array header", f"a file that begins with {head[:4]!r}")
 
 
 def _npy_shape(payload: Payload) -> tuple[int, ...]:
     """Return the shape of an array by NumPy itself; of objects too, which are not unpickled."""
     prefix = payload.read(0, 12)
     if len(prefix) < 12 or prefix[6] not in (1, 2, 3):
-        raise HeaderError("a damaged .npy header")
+        raise Unreadable("a damaged .npy header")
     start, width = (10, 2) if prefix[6] == 1 else (12, 4)
     length = int.from_bytes(prefix[8 : 8 + width], "little")
     if length > _LONGEST_NPY_HEADER:
-        raise HeaderError("a damaged .npy header", f"a header of {length:,} bytes")
+        raise Unreadable("a damaged .npy header", f"a header of {length:,} bytes")
     data = payload.read(8, width + length)
     if len(data) < width + length:
-        raise HeaderError("truncated .npy")
+        raise Unreadable("truncated .npy")
     read = npy.read_array_header_1_0 if prefix[6] == 1 else npy.read_array_header_2_0
     try:
         with warnings.catch_warnings():  # of what Python would no longer write so
             warnings.simplefilter("ignore")
             shape, _, kind = read(io.BytesIO(data))
-    except (*_NPY_ERRORS, tokenize.TokenError):
-        raise HeaderError("a damaged .npy header") from None
+    except _NPY_ERRORS:
+        raise Unreadable("a damaged .npy header") from None
     if any(type(size) is not int or size < 0 for size in shape):
-        raise HeaderError("a damaged .npy header", "a header without a shape")
+        raise Unreadable("a damaged .npy header", "a header without a shape")
     if not kind.hasobject:
         available, needed = payload.size - start - length, math.prod(shape) * kind.itemsize
         if needed > available:
-            raise HeaderError("truncated .npy", f"{available:,} bytes of data, fewer than its header tells")
+            raise Unreadable("truncated .npy", f"{available:,} bytes of data, fewer than its header tells")
         if needed < available:
-            raise HeaderError("a damaged .npy", f"{available:,} bytes of data where its header tells {needed:,}")
+            raise Unreadable("a damaged .npy", f"{available:,} bytes of data where its header tells {needed:,}")
     return tuple(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Global:
-    """A class or function that a pickle names; here nothing but its name."""
+    """The name of a class or function in a pickle."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensor:
-    """A tensor, but for its numbers: the file that holds them, and how many bytes that has at least."""
+    """A tensor without its numbers: the file that holds them, and how many bytes that has at least."""
 
     shape: tuple[int, ...]
     key: str
@@ -127,30 +124,29 @@ def _torch_shape(payload: Payload) -> tuple[int, ...]:
         with zipfile.ZipFile(stream) as archive:
             names = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
             if len(names) != 1:
-                raise HeaderError("a zip archive, but not of torch.save")
+                raise Unreadable("a zip archive, but not of torch.save")
             with archive.open(names[0]) as member:
                 tensor = _read_tensor(member.read(_LARGEST_PICKLE))
             storage = f"{names[0].removesuffix('.pkl')}/{tensor.key}"
             if storage not in archive.namelist():
-                raise HeaderError("truncated .pth", "a tensor without its numbers")
+                raise Unreadable("truncated .pth", "a tensor without its numbers")
             size = archive.getinfo(storage).file_size
             if size < tensor.num_bytes:
-                raise HeaderError("truncated .pth", f"{size:,} of {tensor.num_bytes:,} bytes of the tensor")
+                raise Unreadable("truncated .pth", f"{size:,} of {tensor.num_bytes:,} bytes of the tensor")
     except _ZIP_ERRORS:
         stream.check()
-        raise HeaderError("a damaged .pth") from None
+        raise Unreadable("a damaged .pth") from None
     return tensor.shape
 
 
-def _other(what: str = "something else", detail: str = "") -> HeaderError:
-    return HeaderError(f"holds {what}, not a tensor", detail)
+def _other(what: str = "something else", detail: str = "") -> Unreadable:
+    return Unreadable(f"holds {what}, not a tensor", detail)
 
 
 def _read_tensor(data: bytes) -> _Tensor:
     """Follow a pickle as far as a tensor needs: names stay names, and what is called is only looked at.
 
-    The memo can make tuples of tuples that share their items: nothing here compares, hashes or prints a tuple whole,
-    which would take exponential time.
+    Its tuples may share their items: to compare, hash or print one whole would take exponential time.
     """
     stack: list[Any] = []
     memo: dict[object, Any] = {}
@@ -174,12 +170,12 @@ def _read_tensor(data: bytes) -> _Tensor:
         elif name == "TUPLE":
             mark = next(at for at in reversed(range(-1, len(stack))) if at < 0 or stack[at] is _MARK)
             if mark <= 0:
-                raise HeaderError("a damaged .pth") if mark < 0 else _other("a tuple")
+                raise Unreadable("a damaged .pth") if mark < 0 else _other("a tuple")
             stack[mark:] = [tuple(stack[mark + 1 :])]
         elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
             start = len(stack) - (int(name[-1]) if name[-1].isdigit() else 0)
             if start <= 0 and name != "EMPTY_TUPLE":
-                raise HeaderError("a damaged .pth") if start < 0 else _other("a tuple")
+                raise Unreadable("a damaged .pth") if start < 0 else _other("a tuple")
             stack[start:] = [tuple(stack[start:])]
         elif name == "BINPERSID":
             stack.append(_storage(stack.pop()))
@@ -207,14 +203,14 @@ def _called(called: object, arguments: object) -> object:
             (_Tensor() as storage, offset, tuple() as shape, tuple() as strides, *_),
         ):
             if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
-                raise HeaderError("a damaged .pth", "a tensor without a shape")
+                raise Unreadable("a damaged .pth", "a tensor without a shape")
             last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
             (count,) = storage.shape
             item_size = storage.num_bytes // count if count else 1
             return _Tensor(shape, storage.key, max(0 if 0 in shape else last + 1, count) * item_size)
         case _Global(name), tuple() if not name.startswith("torch._utils _rebuild_tensor_v"):
             raise _other(detail=f"a pickle that calls {name[:80]!r}")
-    raise HeaderError("a damaged .pth")
+    raise Unreadable("a damaged .pth")
 
 
 def _storage(reference: object) -> _Tensor:
@@ -222,4 +218,4 @@ def _storage(reference: object) -> _Tensor:
     match reference:
         case (_, _Global(name), str() as key, _, int() as count) if count >= 0:
             return _Tensor((count,), key, count * _ITEM_SIZES.get(name.removeprefix("torch "), 1))
-    raise HeaderError("a damaged .pth")
+    raise Unreadable("a damaged .pth")

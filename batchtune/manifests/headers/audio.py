@@ -11,8 +11,9 @@ import struct
 from functools import cache
 
 from batchtune.errors import ManifestError
-from batchtune.manifests.headers import AudioLength, HeaderError, Payload, PayloadStream
+from batchtune.manifests.headers import AudioLength, Payload, PayloadStream
 from batchtune.manifests.headers.mp3 import mp3_length
+from batchtune.manifests.values import Unreadable
 
 # Lower case, without the dot; `.raw` is not among them, since such a file says nothing about itself.
 AUDIO_SUFFIXES = frozenset(
@@ -40,26 +41,15 @@ _SPARE_BYTES = 16 * 1024 * 1024
 
 
 def audio_length(payload: Payload, suffix: str) -> AudioLength:
-    """Return how long an audio file is, by its header.
+    """Return the length of an audio file, by its header.
 
-    The content decides which format it is, since many a file's suffix lies; the suffix, where the content has no
-    magic number.
-
-    Args:
-        payload: The file.
-        suffix: Of its name, in lower case, without the dot.
+    The content decides which format it is; the suffix, in lower case without the dot, only where that has no magic
+    number, since many a file's suffix lies.
 
     Raises:
-        HeaderError: It can't be told: no audio, damaged, truncated, or a format that libsndfile does not read.
+        Unreadable: No audio, damaged, truncated, or a format that libsndfile does not read.
         ManifestError: It takes libsndfile, and the package soundfile is missing.
     """
-    try:
-        return _length(payload, suffix)
-    except OSError as error:
-        raise HeaderError("can't be read", error.strerror or str(error)) from None
-
-
-def _length(payload: Payload, suffix: str) -> AudioLength:
     head = payload.read(0, _HEAD_BYTES)
     if head.startswith(b"ID3"):
         payload = _without_tags(payload)
@@ -73,8 +63,8 @@ def _length(payload: Payload, suffix: str) -> AudioLength:
     if head.startswith(b"\xff") or suffix in _MPEG_SUFFIXES:
         return mp3_length(payload, search=suffix in _MPEG_SUFFIXES)
     if not head:
-        raise HeaderError("an empty file")
-    raise HeaderError("no audio header", f"a file that begins with {head[:4]!r}")
+        raise Unreadable("an empty file")
+    raise Unreadable("no audio header", f"a file that begins with {head[:4]!r}")
 
 
 def _without_tags(payload: Payload) -> Payload:
@@ -89,17 +79,12 @@ def _without_tags(payload: Payload) -> Payload:
             size = size << 7 | byte & 0x7F
         start += 10 + size + (10 if tag[5] & 0x10 else 0)
     if start >= payload.size:
-        raise HeaderError("no audio header", "an ID3 tag and nothing after it")
+        raise Unreadable("no audio header", "an ID3 tag and nothing after it")
     return Payload(payload.size - start, lambda offset, size: payload.read(start + offset, size))
 
 
 def _sndfile_length(payload: Payload) -> AudioLength:
-    """Return the length by libsndfile; a truncated file passes as a shorter one if libsndfile reads it as such.
-
-    Raises:
-        HeaderError: libsndfile does not read it.
-        ManifestError: The package soundfile is missing.
-    """
+    """Return the length by libsndfile; a truncated file passes as a shorter one if libsndfile reads it as such."""
     try:
         soundfile = importlib.import_module("soundfile")
     except (ImportError, OSError) as error:  # the latter where libsndfile itself is missing
@@ -114,10 +99,10 @@ def _sndfile_length(payload: Payload) -> AudioLength:
     except soundfile.SoundFileError as error:
         stream.check()
         said = getattr(error, "error_string", "") or str(error)
-        raise HeaderError("not read by libsndfile", said.strip().rstrip(".")) from None
+        raise Unreadable("not read by libsndfile", said.strip().rstrip(".")) from None
     stream.check()
     if not 0 <= num_samples < _UNKNOWN or sample_rate <= 0:
-        raise HeaderError("an audio header without a length")
+        raise Unreadable("an audio header without a length")
     return AudioLength(num_samples, sample_rate)
 
 
@@ -136,11 +121,7 @@ _MOST_PER_BYTE = 100
 
 
 def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
-    """Return the length of a WAV file that begins so; None if only libsndfile can tell it.
-
-    Raises:
-        HeaderError: Not a WAV file, damaged, or truncated: fewer samples than the header says.
-    """
+    """Return the length of a WAV file that begins so; None if only libsndfile can tell it."""
     if len(head) >= 44:  # the header of most files
         riff, _, wave, name, size, codec, channels, rate, _, align, bits, data, length = _CANONICAL.unpack_from(head)
         ordinary = (riff, wave, name, size, data) == (b"RIFF", b"WAVE", b"fmt ", 16, b"data") and codec in _PER_SAMPLE
@@ -148,7 +129,7 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
             if 0 < length < _SURELY_KNOWN and length <= payload.size - 44:
                 return AudioLength(length // align, rate)
     if len(head) < 12 or head[8:12] != b"WAVE":
-        raise HeaderError("no WAV header")
+        raise Unreadable("no WAV header")
     # Whether the size of the whole, too, is another than the file's.
     open_end = not head.startswith(b"RIFF") or abs(int.from_bytes(head[4:8], "little") + 8 - payload.size) > 1
     fmt, fact, long_size, offset = b"", 0, None, 12
@@ -160,7 +141,7 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
         offset += 8
         if name == b"data":
             if len(fmt) < 16:
-                raise HeaderError("WAV without a format chunk")
+                raise Unreadable("WAV without a format chunk")
             if long_size is not None and length == _ALL_ONES[0]:
                 length = long_size
             return _samples(fmt, fact, _data_size(length, payload.size - offset, fmt, open_end))
@@ -171,7 +152,7 @@ def _wav_length(payload: Payload, head: bytes) -> AudioLength | None:
         elif name == b"ds64" and len(sizes := payload.read(offset, 16)) == 16:
             long_size = int.from_bytes(sizes[8:], "little")
         offset += length + (length & 1)
-    raise HeaderError("WAV without a data chunk")
+    raise Unreadable("WAV without a data chunk")
 
 
 def _data_size(declared: int, available: int, fmt: bytes, open_end: bool) -> int:
@@ -181,22 +162,19 @@ def _data_size(declared: int, available: int, fmt: bytes, open_end: bool) -> int
         return max(0, available)
     if declared <= available:
         return declared
-    raise HeaderError("truncated WAV", f"{max(0, available):,} of {declared:,} bytes of audio")
+    raise Unreadable("truncated WAV", f"{max(0, available):,} of {declared:,} bytes of audio")
 
 
 def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
-    """Return the length, or None if it takes libsndfile. Raises HeaderError if nothing can tell it.
+    """Return the length by the chunk `fmt `, the number in `fact` (or 0) and the bytes of samples.
 
-    Args:
-        fmt: Content of the chunk `fmt `, up to 40 bytes.
-        fact: Number of samples by the chunk `fact`, or 0.
-        size: Bytes of the samples.
+    None if it takes libsndfile. Raises Unreadable if nothing can tell it.
     """
     codec, channels, rate, _, align, bits = _FMT.unpack_from(fmt)
     if codec == _EXTENSIBLE and len(fmt) >= 26:
         codec = int.from_bytes(fmt[24:26], "little")
     if rate == 0 or channels == 0:
-        raise HeaderError("a damaged WAV header", f"{channels} channels, {rate} samples per second")
+        raise Unreadable("a damaged WAV header", f"{channels} channels, {rate} samples per second")
     if codec in _PER_SAMPLE:
         # Where the two sizes of a sample differ, libsndfile's way is as good as any.
         return AudioLength(size // align, rate) if align and align == channels * (bits + 7 >> 3) else None
@@ -209,7 +187,7 @@ def _samples(fmt: bytes, fact: int, size: int) -> AudioLength | None:
         return AudioLength(fact, rate)
     if codec in _IN_BLOCKS:
         return None
-    raise HeaderError("a WAV codec that is not read", f"codec 0x{codec:04x}, without a length")
+    raise Unreadable("a WAV codec that is not read", f"codec 0x{codec:04x}, without a length")
 
 
 _STREAMINFO_END = 4 + 4 + 34
@@ -222,26 +200,20 @@ _CODED_SIZES = {1: 192, **{code: 144 << code for code in range(2, 6)}, **{code: 
 
 
 def _flac_length(payload: Payload) -> AudioLength:
-    """Return the length of a FLAC file.
-
-    An encoder that wrote to a pipe left the total open: then the last frame's number tells.
-
-    Raises:
-        HeaderError: Not a FLAC file, damaged, or much too small for what its header says.
-    """
+    """Return the length of a FLAC file; if an encoder that wrote to a pipe left it open, by the last frame's number."""
     data = payload.read(0, _STREAMINFO_END)
     if len(data) < _STREAMINFO_END or data[4] & 0x7F != 0 or int.from_bytes(data[5:8], "big") != 34:
-        raise HeaderError("a damaged FLAC header")
+        raise Unreadable("a damaged FLAC header")
     largest_block, smallest_frame = int.from_bytes(data[10:12], "big"), int.from_bytes(data[12:15], "big")
     packed = int.from_bytes(data[18:26], "big")  # rate: 20 bits, channels: 3, bits per sample: 5, total: 36
     rate, total = packed >> 44, packed & (1 << 36) - 1
     if rate == 0 or largest_block < 16:
-        raise HeaderError("a damaged FLAC header", f"{rate} samples per second, blocks of {largest_block}")
+        raise Unreadable("a damaged FLAC header", f"{rate} samples per second, blocks of {largest_block}")
     if total == 0:
         return AudioLength(_end_of_last_frame(payload, largest_block), rate)
     full_frames = (total - 1) // largest_block
     if payload.size < _STREAMINFO_END + full_frames * max(smallest_frame, _SMALLEST_FRAME):
-        raise HeaderError("truncated FLAC", f"{payload.size:,} bytes for {total:,} samples")
+        raise Unreadable("truncated FLAC", f"{payload.size:,} bytes for {total:,} samples")
     return AudioLength(total, rate)
 
 
@@ -257,7 +229,7 @@ def _end_of_last_frame(payload: Payload, largest_block: int) -> int:
             tried += 1
             if _crc(tail[position:], 16, 0x8005) == 0:
                 return end
-    raise HeaderError("a FLAC header without a length", "no whole frame at the end")
+    raise Unreadable("a FLAC header without a length", "no whole frame at the end")
 
 
 def _frame_end(header: bytes, largest_block: int) -> int | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from batchtune.manifests.headers import AudioLength, HeaderError, Payload
+from batchtune.manifests.headers import AudioLength, Payload
+from batchtune.manifests.values import Unreadable
 
 _RATES = (44_100, 48_000, 32_000)
 # kbit/s, by (MPEG 1, layer).
@@ -38,8 +39,7 @@ class _Frame:
     Attributes:
         kind: Bits that are the same in all frames of a stream: version and layer, sample rate.
         first_version: Whether it is MPEG 1, rather than 2 or 2.5.
-        rate: In Hz.
-        samples: Of one channel.
+        rate, samples: In Hz; of one channel.
         length: In bytes, with the header.
     """
 
@@ -51,19 +51,17 @@ class _Frame:
 
 
 def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
-    """Return the length of MPEG audio, without the encoder's delay and padding if a LAME tag tells them.
+    """Return the length of MPEG audio without ID3v2 tags, less the encoder's delay and padding by a LAME tag.
 
-    Args:
-        payload: The file, without an ID3v2 tag.
-        search: Whether other bytes may stand before the first frame.
+    With `search`, other bytes may stand before the first frame.
 
     Raises:
-        HeaderError: No MPEG audio, damaged, or truncated: less than its Xing tag says.
+        Unreadable: No MPEG audio, damaged, or truncated: less than its Xing tag says.
     """
     reader = _Reader(payload)
     start = reader.next_frame(0, None)
     if start is None or (start > 0 and not search):
-        raise HeaderError("no MP3 header")
+        raise Unreadable("no MP3 header")
     frame = reader.frame(start)
     assert frame is not None
     count = _tagged_count(payload.read(start, 256), frame, payload.size - start)
@@ -71,13 +69,7 @@ def mp3_length(payload: Payload, search: bool = False) -> AudioLength:
 
 
 def _tagged_count(data: bytes, frame: _Frame, available: int) -> int | None:
-    """Return the number of samples by the tag in the first frame, or None without a tag.
-
-    Args:
-        data: The beginning of the first frame.
-        frame: Its header.
-        available: Bytes from there to the end of the file.
-    """
+    """Return the number of samples by the tag in the first frame (`data`, of so many bytes left), None without one."""
 
     def number(at: int) -> int:
         return int.from_bytes(data[at : at + 4], "big")
@@ -98,7 +90,7 @@ def _tagged_count(data: bytes, frame: _Frame, available: int) -> int | None:
         return None
     if size > available + _LONGEST_FRAME or frames * _SMALLEST_FRAME > available:
         declared = max(size, frames * _SMALLEST_FRAME)
-        raise HeaderError("truncated MP3", f"{available:,} of {declared:,} bytes of audio")
+        raise Unreadable("truncated MP3", f"{available:,} of {declared:,} bytes of audio")
     samples = frames * frame.samples
     return samples - delay if samples > delay else samples or None
 
@@ -121,7 +113,7 @@ class _Reader:
         return _frame(window[at + 1], window[at + 2])
 
     def count(self, position: int, first: _Frame) -> int:
-        """Return the number of whole frames from this one on. Raises HeaderError if others than frames lie between."""
+        """Return the number of whole frames from this one on. Raises Unreadable if others than frames lie between."""
         frames = 0
         while True:
             frame = self.frame(position)
@@ -136,7 +128,7 @@ class _Reader:
                 return frames
             found = self.next_frame(position, first.kind)
             if found is None and self._size - position > _LONGEST_GAP:
-                raise HeaderError("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
+                raise Unreadable("a damaged MP3", f"no frame for {_LONGEST_GAP:,} bytes after byte {position:,}")
             if found is None:
                 return frames
             position = found
