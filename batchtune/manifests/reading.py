@@ -40,7 +40,7 @@ from batchtune.units import counted
 _DEFAULTS = ReadOptions()
 # Below that, starting other processes takes longer than they save.
 _WORTH_BYTES = 64 * 1024 * 1024
-_LONGEST_WAIT_SECONDS = 1.0
+_LONGEST_WAIT_SECONDS = 0.5
 _STORE_VERSION = 3
 
 Manifest: TypeAlias = "str | Path | Sequence[str | Path]"
@@ -263,7 +263,7 @@ def _in_processes(
 ) -> None:
     """Read sources in several new interpreters (a fork of a process with threads can hang), which end with this one.
 
-    `on_wait` is called every second. Raises BrokenProcessPool if one is killed from outside, as the kernel kills what
+    `on_wait` is called twice a second. Raises BrokenProcessPool if one is killed from outside, as the kernel kills what
     takes too much memory.
     """
     others = set(multiprocessing.active_children())
@@ -272,11 +272,14 @@ def _in_processes(
         with _without_interrupts():
             futures = {pool.submit(read_part, task): key for key, task in tasks.items()}
         while futures:
-            done, _ = wait(futures, _LONGEST_WAIT_SECONDS, FIRST_COMPLETED)
+            # An interrupt in the midst of these would leave a lock of the pool taken: its end would never come.
+            with _without_interrupts():
+                done, _ = wait(futures, _LONGEST_WAIT_SECONDS, FIRST_COMPLETED)
+                parts = [(futures.pop(future), future.result()) for future in done]
             if not done:
                 on_wait()
-            for future in done:
-                take(futures.pop(future), future.result())
+            for key, part in parts:
+                take(key, part)
     except BaseException:
         for worker in set(multiprocessing.active_children()) - others:  # nobody waits for them
             worker.kill()
