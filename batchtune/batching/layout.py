@@ -42,15 +42,16 @@ ON_ONE_RANK = Dealing()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The places where the buckets, one after the other, are cut into batches; arrays of the shape (batches,).
+    """The places where buckets or pools, one after the other, are cut into batches; arrays of the shape (batches,).
 
     Attributes:
-        starts: A batch's first example, as a position in `Grouped.order`.
+        starts: A batch's first example, as a position in this epoch's examples.
         batch_sizes: Number of examples.
-        buckets: Ascending.
-        rest: Whether the batch is of what the bucket's full batches leave over.
+        buckets: The bucket whose batch size limits the batch.
+        rest: Whether the batch is of what the full batches of its bucket or pool leave over.
         dealing: As it was laid out.
         count: Number of examples of the data set.
+        in_order: Whether batches come in this order where nothing is shuffled; else as their last examples are read.
     """
 
     starts: Indices
@@ -59,6 +60,12 @@ class Layout:
     rest: npt.NDArray[np.bool_]
     dealing: Dealing
     count: int
+    in_order: bool = False
+
+    @property
+    def batches_per_rank(self) -> int:
+        """The number of batches of each rank; with `drop_last` those that are not enough for all ranks are not run."""
+        return int(self.starts.size) // self.dealing.world_size
 
     @property
     def repeated_examples(self) -> int:
@@ -159,7 +166,7 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
 
 
 def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
-    """As `_evened`: split the largest batches until their number is a multiple of the ranks, or repeats some."""
+    """As `evened`: split the largest batches until their number is a multiple of the ranks, or repeats some."""
     wanted = -cut.batches % ranks
     if wanted == 0:
         return cut
@@ -214,10 +221,10 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
         parts.append((positions, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
     positions, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     layout = Layout(positions, sizes, buckets, rest, dealing, edges[-1])
-    return layout if dealing.same_bucket or dealing.drop_last else _evened(layout)
+    return layout if dealing.same_bucket or dealing.drop_last else evened(layout)
 
 
-def _evened(layout: Layout) -> Layout:
+def evened(layout: Layout) -> Layout:
     """Split the largest batches until their number is a multiple of the ranks; repeats some where it can't be."""
     ranks = layout.dealing.world_size
     wanted = -layout.starts.size % ranks

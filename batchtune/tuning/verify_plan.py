@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.layout import Dealing, batches_per_rank, lay_out
+from batchtune.batching.batchers import Batching
+from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.cost import predict
 from batchtune.errors import ResultError, UsageError
@@ -218,6 +219,11 @@ class VerifyPlan:
         """The sampler's table."""
         return BucketTable.of(self.config.bucket_boundaries, self.config.bucket_batch_sizes)
 
+    @property
+    def batching(self) -> Batching:
+        """How the sampler makes batches."""
+        return Batching(self.table, self.config.pool_size, self.config.batch_overhead)
+
     @cached_property
     def padded(self) -> Lengths:
         """The lengths as batches are padded to them."""
@@ -234,10 +240,11 @@ class VerifyPlan:
         """How buckets become batches."""
         return Dealing(drop_last=self.config.drop_last)
 
-    @property
+    @cached_property
     def epoch_batches(self) -> int:
-        """Number of batches of one epoch."""
-        return batches_per_rank(self.counts, self.table.batch_sizes, self.dealing)
+        """Number of batches of one epoch; in pools, of the first."""
+        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed)
+        return self.batching.batcher(self.padded.values).layout(drawing, self.dealing).batches_per_rank
 
     def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
         """Return the same plan with other batch sizes, for so many shuffled steps."""
@@ -245,21 +252,23 @@ class VerifyPlan:
         return replace(self, config=config, settings=replace(self.settings, steps=steps, minutes=None, epoch=False))
 
     def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
-        """Return the largest batch that each bucket can form on these data, the one that needs most memory first.
+        """Return the largest batch by each bucket's size that these data can form, the one that needs most memory first.
 
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
         hold a single one, both are tried. Without a model of `memory`, the padded length decides.
         """
         lengths, targets = self.padded.values, self.padded.targets
-        ends = lengths.size - np.cumsum(self.counts) + self.counts  # the values descend
+        sizes, longest = self.batching.largest_batches(self.padded.histogram)
         found = []
-        for bucket, (end, count) in enumerate(zip(ends.tolist(), self.counts.tolist(), strict=True)):
-            if not count:
-                continue
-            start, size = end - count, min(count, int(self.table.batch_sizes[bucket]))
+        for bucket, size, length in zip(
+            self.table.assign(longest).tolist(), sizes.tolist(), longest.tolist(), strict=True
+        ):
             if targets is None:
-                shapes = [BatchShape(size, float(lengths[start]))]
+                shapes = [BatchShape(size, length)]
             else:
+                start = int(np.searchsorted(-lengths, -length))  # the values descend
+                # In pools a batch may hold any shorter example.
+                end = lengths.size if self.config.pool_size else start + int(self.counts[bucket])
                 at = start + int(targets[start:end].argmax())
                 pairs = [(start, at)] if size > 1 else [(start, start), (at, at)]
                 shapes = [BatchShape(size, float(lengths[one]), float(targets[other])) for one, other in pairs]
@@ -274,13 +283,12 @@ class VerifyPlan:
         return sorted(found, key=need, reverse=True)
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
-        """Yield epoch after epoch of batches, as `BucketBatchSampler` draws them with seed, seed + 1 and so on."""
+        """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on."""
         lengths = self.padded
-        grouped = epochs.group(self.table.assign(lengths.values), self.table.num_buckets)
-        layout = lay_out(grouped.counts, self.table.batch_sizes, self.dealing)
+        batcher = self.batching.batcher(lengths.values)
         for seed in itertools.count(self.settings.seed):
             drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
-            shapes = epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)
+            shapes = epochs.simulate(batcher.cut(drawing, self.dealing), drawing, lengths.values, lengths.targets)
             for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
                 target = None if shapes.targets is None else float(shapes.targets[index])
                 yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))
