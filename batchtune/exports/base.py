@@ -79,7 +79,7 @@ def choose_row(
 ) -> Chosen:
     """Choose the recommended row if the framework can express it; else the best that it can.
 
-    The best is one whose batch sizes are all proven, if there is one; then that with the lowest estimated time
+    That is the recommended bucket table where pools are recommended and the framework can express it; else one whose batch sizes are all proven, if there is one; then that with the lowest estimated time
     (number of batches, where a time is unknown), then the fewest buckets. `why` says why the framework can't express
     others: "SpeechBrain derives batch sizes from max_batch_length".
 
@@ -106,7 +106,11 @@ def choose_row(
         buckets = counted(len(row.boundaries), "bucket")
         return f"{row.strategy} with {buckets}{sized} ({format_number(row.batches)} batches{time})"
 
-    row = min(rows, key=lambda row: (bool(row.unproven), cost(row), len(row.boundaries)))
+    table = None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
+    if table is not None and expresses(table):
+        row = table
+    else:
+        row = min(rows, key=lambda row: (bool(row.unproven), cost(row), len(row.boundaries)))
     more = cost(row) / cost(recommended) - 1 if cost(recommended) else 0.0
     remark = (
         f"batchtune recommends {described(recommended)}, which {framework} can't express: {why}; "

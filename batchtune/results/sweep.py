@@ -301,6 +301,8 @@ class Sweep(Result, frozen=True, kw_only=True):
         current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length where there
             is no probe; None without one.
         current_settings: Those settings, and `source`, where they were read.
+        recommended_table: Index of the best bucket table, for what can't run pools: the recommended row itself, unless
+            that is of pools; None where no table is recommended, or in files of older versions.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
         knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
         saturation: None without step times.
@@ -308,7 +310,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         two_dimensional: Empty without target lengths, or where memory does not depend on them.
         histogram: Of the lengths, ascending bins that cover them all; empty in files of older versions.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty likewise.
-        buckets: Of the recommended table; empty without one.
+        buckets: Of the recommended table; empty without one, and of pools.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -334,6 +336,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     histogram: list[HistogramBin] = msgspec.field(default_factory=list)
     quantiles: list[Length] = msgspec.field(default_factory=list)
     buckets: list[BucketUse] = msgspec.field(default_factory=list)
+    recommended_table: Count | None = None
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
@@ -341,6 +344,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         yield from wrong_limit(self.max_batch_length, self.lengths)
         chosen = [
             ("recommended", self.recommended),
+            ("recommended_table", self.recommended_table),
             ("knee", self.knee),
             *(("trade_off", one) for one in self.trade_off),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
 from batchtune.units import counted, format_number, format_percent, format_seconds
@@ -21,21 +22,32 @@ _HOW_FIXED = {
 }
 
 
+class Recommendation(NamedTuple):
+    """The positions of rows, and why, in a sentence without a full stop.
+
+    Attributes:
+        row: The recommended one; None where none beats the baseline.
+        reason: Why.
+        table: The best bucket table: the recommended row, unless that is of pools; None likewise.
+    """
+
+    row: int | None
+    reason: str
+    table: int | None
+
+
 def recommend(
     rows: Sequence[Row],
     baselines: Sequence[Baseline],
     *,
     min_randomness: float | None = None,
     few_shapes: bool = False,
-) -> tuple[int | None, str]:
+) -> Recommendation:
     """Recommend the best bucket table, or pools that are faster at no less randomness.
 
     Pools must need fewer batches than the fixed batch size, too, have only sizes that are proven, and cost at least 1%
     less than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of
     the fastest the most random are taken. With `few_shapes`, which pools can't promise, there are none.
-
-    Returns:
-        The position of the row, or None where no row beats the baseline; and why, in a sentence without a full stop.
     """
     tables, pools = ([at for at, row in enumerate(rows) if (row.pool_size is None) is of] for of in (True, False))
     table, reason = None, "no table was swept"
@@ -55,7 +67,9 @@ def recommend(
         and costs[at] < most
     ]
     if not better:
-        return table, reason if tables else f"no pools can be recommended: {_why_no_pools(few_shapes, rows, fixed)}"
+        if not tables:
+            reason = f"no pools can be recommended: {_why_no_pools(few_shapes, rows, fixed)}"
+        return Recommendation(table, reason, table)
     best = min(costs[at] for at in better)
     near = [at for at in better if costs[at] <= best * (1 + TOLERANCE)]
     chosen = min(near, key=lambda at: (rows[at].mates_again or 0.0, costs[at]))
@@ -70,7 +84,8 @@ def recommend(
             f"{_name(rows[table])}), and batch mates meet again in {_again(row)} of cases (with the table "
             f"{_again(rows[table])})"
         )
-    return chosen, f"{reason}; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
+    reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
+    return Recommendation(chosen, reason, table)
 
 
 def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str:

@@ -105,7 +105,7 @@ def sweep(
         row = own.row("current", table.sizing, table.table.num_buckets, Batching(table.table), cost)
         now = _with_equals([*priced, (row, cost)])[-1]
     baselines = fixed_baselines(pricing, limits)
-    index, reason = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
+    index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
     seconds, spread = epoch_costs(rows), [row.mates_again or 0.0 for row in rows]
@@ -132,6 +132,7 @@ def sweep(
         baselines=baselines,
         lower_bound=lower_bound(pricing, limits, [*rows, *baselines, *([now] if now else [])]),
         recommended=index,
+        recommended_table=best_table,
         reason=f"{wrong_unit}. As it is, {reason}" if wrong_unit else reason,
         warnings=warnings,
         current=now,
@@ -180,8 +181,9 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
         strategy = STRATEGIES[name]
         numbers = settings.numbers(strategy, pricing.lengths.count)
         sizings = limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]
-        # Pools are run by a sampler of our own, which takes whatever is known to fit.
-        for sizing in sizings[-1:] if strategy.in_pools else sizings:
+        if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
+            sizings = limits.sizings[-1:]
+        for sizing in sizings:
             found = strategy.boundaries(problems[sizing], numbers)
             for number, boundaries in zip(numbers, found, strict=True):
                 if settings.multiple_of is not None:

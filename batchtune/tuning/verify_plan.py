@@ -252,7 +252,7 @@ class VerifyPlan:
         return replace(self, config=config, settings=replace(self.settings, steps=steps, minutes=None, epoch=False))
 
     def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
-        """Return the largest batch by each bucket's size that these data can form, the one that needs most memory first.
+        """Return the largest batch of each bucket that these data can form, the one that needs most memory first.
 
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
         hold a single one, both are tried. Without a model of `memory`, the padded length decides.
