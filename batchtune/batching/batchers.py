@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 _AT_ONCE = 1 << 20
 # So many sizes of a batch are compared at each example: all, or these evenly spaced ones.
 _MOST_SIZES = 128
+# All epochs in pools have as many batches as the most of so many have; one with more is shuffled anew, so many times.
+_FIRST_EPOCHS, _ATTEMPTS = 3, 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +70,13 @@ class Batcher(ABC):
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """Return the examples of an epoch, and where they are cut into batches."""
 
-    @abstractmethod
+    def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """Return a cut that has as many batches in every epoch, as trainers expect that ask for their number once."""
+        return self.cut(drawing, dealing)
+
     def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
-        """Return where an epoch's examples are cut into batches."""
+        """Return where an epoch's examples are cut into batches, as many in every epoch."""
+        return self.equal_cut(drawing, dealing).layout
 
 
 class BucketBatcher(Batcher):
@@ -131,26 +137,54 @@ class PoolBatcher(Batcher):
         self._pools = -(-count // batching.pool_size)
         self._each = divmod(count, self._pools)
         self._last: tuple[Drawing, Dealing, Cut] | None = None
+        self._per_rank: tuple[int, Dealing, int] | None = None
 
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """As for every batcher. The last cut is kept: an epoch's length is asked for more than once."""
-        if self._last is not None and self._last[:2] == (drawing, dealing):
-            return self._last[2]
+        """As for every batcher."""
+        examples, steps = self._steps(drawing, dealing)
+        return Cut(examples, _dealt(steps) if dealing.drop_last or dealing.same_bucket else evened(steps))
+
+    def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """As for every batcher.
+
+        An epoch with fewer batches than others has its largest ones split in two; one with more is shuffled anew.
+        With `drop_last` it is the other way round: what is too much is left out. The last cut is kept, for its number
+        of batches is asked for more than once.
+        """
+        if not drawing.shuffle:
+            return self.cut(drawing, dealing)
+        if self._last is None or self._last[:2] != (drawing, dealing):
+            self._last = (drawing, dealing, self._equal_cut(drawing, dealing))
+        return self._last[2]
+
+    def _equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        wanted = self._batches_per_rank(drawing.seed, dealing)
+        shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
+        for shuffle in (*shuffles, Drawing(seed=drawing.seed)):  # the last is one of those that `wanted` comes from
+            examples, steps = self._steps(shuffle, dealing)
+            missing = wanted - _per_rank(steps)
+            if dealing.drop_last and missing <= 0:
+                return Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
+            if not dealing.drop_last and missing >= 0:
+                break
+        return Cut(examples, _dealt(evened(steps, wanted * dealing.world_size // dealing.together)))
+
+    def _batches_per_rank(self, seed: int, dealing: Dealing) -> int:
+        if self._per_rank is None or self._per_rank[:2] != (seed, dealing):
+            firsts = (Drawing(seed=seed, epoch=epoch) for epoch in range(_FIRST_EPOCHS))
+            found = [_per_rank(self._steps(first, dealing)[1]) for first in firsts]
+            self._per_rank = (seed, dealing, min(found) if dealing.drop_last else max(found))
+        return self._per_rank[2]
+
+    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+        """Return the examples and what is cut from the pools: batches, or with `same_bucket` those of all ranks."""
         examples = self._pooled(drawing)
         parts = [self._cut_pools(examples, *part, dealing) for part in self._parts()]
         starts, held, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         dtype = index_dtype(examples.size)
-        layout = Layout(
+        return examples, Layout(
             starts.astype(dtype), held.astype(dtype), buckets.astype(dtype), rest, dealing, examples.size, in_order=True
         )
-        if not (dealing.same_bucket or dealing.drop_last):
-            layout = evened(layout)
-        self._last = (drawing, dealing, Cut(examples, layout))
-        return self._last[2]
-
-    def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
-        """As for every batcher; in each epoch another."""
-        return self.cut(drawing, dealing).layout
 
     def _parts(self) -> Iterator[tuple[int, int, int]]:
         """Yield (start, pools, examples of each): pools of one size, some at a time, so that they fit in the cache."""
@@ -187,15 +221,31 @@ class PoolBatcher(Batcher):
         if dealing.drop_last:
             starts, held, limiting = starts[~rest], held[~rest], limiting[~rest]
             rest = np.zeros(starts.size, dtype=np.bool_)
-        if together > 1:
-            dealt = held[:, np.newaxis] // together + (np.arange(together) < held[:, np.newaxis] % together)
-            firsts = starts[:, np.newaxis] + np.cumsum(dealt, axis=1) - dealt
-            # Fewer examples than ranks: some are dealt again.
-            again = starts[:, np.newaxis] + np.arange(together) % held[:, np.newaxis]
-            starts = np.where(dealt > 0, firsts, again).ravel()
-            held = np.maximum(dealt, 1).ravel()
-            limiting, rest = np.repeat(limiting, together), np.repeat(rest, together)
         return starts + start, held, limiting, rest
+
+
+def _per_rank(steps: Layout) -> int:
+    """Return the number of batches of each rank once these are dealt."""
+    batches, dealing = steps.starts.size * steps.dealing.together, steps.dealing
+    return batches // dealing.world_size if dealing.drop_last else -(-batches // dealing.world_size)
+
+
+def _dealt(steps: Layout) -> Layout:
+    """Deal what was cut for all ranks of a step evenly to them."""
+    together = steps.dealing.together
+    if together == 1:
+        return steps
+    starts, held = steps.starts[:, np.newaxis], steps.batch_sizes[:, np.newaxis]
+    dealt = held // together + (np.arange(together) < held % together)
+    firsts = starts + np.cumsum(dealt, axis=1) - dealt
+    again = starts + np.arange(together) % held  # fewer examples than ranks: some are dealt again
+    return replace(
+        steps,
+        starts=np.where(dealt > 0, firsts, again).ravel().astype(steps.starts.dtype),
+        batch_sizes=np.maximum(dealt, 1).ravel().astype(steps.starts.dtype),
+        buckets=np.repeat(steps.buckets, together),
+        rest=np.repeat(steps.rest, together),
+    )
 
 
 def _stable_order(places: npt.NDArray[Any]) -> npt.NDArray[np.intp]:

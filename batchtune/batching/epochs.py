@@ -74,16 +74,19 @@ class Drawing:
             `random` leaves the batches as a streaming sampler would complete them.
         seed: At least 0.
         epoch: At least 0; each has a shuffle of its own.
+        attempt: At least 0; of the shuffles that an epoch may have, which one.
     """
 
     shuffle: bool = True
     ordering: Ordering = "random"
     seed: int = 0
     epoch: int = 0
+    attempt: int = 0
 
     def stream(self, of: int) -> np.random.Generator:
         """Return the random numbers of this epoch for one purpose."""
-        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.epoch, of)))
+        key = (self.epoch, of, self.attempt) if self.attempt else (self.epoch, of)
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +122,7 @@ def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -
         after_all = layout.count + layout.buckets[::together].astype(np.int64)
         order = np.argsort(np.where(layout.rest[::together], after_all, last), kind="stable")
     if layout.dealing.drop_last:
-        order = order[: units - units % (ranks // together)]
+        order = order[: layout.batches_per_rank * ranks // together]
     if drawing.ordering != "random":
         assert lengths is not None
         longest = _longest(lengths, examples, layout.starts, layout.batch_sizes).reshape(-1, together).max(axis=1)

@@ -52,6 +52,7 @@ class Layout:
         dealing: As it was laid out.
         count: Number of examples of the data set.
         in_order: Whether batches come in this order where nothing is shuffled; else as their last examples are read.
+        most_per_rank: With `drop_last`, the most batches of each rank that are run; None: all that are enough for all.
     """
 
     starts: Indices
@@ -61,11 +62,13 @@ class Layout:
     dealing: Dealing
     count: int
     in_order: bool = False
+    most_per_rank: int | None = None
 
     @property
     def batches_per_rank(self) -> int:
         """The number of batches of each rank; with `drop_last` those that are not enough for all ranks are not run."""
-        return int(self.starts.size) // self.dealing.world_size
+        enough = int(self.starts.size) // self.dealing.world_size
+        return enough if self.most_per_rank is None else min(enough, self.most_per_rank)
 
     @property
     def repeated_examples(self) -> int:
@@ -224,10 +227,12 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
     return layout if dealing.same_bucket or dealing.drop_last else evened(layout)
 
 
-def evened(layout: Layout) -> Layout:
-    """Split the largest batches until their number is a multiple of the ranks; repeats some where it can't be."""
-    ranks = layout.dealing.world_size
-    wanted = -layout.starts.size % ranks
+def evened(layout: Layout, batches: int | None = None) -> Layout:
+    """Split the largest batches until there are so many, and repeat some if there can't be.
+
+    Without `batches`, until their number is a multiple of the ranks.
+    """
+    wanted = -layout.starts.size % layout.dealing.world_size if batches is None else batches - layout.starts.size
     if wanted == 0:
         return layout
     # Each split takes the largest, so no more than the `wanted` largest are touched; of equals the first.
@@ -239,7 +244,7 @@ def evened(layout: Layout) -> Layout:
     sizes = np.concatenate((layout.batch_sizes[kept], made_sizes))
     source = np.concatenate((kept, made_of))
     order = np.argsort(starts, kind="stable")
-    if repeats := -order.size % ranks:
+    if repeats := layout.starts.size + wanted - order.size:
         order = np.sort(np.concatenate((order, np.resize(order, repeats))))
     dtype, source = layout.starts.dtype, source[order]
     return replace(

@@ -181,7 +181,7 @@ class EpochBatchSampler(Sampler[list[int]]):
     def dropped_examples(self) -> int:
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
         drawing = self._drawing(self.epoch)
-        cut = self._batcher.cut(drawing, self._dealing)
+        cut = self._batcher.equal_cut(drawing, self._dealing)
         return epochs.dropped_examples(cut.layout, epochs.drawn(cut, drawing, self._lengths))
 
     @property
@@ -212,7 +212,7 @@ class EpochBatchSampler(Sampler[list[int]]):
     def _epoch_batches(self, epoch: int) -> EpochBatches:
         drawing = self._drawing(epoch)
         return epochs.assemble(
-            self._batcher.cut(drawing, self._dealing), drawing, rank=self.rank, lengths=self._lengths
+            self._batcher.equal_cut(drawing, self._dealing), drawing, rank=self.rank, lengths=self._lengths
         )
 
     def _drawing(self, epoch: int) -> Drawing:

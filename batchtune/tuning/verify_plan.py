@@ -242,7 +242,7 @@ class VerifyPlan:
 
     @cached_property
     def epoch_batches(self) -> int:
-        """Number of batches of one epoch; in pools, of the first."""
+        """Number of batches of one epoch."""
         drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed)
         return self.batching.batcher(self.padded.values).layout(drawing, self.dealing).batches_per_rank
 
@@ -288,7 +288,7 @@ class VerifyPlan:
         batcher = self.batching.batcher(lengths.values)
         for seed in itertools.count(self.settings.seed):
             drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
-            shapes = epochs.simulate(batcher.cut(drawing, self.dealing), drawing, lengths.values, lengths.targets)
+            shapes = epochs.simulate(batcher.equal_cut(drawing, self.dealing), drawing, lengths.values, lengths.targets)
             for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
                 target = None if shapes.targets is None else float(shapes.targets[index])
                 yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))
