@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.batchers import Batching
+from batchtune.batching.batchers import Batcher, Batching
+from batchtune.batching.epochs import EpochShapes
 from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.cost import predict
@@ -209,8 +210,9 @@ class VerifyPlan:
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
         if self.epoch_batches == 0:
+            group = "bucket" if self.config.pool_size is None else "pool"
             raise ResultError(
-                "drop_last leaves out every batch: no bucket holds enough examples to fill one",
+                f"drop_last leaves out every batch: no {group} holds enough examples to fill one",
                 "Set drop_last: false in sampler.yaml, or make the batch sizes smaller.",
             )
 
@@ -225,6 +227,11 @@ class VerifyPlan:
         return Batching(self.table, self.config.pool_size, self.config.batch_overhead)
 
     @cached_property
+    def batcher(self) -> Batcher:
+        """The batcher of these data."""
+        return self.batching.batcher(self.padded.values)
+
+    @cached_property
     def padded(self) -> Lengths:
         """The lengths as batches are padded to them."""
         multiple = self.config.evidence.multiple_of
@@ -235,16 +242,29 @@ class VerifyPlan:
         """Shape (buckets,): how many examples each bucket holds."""
         return self.table.counts(self.padded.histogram)
 
+    @cached_property
+    def fillable(self) -> IntArray:
+        """Shape (buckets,): how many examples these data have for one batch of each bucket; 0 where none is so long."""
+        if self.config.pool_size is None:
+            return self.counts
+        return np.where(self.counts > 0, np.minimum(np.cumsum(self.counts), self.config.pool_size), 0)
+
     @property
     def dealing(self) -> Dealing:
-        """How buckets become batches."""
+        """How examples become batches."""
         return Dealing(drop_last=self.config.drop_last)
 
     @cached_property
     def epoch_batches(self) -> int:
         """Number of batches of one epoch."""
         drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed)
-        return self.batching.batcher(self.padded.values).layout(drawing, self.dealing).batches_per_rank
+        return self.batcher.layout(drawing, self.dealing).batches_per_rank
+
+    def epoch_shapes(self, seed: int) -> EpochShapes:
+        """Return the shapes of the sampler's first epoch with this seed."""
+        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
+        cut = self.batcher.equal_cut(drawing, self.dealing)
+        return epochs.simulate(cut, drawing, self.padded.values, self.padded.targets)
 
     def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
         """Return the same plan with other batch sizes, for so many shuffled steps."""
@@ -267,8 +287,9 @@ class VerifyPlan:
                 shapes = [BatchShape(size, length)]
             else:
                 start = int(np.searchsorted(-lengths, -length))  # the values descend
-                # In pools a batch may hold any shorter example.
-                end = lengths.size if self.config.pool_size else start + int(self.counts[bucket])
+                # In pools its others may be shorter than those of the bucket.
+                alone = self.config.pool_size is None or size == 1
+                end = start + int(self.counts[bucket]) if alone else lengths.size
                 at = start + int(targets[start:end].argmax())
                 pairs = [(start, at)] if size > 1 else [(start, start), (at, at)]
                 shapes = [BatchShape(size, float(lengths[one]), float(targets[other])) for one, other in pairs]
@@ -284,11 +305,8 @@ class VerifyPlan:
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
         """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on."""
-        lengths = self.padded
-        batcher = self.batching.batcher(lengths.values)
         for seed in itertools.count(self.settings.seed):
-            drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
-            shapes = epochs.simulate(batcher.equal_cut(drawing, self.dealing), drawing, lengths.values, lengths.targets)
+            shapes = self.epoch_shapes(seed)
             for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
                 target = None if shapes.targets is None else float(shapes.targets[index])
                 yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))
