@@ -210,7 +210,8 @@ class PoolBatcher(Batcher):
         """Return the starts, sizes and buckets of these pools' batches, and whether each is a rest."""
         places = self._places[examples[start : start + pools * size]].reshape(pools, size)
         buckets, together, overhead = self._buckets[places], dealing.together, self._batching.batch_overhead
-        fits = np.minimum(self._batching.table.batch_sizes, size) * together  # no more: it could overflow
+        # Sizes beyond the pool are as good as one beyond it, and do not overflow.
+        fits = np.minimum(self._batching.table.batch_sizes, size + 1) * together
         if overhead is None or dealing.drop_last:
             starts = _filled(buckets, fits)
         else:

@@ -140,8 +140,11 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
         config = msgspec.convert(document, type=SamplerConfig)
         boundaries, sizes = config.bucket_boundaries, config.bucket_batch_sizes
         BucketTable(np.array(boundaries), np.array(sizes))
-        if (config.sampler == "pooled") != (config.pool_size is not None):
-            raise ValueError(f"sampler is {config.sampler}, and pool_size {config.pool_size or 'missing'}")
+        if config.sampler == "pooled" and config.pool_size is None:
+            raise ValueError("sampler is pooled, but pool_size is missing")
+        for name in ("pool_size", "batch_overhead"):
+            if config.sampler != "pooled" and getattr(config, name) is not None:
+                raise ValueError(f"{name} is of the sampler pooled, but sampler is {config.sampler}")
         if config.num_buckets != len(sizes):
             raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
         if config.max_batch_size != max(sizes):

@@ -156,14 +156,13 @@ class PooledBatchSampler(EpochBatchSampler):
         same_bucket: bool = False,
         overlong: Literal["error", "single"] = "error",
     ) -> None:
-        if whole("pool_size", pool_size) < 1:
-            raise ValueError("pool_size must be at least 1, got 0")
+        most = whole("pool_size", pool_size, 1)
         if batch_overhead is not None and not 0 <= batch_overhead < float("inf"):
             raise ValueError(f"batch_overhead must be finite and at least 0, got {batch_overhead!r}")
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         super().__init__(
             lengths,
-            Batching(table, int(pool_size), None if batch_overhead is None else float(batch_overhead)),
+            Batching(table, most, None if batch_overhead is None else float(batch_overhead)),
             shuffle=shuffle,
             batch_ordering=batch_ordering,
             drop_last=drop_last,
@@ -176,12 +175,33 @@ class PooledBatchSampler(EpochBatchSampler):
         )
 
 
-_SAMPLERS: dict[str, type[EpochBatchSampler]] = {one.KIND: one for one in (BucketBatchSampler, PooledBatchSampler)}
+_SAMPLERS: dict[str, type[BucketBatchSampler | PooledBatchSampler]] = {
+    one.KIND: one for one in (BucketBatchSampler, PooledBatchSampler)
+}
 
 
-def sampler_from_config(path: str | Path, lengths: Any, **options: Any) -> EpochBatchSampler:
+def sampler_from_config(path: str | Path, lengths: Any, **options: Any) -> BucketBatchSampler | PooledBatchSampler:
     """Make the sampler that the `sampler.yaml` at `path` describes, in buckets or in pools.
 
-    Arguments, warnings and errors are those of `EpochBatchSampler.from_config`, which every sampler has.
+    A loader that is made with it can stay as it is when another sweep recommends the other kind.
+
+    Example::
+
+        sampler = sampler_from_config("batchtune-run/sampler.yaml", dataset, length_of=lambda example: len(example))
+
+    Args:
+        path: Path of the file.
+        lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose row i
+            is example i; or a data set, with `length_of`.
+        **options: `length_of`, `targets` and all others of `BucketBatchSampler.from_config`.
+
+    Warns:
+        UserWarning: The file was tuned on other lengths.
+
+    Raises:
+        ResultError: The file is missing or damaged.
+        ManifestError, UsageError: The manifest can't be read as asked.
+        ValueError: The lengths do not match the file, or an option breaks its rule.
     """
-    return _SAMPLERS[read_sampler_yaml(Path(path)).sampler].from_config(path, lengths, **options)
+    config = read_sampler_yaml(Path(path))
+    return _SAMPLERS[config.sampler].of_config(config, path, lengths, **options)

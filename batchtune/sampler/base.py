@@ -26,6 +26,7 @@ from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
+from batchtune.results import SamplerConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,32 +98,46 @@ class EpochBatchSampler(Sampler[list[int]]):
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
     ) -> Self:
-        """Make the sampler that the `sampler.yaml` at `path` describes.
+        """Make the sampler that the `sampler.yaml` at `path` describes; `sampler_from_config` does so for any class.
 
         Args:
-            path: Of the file.
+            path: Path of the file.
             lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
                 row i is example i; or a data set, with `length_of`.
-            length_of: An example of the data set → its length.
-            targets: Shape (examples,): the target lengths, where the table was tuned with some. They only serve to
-                tell whether these are the data that it was tuned on.
-            **overrides: Arguments of the class that go before those of the file; for a manifest also what
-                `batchtune.manifests.ReadOptions` holds, such as `length_key="duration"`, `length_scale="1/16000"`.
+            length_of: A function of an example of that data set that returns its length.
+            targets: Shape (examples,): the target lengths, where the data were tuned with some. They only serve to
+                recognise the data.
+            **overrides: Arguments of the class, which take precedence over the file; for a manifest also the fields of
+                `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
 
         Warns:
-            UserWarning: The table was tuned on other lengths.
+            UserWarning: The file was tuned on other lengths.
 
         Raises:
             ResultError: The file is missing or damaged.
             ManifestError, UsageError: The manifest can't be read as asked.
-            ValueError: The lengths do not go with the file.
+            ValueError: The lengths do not match the file, or it describes a sampler of another class.
         """
         config = read_sampler_yaml(Path(path))
         if config.sampler != cls.KIND:
             raise ValueError(
-                f"{path} describes a {config.sampler} sampler, not one for {cls.__name__}: use "
-                "batchtune.sampler_from_config, which makes the one that the file describes"
+                f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
+                f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
             )
+        return cls.of_config(config, path, lengths, length_of=length_of, targets=targets, **overrides)
+
+    @classmethod
+    def of_config(
+        cls,
+        config: SamplerConfig,
+        path: str | Path,
+        lengths: Any,
+        *,
+        length_of: Callable[[Any], float] | None = None,
+        targets: npt.ArrayLike | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Make the sampler as `from_config` does; `config` is what the file holds, of the kind of this class."""
         reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
@@ -151,9 +166,9 @@ class EpochBatchSampler(Sampler[list[int]]):
             known = "" if targets is not None else " (or together with target lengths, which `targets` can give)"
             limits = f", with {evidence.filters}" if evidence.filters else ""
             warnings.warn(
-                f"the bucket table of {path} was tuned on other lengths than these{known}{limits}: "
+                f"{path} was tuned on other lengths than these{known}{limits}: "
                 "it works, but batches may be smaller or padding larger than need be. Tune anew with `batchtune tune`.",
-                stacklevel=2,
+                stacklevel=3,
             )
         return made
 
@@ -263,7 +278,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         """Let the next iteration go on where the state was taken.
 
         Raises:
-            ValueError: The state is of another sampler: other lengths, another table, seed or number of ranks.
+            ValueError: The state is of another sampler: other lengths, options, seed or number of ranks.
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"not a state of a {type(self).__name__}: {type(state_dict).__name__} instead of a dict")
@@ -366,8 +381,8 @@ def _checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] 
     return rank, world_size
 
 
-def whole(name: str, value: int) -> int:
-    """Return the value as an int; raise ValueError if it is no whole number from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}")
+def whole(name: str, value: int, least: int = 0) -> int:
+    """Return the value as an int; raise ValueError if it is not a whole number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
     return int(value)
