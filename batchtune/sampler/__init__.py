@@ -21,7 +21,7 @@ class BucketBatchSampler(EpochBatchSampler):
 
     An example belongs to the first bucket whose boundary is not below its length, and a batch holds examples of one
     bucket, at most that bucket's batch size. Each epoch shuffles anew, from seed and epoch alone, so all ranks and all
-    runs agree on the batches.
+    runs agree on the batches. All epochs have as many batches, `len()`.
 
     Example::
 
@@ -106,30 +106,45 @@ class BucketBatchSampler(EpochBatchSampler):
 class PooledBatchSampler(EpochBatchSampler):
     """Batches of neighbours in pools that are sorted by length, for `DataLoader(batch_sampler=...)`.
 
-    Each epoch shuffles the examples, takes them in pools of `pool_size`, sorts each pool by length and cuts it into
-    batches of as many as fit at the longest example; then it shuffles the batches. That pads less than buckets, and
-    leaves no rests but one for each pool. Each epoch has other batches, and may have some more or fewer: `len()` is
-    that of the epoch that is running, or of the next.
+    Each epoch shuffles the examples, takes them `pool_size` at a time, sorts each pool by length and cuts it, from the
+    longest example on, into batches of as many as fit; then it shuffles the batches. Padding is less than in buckets,
+    and each pool leaves one batch that is not full, where each bucket does. In return, examples of like length that
+    fall into one pool are likely to be batch mates: larger pools waste less, smaller ones are more random.
 
-    Ranks, epochs, resuming and loaders are as with `BucketBatchSampler`.
+    Example::
+
+        sampler = PooledBatchSampler.from_config("batchtune-run/sampler.yaml", "train.csv")  # row i is dataset[i]
+        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad, num_workers=4)
+
+    **Number of batches.** Pools could be cut into a few batches more in one epoch than in another, but Lightning,
+    transformers' Trainer and learning rate schedules ask for `len()` once. So all epochs have as many: as the most of
+    the first three would have. An epoch with fewer has its largest batches split in two; one with more is shuffled
+    anew. With `drop_last` it is as the fewest, and other epochs leave out some batches more.
+
+    Ranks, epochs, resuming and frameworks are as for `BucketBatchSampler`.
 
     Args:
-        lengths: As of `BucketBatchSampler`.
-        pool_size: The most examples of a pool. All pools of an epoch are of one size, to within one example; where
-            there are no more examples than this, they are one pool.
+        lengths: As for `BucketBatchSampler`.
+        pool_size: The most examples of a pool, at least 1. All pools of an epoch are of one size, to within one
+            example; a data set that is no larger is one pool.
         bucket_boundaries: Lengths up to which a batch size fits, ascending; the last is at least the longest length.
-        bucket_batch_sizes: One for each boundary: a batch holds at most that of the first boundary which is not below
-            its longest length.
+        bucket_batch_sizes: One for each boundary, at least 1: a batch holds at most that of the first boundary that is
+            not below its longest length.
         batch_overhead: What a batch costs besides its padded length, in the unit of the lengths: pools are then cut so
-            that both are least in sum, which pads less where pools are small. None: each batch holds as many examples
-            as fit. Without an effect where `drop_last` wants full batches.
+            that both together are least, which saves time if a pool makes few batches. None: each batch holds as many
+            examples as fit, as it does with `drop_last`.
         shuffle: Whether to shuffle examples and batches. If not, pools are taken in the order of the data set, and
             batches come pool by pool, the longest first.
-        batch_ordering, seed, epoch, rank, world_size, overlong: As of `BucketBatchSampler`.
+        batch_ordering: As for `BucketBatchSampler`.
         drop_last: Whether to leave out the last batch of each pool if it is not full, and batches at the end that are
-            not enough for all ranks.
+            not enough for all ranks. An epoch may then hold none at all; see `dropped_examples`.
+        seed: At least 0.
+        epoch: The first, at least 0.
+        rank: This process, from 0 on; with `world_size`.
+        world_size: Number of processes.
         same_bucket: Whether at each step the batches of all ranks are neighbours in one pool, so that they are of
-            nearly one length and size.
+            nearly one length and size, and none waits long for another.
+        overlong: As for `BucketBatchSampler`.
 
     Raises:
         ValueError: An argument breaks its rule; the message says which entry and what to do.

@@ -38,7 +38,7 @@ _READING = {option.name for option in fields(ReadOptions)}
 
 
 class EpochBatchSampler(Sampler[list[int]]):
-    """The epochs of a batch sampler: each shuffled anew, dealt to ranks, resumed where it was left.
+    """A batch sampler's epochs: each shuffled anew, dealt to the ranks, and resumed where it was left.
 
     Attributes:
         KIND: The `sampler` of the sampler.yaml files that it runs.
@@ -207,7 +207,7 @@ class EpochBatchSampler(Sampler[list[int]]):
     batch_sampler = sampler
 
     def __len__(self) -> int:
-        """Number of batches that this rank has in the epoch that is running, or in the next where none is."""
+        """Return the number of batches that this rank has, the same in every epoch and on every rank."""
         return self._layout().batches_per_rank
 
     def __iter__(self) -> Iterator[list[int]]:
