@@ -93,8 +93,9 @@ def verify(
     """Run the recommended batches for real.
 
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
-    largest batch of each bucket, twice, then shuffled batches with real lengths. It holds if nothing runs out of
-    memory, memory does not creep, and an epoch takes the estimated time. If not, smaller sizes are tried and proposed.
+    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. It
+    holds if nothing runs out of memory, memory does not creep, and an epoch takes the estimated time. If not, smaller
+    sizes are tried and proposed.
 
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
     options for reading the manifest from its probe.json or run.json. Writes verify.json there. Without --steps,

@@ -214,6 +214,15 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
     assert (said in text) == (name not in OURS)
 
 
+def test_a_patch_writes_the_best_table_and_says_what_that_costs() -> None:
+    patch, made = export_of("speechbrain").patch, pooled_sweep()
+    assert patch is not None and made.recommended_table is not None
+    patched = patch("dynamic_batch_sampler:\n  max_batch_length: 60\n  num_buckets: 20\n", Tuned(sweep=made))
+    settings = YAML(typ="safe", pure=True).load(patched.text)["dynamic_batch_sampler"]
+    assert settings["bucket_boundaries"] == made.rows[made.recommended_table].boundaries
+    assert "recommends pools of 20,000 examples" in patched.notes[0] and "more time." in patched.notes[0]
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
     pooled = pooled_sweep()
