@@ -144,7 +144,7 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
             raise ValueError("sampler is pooled, but pool_size is missing")
         for name in ("pool_size", "batch_overhead"):
             if config.sampler != "pooled" and getattr(config, name) is not None:
-                raise ValueError(f"{name} is of the sampler pooled, but sampler is {config.sampler}")
+                raise ValueError(f"{name} belongs to the sampler pooled, but sampler is {config.sampler}")
         if config.num_buckets != len(sizes):
             raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
         if config.max_batch_size != max(sizes):

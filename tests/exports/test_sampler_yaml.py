@@ -240,8 +240,8 @@ def table_of_two(**fields: Any) -> dict[str, Any]:
         ({**POOLED, "pool_size": 0}, r"\$\.pool_size"),
         ({**POOLED, "pool_size": 2.5}, r"\$\.pool_size"),
         ({**POOLED, "batch_overhead": -1.0}, r"\$\.batch_overhead"),
-        ({**POOLED, "sampler": "bucket"}, "pool_size is of the sampler pooled, but sampler is bucket"),
-        ({"batch_overhead": 3.0}, "batch_overhead is of the sampler pooled, but sampler is bucket"),
+        ({**POOLED, "sampler": "bucket"}, "pool_size belongs to the sampler pooled, but sampler is bucket"),
+        ({"batch_overhead": 3.0}, "batch_overhead belongs to the sampler pooled, but sampler is bucket"),
     ],
 )
 def test_a_file_that_is_off_is_refused_with_the_field_named(
