@@ -153,7 +153,7 @@ def verify_with_progress(
         sweep = read_result(folder / SWEEP_FILE, Sweep) if (folder / SWEEP_FILE).exists() else None
         if sweep is not None and sweep.recommended is None:
             raise ResultError(
-                f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
+                f"nothing to verify in {folder}: its sweep recommends nothing ({sweep.reason})",
                 "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
             )
         raise ResultError(

@@ -68,7 +68,7 @@ def recommended_row(sweep: Sweep) -> Row:
     """Return the row that the sweep recommends; raise ResultError if it recommends nothing."""
     if sweep.recommended_row is None:
         raise ResultError(
-            f"The sweep recommends no bucket table: {sweep.reason}",
+            f"The sweep recommends nothing: {sweep.reason}",
             "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
         )
     return sweep.recommended_row

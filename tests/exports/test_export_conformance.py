@@ -265,7 +265,7 @@ def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_nothing_recommended_is_an_error(name: str) -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
+    with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         export_of(name).render(Tuned(sweep=without_recommendation(made_sweep())))
 
 

@@ -100,7 +100,7 @@ def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_recommendation_has_no_config() -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
+    with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))
 
 

@@ -134,7 +134,7 @@ def test_the_best_row_of_plain_num_buckets_leads_to_its_name() -> None:
 
 
 def test_without_a_recommendation_there_is_nothing_to_write() -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table"):
+    with pytest.raises(ResultError, match="recommends nothing"):
         render(without_recommendation(made_sweep()))
 
 
