@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from batchtune.sampler import BucketBatchSampler
+    from batchtune.sampler import BucketBatchSampler, PooledBatchSampler, sampler_from_config
     from batchtune.shapes import BatchShape
     from batchtune.workloads import Workload
 
-__all__ = ["BatchShape", "BucketBatchSampler", "Workload", "__version__"]
+__all__ = [
+    "BatchShape",
+    "BucketBatchSampler",
+    "PooledBatchSampler",
+    "Workload",
+    "__version__",
+    "sampler_from_config",
+]
 
 _HOMES = {
     "BatchShape": "batchtune.shapes",
     "BucketBatchSampler": "batchtune.sampler",
+    "PooledBatchSampler": "batchtune.sampler",
     "Workload": "batchtune.workloads",
+    "sampler_from_config": "batchtune.sampler",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from batchtune import BucketBatchSampler
+from batchtune import BucketBatchSampler, PooledBatchSampler, sampler_from_config
 from batchtune.errors import ManifestError, ResultError, UsageError
 from batchtune.exports.sampler import render_sampler_yaml
 from batchtune.lengths import Lengths
@@ -28,8 +29,24 @@ LENGTHS = np.random.default_rng(0).integers(1, 31, 101).astype(np.float64)
 TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
 
 
-def made(lengths: Any = LENGTHS, **options: Any) -> BucketBatchSampler:
+POOLS: dict[str, Any] = {**TABLE, "pool_size": 30}
+
+
+def in_buckets(lengths: Any = LENGTHS, **options: Any) -> BucketBatchSampler:
     return BucketBatchSampler(lengths, **{**TABLE, **options})
+
+
+def in_pools(lengths: Any = LENGTHS, **options: Any) -> PooledBatchSampler:
+    return PooledBatchSampler(lengths, **{**POOLS, **options})
+
+
+Make = Callable[..., BucketBatchSampler | PooledBatchSampler]
+
+
+@pytest.fixture(scope="module", params=[in_buckets, in_pools], ids=["in buckets", "in pools"])
+def made(request: pytest.FixtureRequest) -> Any:
+    """Makes a sampler of each kind."""
+    return request.param
 
 
 def examples(batches: list[list[int]]) -> list[int]:
@@ -61,7 +78,7 @@ def examples(batches: list[list[int]]) -> list[int]:
 )
 def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        made(**options)
+        in_buckets(**options)
 
 
 @pytest.mark.parametrize(
@@ -74,19 +91,33 @@ def test_a_bad_argument_is_told(options: dict[str, Any], message: str) -> None:
         ("train.csv", r"got shape \(\); for a manifest or a data set there is from_config"),
     ],
 )
-def test_bad_lengths_are_told(lengths: Any, message: str) -> None:
+def test_bad_lengths_are_told(made: Make, lengths: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(lengths)
 
 
-def test_overlong_examples_are_told() -> None:
+def test_overlong_examples_are_told(made: Make) -> None:
     with pytest.raises(ValueError, match=r"example 1 has the length 31.*30.0; 2 of 3 examples.*overlong=\"single\""):
         made([3, 31, 45])
 
 
-def test_overlong_examples_may_be_batches_of_one() -> None:
+def test_overlong_examples_may_be_batches_of_one(made: Make) -> None:
     batches = list(made([3, 31, 3, 45], overlong="single"))
     assert sorted(map(sorted, batches)) == [[0, 2], [1], [3]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool_size": 0}, "pool_size must be a whole number, at least 1, got 0"),
+        ({"pool_size": 2.5}, "pool_size must be a whole number, at least 1, got 2.5"),
+        ({"batch_overhead": -1}, "batch_overhead must be finite and at least 0, got -1"),
+        ({"batch_overhead": float("nan")}, "batch_overhead must be finite and at least 0, got nan"),
+    ],
+)
+def test_a_bad_argument_for_pools_is_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        in_pools(**options)
 
 
 # Epochs.
@@ -102,7 +133,13 @@ def test_overlong_examples_may_be_batches_of_one() -> None:
 )
 @settings(deadline=None, max_examples=100)
 def test_len_matches_iteration_and_ranks_share_the_examples(
-    lengths: list[int], world_size: int, shuffle: bool, drop_last: bool, same_bucket: bool, batch_ordering: str
+    made: Make,
+    lengths: list[int],
+    world_size: int,
+    shuffle: bool,
+    drop_last: bool,
+    same_bucket: bool,
+    batch_ordering: str,
 ) -> None:
     ranks = [
         made(
@@ -126,7 +163,7 @@ def test_len_matches_iteration_and_ranks_share_the_examples(
     assert len(set(found)) == len(lengths) - dropped
 
 
-def test_each_iteration_is_the_next_epoch() -> None:
+def test_each_iteration_is_the_next_epoch(made: Make) -> None:
     sampler = made(seed=3)
     epochs = [list(sampler) for _ in range(3)]
     assert epochs[0] != epochs[1] != epochs[2]
@@ -134,7 +171,7 @@ def test_each_iteration_is_the_next_epoch() -> None:
         assert list(made(seed=3, epoch=epoch)) == batches
 
 
-def test_set_epoch_says_which_epoch_is_next() -> None:
+def test_set_epoch_says_which_epoch_is_next(made: Make) -> None:
     sampler = made()
     first = list(sampler)
     sampler.set_epoch(0)
@@ -142,7 +179,7 @@ def test_set_epoch_says_which_epoch_is_next() -> None:
     assert sampler.epoch == 1
 
 
-def test_an_abandoned_iteration_counts_as_an_epoch_once_begun() -> None:
+def test_an_abandoned_iteration_counts_as_an_epoch_once_begun(made: Make) -> None:
     sampler = made()
     iter(sampler)
     assert sampler.epoch == 0
@@ -150,7 +187,7 @@ def test_an_abandoned_iteration_counts_as_an_epoch_once_begun() -> None:
     assert list(sampler) == list(made(epoch=1))
 
 
-def test_set_epoch_during_an_iteration_is_for_the_next() -> None:
+def test_set_epoch_during_an_iteration_is_for_the_next(made: Make) -> None:
     sampler = made()
     running = iter(sampler)
     first = [next(running)]
@@ -159,7 +196,19 @@ def test_set_epoch_during_an_iteration_is_for_the_next() -> None:
     assert sampler.epoch == 0
 
 
-def test_the_callers_lengths_may_change_afterwards() -> None:
+def test_len_is_that_of_every_epoch_whenever_it_is_asked_for(made: Make) -> None:
+    sampler, resumed = made(), made()
+    count = len(sampler)
+    running = iter(sampler)
+    next(running)
+    assert len(sampler) == count == 1 + len(list(running)) == len(list(sampler))
+    sampler.set_epoch(5)
+    assert len(sampler) == count == len(list(sampler))
+    resumed.load_state_dict(sampler.state_dict())
+    assert len(resumed) == count == len(list(resumed))
+
+
+def test_the_callers_lengths_may_change_afterwards(made: Make) -> None:
     lengths = LENGTHS.copy()
     sampler = made(lengths, batch_ordering="ascending")
     lengths[:] = 1
@@ -167,17 +216,59 @@ def test_the_callers_lengths_may_change_afterwards() -> None:
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS.tolist(), LENGTHS.astype(np.int32), torch.tensor(LENGTHS)])
-def test_lengths_may_be_any_array(lengths: Any) -> None:
+def test_lengths_may_be_any_array(made: Make, lengths: Any) -> None:
     assert list(made(lengths)) == list(made())
 
 
-def test_it_can_be_pickled() -> None:
+def test_it_can_be_pickled(made: Make) -> None:
     assert list(pickle.loads(pickle.dumps(made()))) == list(made())
 
 
-def test_drop_last_may_leave_nothing() -> None:
+def test_drop_last_may_leave_nothing(made: Make) -> None:
     sampler = made([3.0], drop_last=True)
     assert (len(sampler), list(sampler), sampler.dropped_examples) == (0, [], 1)
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=80),
+    st.integers(1, 100),
+    st.sampled_from([None, 0.0, 8.0]),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=100)
+def test_all_epochs_in_pools_have_as_many_batches_that_fit(
+    lengths: list[int], pool_size: int, overhead: float | None, world_size: int, drop_last: bool, same_bucket: bool
+) -> None:
+    dealt = {"rank": 0, "world_size": world_size, "drop_last": drop_last, "same_bucket": same_bucket}
+    sampler = in_pools(lengths, pool_size=pool_size, batch_overhead=overhead, **dealt)
+    count, values = len(sampler), np.array(lengths)
+    for _ in range(5):
+        batches = list(sampler)
+        assert len(batches) == count == len(sampler)
+        for batch in batches:
+            fits = TABLE["bucket_batch_sizes"][np.searchsorted(TABLE["bucket_boundaries"], values[batch].max())]
+            assert len(batch) <= min(fits, pool_size)
+
+
+@pytest.mark.parametrize("pool_size", [1, 7, LENGTHS.size, 10**9])
+def test_an_unshuffled_epoch_goes_pool_by_pool_from_the_longest(pool_size: int) -> None:
+    batches = list(in_pools(pool_size=pool_size, shuffle=False))
+    order = [example for batch in batches for example in batch]
+    pools = np.array_split(np.arange(LENGTHS.size), -(-LENGTHS.size // pool_size))
+    assert order == [int(pool[at]) for pool in pools for at in np.argsort(-LENGTHS[pool], kind="stable")]
+
+
+def test_a_sampler_for_pools_makes_other_batches_in_each_epoch() -> None:
+    sampler = in_pools()
+    epochs = [{frozenset(batch) for batch in sampler} for _ in range(2)]
+    assert len(epochs[0] & epochs[1]) < len(sampler) / 4
+
+
+def test_float32_lengths_belong_below_the_boundary_that_they_round_to() -> None:
+    lengths = np.full(60, 0.1, np.float32)
+    assert len(in_pools(lengths, bucket_boundaries=[0.1, 1, 2])) == 8
 
 
 # Resuming.
@@ -185,7 +276,7 @@ def test_drop_last_may_leave_nothing() -> None:
 
 @pytest.mark.parametrize("batch_ordering", ["random", "ascending"])
 @pytest.mark.parametrize("position", [0, 1, 7, None])
-def test_a_loaded_state_goes_on_batch_for_batch(position: int | None, batch_ordering: str) -> None:
+def test_a_loaded_state_goes_on_batch_for_batch(made: Make, position: int | None, batch_ordering: str) -> None:
     sampler = made(epoch=2, batch_ordering=batch_ordering)
     batches, taken = list(made(epoch=2, batch_ordering=batch_ordering)), len(sampler) if position is None else position
     running = iter(sampler)
@@ -196,20 +287,20 @@ def test_a_loaded_state_goes_on_batch_for_batch(position: int | None, batch_orde
     assert list(resumed) == list(made(epoch=3, batch_ordering=batch_ordering))
 
 
-def test_after_an_epoch_the_state_is_the_next() -> None:
+def test_after_an_epoch_the_state_is_the_next(made: Make) -> None:
     sampler = made()
     list(sampler)
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
 
 
-def test_a_state_before_an_epochs_first_batch_is_that_epochs() -> None:
+def test_a_state_before_an_epochs_first_batch_is_that_epochs(made: Make) -> None:
     sampler = made()
     next(iter(sampler))
     iter(sampler)
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (1, 0)
 
 
-def test_set_epoch_of_the_resumed_epoch_keeps_the_place() -> None:
+def test_set_epoch_of_the_resumed_epoch_keeps_the_place(made: Make) -> None:
     sampler, resumed = made(), made()
     next(iter(sampler))
     resumed.load_state_dict(sampler.state_dict())
@@ -217,7 +308,7 @@ def test_set_epoch_of_the_resumed_epoch_keeps_the_place() -> None:
     assert list(resumed) == list(made())[1:]
 
 
-def test_set_epoch_of_another_epoch_leaves_the_place() -> None:
+def test_set_epoch_of_another_epoch_leaves_the_place(made: Make) -> None:
     sampler, resumed = made(), made()
     next(iter(sampler))
     resumed.load_state_dict(sampler.state_dict())
@@ -236,16 +327,24 @@ def test_set_epoch_of_another_epoch_leaves_the_place() -> None:
         ({"rank": 0, "world_size": 2}, "has world_size 1, this sampler 2"),
     ],
 )
-def test_the_state_of_another_sampler_is_refused(options: dict[str, Any], message: str) -> None:
+def test_the_state_of_another_sampler_is_refused(made: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(**options).load_state_dict(made().state_dict())
 
 
-def test_a_damaged_state_is_refused() -> None:
+def test_the_state_of_other_pools_is_refused() -> None:
+    for options in ({"pool_size": 29}, {"batch_overhead": 1.0}):
+        with pytest.raises(ValueError, match="boundaries, batch sizes or options"):
+            in_pools(**options).load_state_dict(in_pools().state_dict())
+    with pytest.raises(ValueError, match="boundaries, batch sizes or options"):
+        in_pools().load_state_dict(in_buckets().state_dict())
+
+
+def test_a_damaged_state_is_refused(made: Make) -> None:
     state = made().state_dict()
     with pytest.raises(ValueError, match="position missing"):
         made().load_state_dict({name: value for name, value in state.items() if name != "position"})
-    with pytest.raises(ValueError, match="at batch 999, but an epoch has"):
+    with pytest.raises(ValueError, match="at batch 999, but its epoch has"):
         made().load_state_dict({**state, "position": 999})
 
 
@@ -256,9 +355,9 @@ def test_a_damaged_state_is_refused() -> None:
     "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "2 persistent"]
 )
 def test_a_data_loader_gives_the_same_epochs_with_any_workers(options: dict[str, Any]) -> None:
-    loader = DataLoader(range(LENGTHS.size), batch_sampler=made(), collate_fn=list, **options)  # type: ignore[arg-type]
-    assert len(loader) == len(made())
-    assert [list(loader) for _ in range(3)] == [list(made(epoch=epoch)) for epoch in range(3)]
+    loader = DataLoader(range(LENGTHS.size), batch_sampler=in_buckets(), collate_fn=list, **options)  # type: ignore[arg-type]
+    assert len(loader) == len(in_buckets())
+    assert [list(loader) for _ in range(3)] == [list(in_buckets(epoch=epoch)) for epoch in range(3)]
 
 
 LOADERS = pytest.mark.parametrize(
@@ -272,39 +371,50 @@ LOADERS = pytest.mark.parametrize(
 )
 
 
-def loader_of(sampler: BucketBatchSampler, **options: Any) -> Any:
+def loader_of(sampler: BucketBatchSampler | PooledBatchSampler, **options: Any) -> Any:
     return DataLoader(range(LENGTHS.size), batch_sampler=sampler, collate_fn=list, **options)  # type: ignore[arg-type]
 
 
 @LOADERS
 @pytest.mark.parametrize("leave", [False, True], ids=["while it runs", "after a break"])
 def test_a_plain_loader_resumes_behind_what_it_delivered(options: dict[str, Any], leave: bool) -> None:
-    batches = list(made())
+    batches = list(in_buckets())
     for taken in (2, len(batches)) if options.get("num_workers") else (1, 2, len(batches) - 1, len(batches)):
-        sampler = made()
+        sampler = in_buckets()
         running = iter(loader_of(sampler, **options))
         before = [next(running) for _ in range(taken)]
         if leave:
             del running
-        resumed = made()
+        resumed = in_buckets()
         resumed.load_state_dict(sampler.state_dict())
         loader = loader_of(resumed, **options)
         after = [*loader, *loader]  # a pass that has nothing left of its epoch is empty
-        assert (before + after)[: 2 * len(batches)] == batches + list(made(epoch=1))
+        assert (before + after)[: 2 * len(batches)] == batches + list(in_buckets(epoch=1))
 
 
 @LOADERS
 def test_a_plain_loader_resumes_a_resumed_epoch(options: dict[str, Any]) -> None:
-    sampler = made()
+    sampler = in_buckets()
     sampler.load_state_dict({**sampler.state_dict(), "position": 3})
     running = iter(loader_of(sampler, **options))
     next(running)
-    resumed = made()
+    resumed = in_buckets()
     resumed.load_state_dict(sampler.state_dict())
-    assert list(loader_of(resumed, **options)) == list(made())[4:]
+    assert list(loader_of(resumed, **options)) == list(in_buckets())[4:]
 
 
-def test_a_reader_ahead_may_say_how_many_batches_were_trained_on() -> None:
+def test_a_plain_loader_over_pools_has_workers_and_resumes() -> None:
+    sampler, batches = in_pools(), list(in_pools())
+    loader = loader_of(sampler, num_workers=2)
+    running = iter(loader)
+    before = [next(running) for _ in range(3)]
+    assert len(loader) == len(batches)
+    resumed = in_pools()
+    resumed.load_state_dict(sampler.state_dict())
+    assert before + list(loader_of(resumed, num_workers=2)) == batches
+
+
+def test_a_reader_ahead_may_say_how_many_batches_were_trained_on(made: Make) -> None:
     sampler, resumed = made(), made()
     running = iter(sampler)
     for _ in range(6):
@@ -316,14 +426,14 @@ def test_a_reader_ahead_may_say_how_many_batches_were_trained_on() -> None:
 
 
 def test_a_sampler_in_a_loader_can_be_copied() -> None:
-    sampler = made()
+    sampler = in_buckets()
     running = iter(loader_of(sampler, num_workers=1))
     next(running)
-    assert list(pickle.loads(pickle.dumps(sampler))) == list(made(epoch=1))
+    assert list(pickle.loads(pickle.dumps(sampler))) == list(in_buckets(epoch=1))
 
 
 def test_a_torch_that_counts_no_deliveries_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = made()
+    sampler = in_buckets()
     running = iter(loader_of(sampler, num_workers=1))
     next(running)
     monkeypatch.delitem(vars(running), "_num_yielded")
@@ -356,9 +466,13 @@ def config_of(lengths: Lengths) -> SamplerConfig:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(made: Make, tmp_path: Path) -> Path:
+    """The `sampler.yaml` of what `made` makes, with another seed."""
+    config = config_of(Lengths.of(LENGTHS))
+    if made is in_pools:
+        config = msgspec.structs.replace(config, sampler="pooled", pool_size=30)
     path = tmp_path / "sampler.yaml"
-    path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS))), encoding="utf-8")
+    path.write_text(render_sampler_yaml(config), encoding="utf-8")
     return path
 
 
@@ -369,35 +483,47 @@ def manifest(tmp_path: Path, scale: int = 1) -> Path:
     return path
 
 
-def test_a_config_makes_the_sampler_that_it_describes(config: Path) -> None:
-    assert list(BucketBatchSampler.from_config(config, LENGTHS)) == list(made(seed=11))
+def test_a_config_makes_the_sampler_that_it_describes(made: Make, config: Path) -> None:
+    assert list(sampler_from_config(config, LENGTHS)) == list(made(seed=11))
 
 
-def test_arguments_go_before_the_config(config: Path) -> None:
-    sampler = BucketBatchSampler.from_config(str(config), LENGTHS, seed=2, batch_ordering="descending", epoch=3)
+def test_arguments_go_before_the_config(made: Make, config: Path) -> None:
+    sampler = sampler_from_config(str(config), LENGTHS, seed=2, batch_ordering="descending", epoch=3)
     assert list(sampler) == list(made(seed=2, batch_ordering="descending", epoch=3))
 
 
-def test_lengths_may_be_a_manifest_read_in_its_order(config: Path, tmp_path: Path) -> None:
-    assert list(BucketBatchSampler.from_config(config, manifest(tmp_path))) == list(made(seed=11))
+def test_lengths_may_be_a_manifest_read_in_its_order(made: Make, config: Path, tmp_path: Path) -> None:
+    assert list(sampler_from_config(config, manifest(tmp_path))) == list(made(seed=11))
 
 
 @pytest.mark.parametrize("scale", ["1/1000", 0.001, Fraction(1, 1000)])
-def test_a_manifest_is_read_as_asked(config: Path, tmp_path: Path, scale: Any) -> None:
+def test_a_manifest_is_read_as_asked(made: Make, config: Path, tmp_path: Path, scale: Any) -> None:
     path = manifest(tmp_path, scale=1000)
-    sampler = BucketBatchSampler.from_config(config, path, length_key="duration", length_scale=scale)
+    sampler = sampler_from_config(config, path, length_key="duration", length_scale=scale)
     assert list(sampler) == list(made(seed=11))
 
 
-def test_lengths_may_be_those_of_a_data_set(config: Path) -> None:
+def test_lengths_may_be_those_of_a_data_set(made: Make, config: Path) -> None:
     dataset = [{"text": "x" * int(length)} for length in LENGTHS]
-    sampler = BucketBatchSampler.from_config(config, dataset, length_of=lambda example: len(example["text"]))
+    sampler = sampler_from_config(config, dataset, length_of=lambda example: len(example["text"]))
     assert list(sampler) == list(made(seed=11))
+
+
+def test_a_config_is_run_by_its_own_class(made: Make, config: Path) -> None:
+    ours, other = BucketBatchSampler, PooledBatchSampler
+    if made is in_pools:
+        ours, other = other, ours
+    assert type(sampler_from_config(config, LENGTHS)) is ours
+    assert list(ours.from_config(config, LENGTHS)) == list(made(seed=11))
+    with pytest.raises(ValueError, match=f"but {other.__name__} is of the kind .*use batchtune.sampler_from_config"):
+        other.from_config(config, LENGTHS)
 
 
 def test_other_lengths_than_those_tuned_on_are_a_warning(config: Path) -> None:
-    with pytest.warns(UserWarning, match="was tuned on other lengths"):
-        BucketBatchSampler.from_config(config, LENGTHS[:-1])
+    for make in (sampler_from_config, type(sampler_from_config(config, LENGTHS)).from_config):
+        with pytest.warns(UserWarning, match=r"sampler\.yaml was tuned on other lengths") as told:
+            make(config, LENGTHS[:-1])
+        assert told[0].filename == __file__
 
 
 def test_examples_beyond_the_tunings_limit_are_reported_with_it(tmp_path: Path) -> None:
@@ -407,7 +533,7 @@ def test_examples_beyond_the_tunings_limit_are_reported_with_it(tmp_path: Path) 
     path.write_text(render_sampler_yaml(msgspec.structs.replace(config, evidence=limited)), encoding="utf-8")
     said = rf"example {LENGTHS.size} has the length 82\.5, .* 1 of .* was tuned with --max-length {LENGTHS.max():g}"
     with pytest.raises(ValueError, match=said):
-        BucketBatchSampler.from_config(path, np.append(LENGTHS, 82.5))
+        sampler_from_config(path, np.append(LENGTHS, 82.5))
 
 
 def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
@@ -416,30 +542,30 @@ def test_target_lengths_belong_to_what_was_tuned_on(tmp_path: Path) -> None:
     path.write_text(render_sampler_yaml(config_of(Lengths.of(LENGTHS, targets))), encoding="utf-8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        BucketBatchSampler.from_config(path, LENGTHS, targets=targets)
-        BucketBatchSampler.from_config(path, manifest(tmp_path), target_key="words")
+        sampler_from_config(path, LENGTHS, targets=targets)
+        sampler_from_config(path, manifest(tmp_path), target_key="words")
     with pytest.warns(UserWarning, match="together with target lengths"):
-        BucketBatchSampler.from_config(path, LENGTHS)
+        sampler_from_config(path, LENGTHS)
 
 
 def test_a_manifest_in_another_unit_is_refused(config: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"counts lengths in ms, .* in s: say the length_scale"):
-        BucketBatchSampler.from_config(config, manifest(tmp_path), unit="ms")
+        sampler_from_config(config, manifest(tmp_path), unit="ms")
 
 
 def test_options_of_a_manifest_need_one(config: Path) -> None:
     with pytest.raises(TypeError, match="length_key: these are for the path of a manifest"):
-        BucketBatchSampler.from_config(config, LENGTHS, length_key="duration")
+        sampler_from_config(config, LENGTHS, length_key="duration")
 
 
 def test_an_unknown_option_is_refused(config: Path) -> None:
     with pytest.raises(TypeError, match="lenght_key"):
-        BucketBatchSampler.from_config(config, LENGTHS, lenght_key="duration")
+        sampler_from_config(config, LENGTHS, lenght_key="duration")
 
 
 def test_a_missing_config_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="does not exist"):
-        BucketBatchSampler.from_config(tmp_path / "sampler.yaml", LENGTHS)
+        sampler_from_config(tmp_path / "sampler.yaml", LENGTHS)
 
 
 # Lengths in the manifest's order.

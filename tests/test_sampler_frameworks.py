@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import sys
 import types
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from batchtune import BucketBatchSampler
+from batchtune import BucketBatchSampler, PooledBatchSampler
 
 # Frameworks warn of matters of their own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,8 +24,21 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 LENGTHS = np.random.default_rng(0).integers(1, 31, 61).astype(np.float64)
 
 
-def made(**options: Any) -> BucketBatchSampler:
-    return BucketBatchSampler(LENGTHS, bucket_boundaries=[5, 12, 30], bucket_batch_sizes=[9, 4, 2], **options)
+TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+
+
+class Made:
+    """Makes a sampler: in buckets, unless a test asks for pools."""
+
+    pool_size: int | None = None
+
+    def __call__(self, **options: Any) -> BucketBatchSampler | PooledBatchSampler:
+        if self.pool_size is None:
+            return BucketBatchSampler(LENGTHS, **TABLE, **options)
+        return PooledBatchSampler(LENGTHS, pool_size=self.pool_size, **TABLE, **options)
+
+
+made = Made()
 
 
 def epoch(number: int, **options: Any) -> list[list[int]]:
@@ -337,7 +351,8 @@ def test_transformers_resumes(tmp_path: Path, steps: int) -> None:
 # torch.distributed
 
 
-def on_rank(rank: int, meeting: str, results: Any) -> None:
+def on_rank(rank: int, pool_size: int | None, meeting: str, results: Any) -> None:
+    made.pool_size = pool_size
     sampler = made()  # before the process group, as frameworks let users do
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     results.put((sampler.rank, len(sampler), list(sampler)))
@@ -348,7 +363,8 @@ def on_rank(rank: int, meeting: str, results: Any) -> None:
 def test_ranks_are_those_of_the_process_group(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=on_rank, args=(rank, str(tmp_path / "meeting"), results)) for rank in range(2)]
+    common = made.pool_size, str(tmp_path / "meeting"), results
+    processes = [context.Process(target=on_rank, args=(rank, *common)) for rank in range(2)]
     for process in processes:
         process.start()
     found = sorted(results.get(timeout=120) for _ in processes)
@@ -366,3 +382,41 @@ def test_ranks_are_those_of_a_process_group_made_later(tmp_path: Path) -> None:
         assert (sampler.rank, sampler.world_size) == (0, 1)
     finally:
         torch.distributed.destroy_process_group()
+
+
+# Pools: a choice of the same tests, those that would notice epochs with other numbers of batches among them.
+
+SAME_IN_POOLS: dict[str, Callable[[Path], None]] = {
+    "stateful": lambda _: test_a_stateful_loader_goes_on_in_mid_epoch({"num_workers": 0}, 6),
+    "stateful with workers": lambda _: test_a_stateful_loader_goes_on_in_mid_epoch({"num_workers": 2}, 6),
+    "stateful between epochs": lambda _: test_a_stateful_loader_goes_on_between_two_epochs({"num_workers": 0}),
+    "lightning": lambda path: test_lightning_trains_epoch_after_epoch(path, {}),
+    "lightning from a checkpoint": test_lightning_resumes_at_the_epoch_of_the_checkpoint,
+    "lightning in mid-epoch": lambda path: test_lightning_resumes_in_mid_epoch_with_a_stateful_loader(path, {}),
+    "lightning's place": lambda path: test_lightning_with_a_plain_loader_keeps_the_samplers_place(path, 0),
+    "accelerate": lambda _: test_accelerate_prepares_the_loader({}),
+    "accelerate skips": lambda _: test_accelerate_skips_the_first_batches(),
+    "accelerate in mid-epoch": lambda path: test_accelerate_resumes_in_mid_epoch(path, 0),
+    "accelerate by batch count": lambda _: test_accelerate_with_a_plain_loader_resumes_by_batch_count(0),
+    "accelerate gathers": lambda _: test_accelerate_gathers_every_example_once(),
+    "accelerate deals": lambda _: test_accelerate_deals_the_batches_of_one_rank_to_processes(),
+    "transformers": test_transformers_trains_epoch_after_epoch,
+    "transformers in mid-epoch": lambda path: test_transformers_resumes(path, len(made()) + 4),
+}
+
+
+@pytest.fixture
+def in_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made, "pool_size", 20)
+
+
+@pytest.mark.usefixtures("in_pools", "torchaudio_or_none")
+@pytest.mark.parametrize("name", SAME_IN_POOLS)
+def test_pools_run_as_buckets_do(name: str, tmp_path: Path) -> None:
+    SAME_IN_POOLS[name](tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_pools")
+def test_ranks_over_pools_are_those_of_the_process_group(tmp_path: Path) -> None:
+    test_ranks_are_those_of_the_process_group(tmp_path)

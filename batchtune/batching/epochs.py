@@ -1,12 +1,8 @@
 """One epoch's batches: which examples are in which batch, in which order, and on which rank.
 
-Batches are made in four steps, each a function of arrays:
-
-1. `group`: the examples, bucket after bucket. Once for a data set.
-2. `layout.lay_out`: where each bucket is cut into batches, split and dealt so that every rank has as many: the same in
-   every epoch.
-3. `shuffled` and `drawn`: for each epoch another order of the examples within their buckets, and of the batches.
-4. `assemble`: the batches of one rank; or `simulate`: only the shapes of all.
+A batcher (`batching.batchers`) orders an epoch's examples and cuts them into batches, split and dealt so that every
+rank has as many: a `Cut`. `drawn` puts these batches in order; `assemble` gives those of one rank, `simulate` only the
+shapes of all.
 
 The sampler, the verification and the simulation of an epoch are the same steps. In all of them `lengths` has the shape
 (examples,), by index of the example.
@@ -17,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +28,7 @@ ORDERINGS: tuple[Ordering, ...] = get_args(Ordering)
 _AT_ONCE = 1 << 18
 _AS_LISTS = 1 << 14
 # What is drawn from (seed, epoch), each from a stream of its own.
-_EXAMPLES, _BATCHES = 1, 2
+EXAMPLES, _BATCHES = 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,67 +68,53 @@ class Drawing:
     """In which order examples and batches come.
 
     Attributes:
-        shuffle: Whether the examples are shuffled within their buckets, and the batches (`ordering` random).
+        shuffle: Whether the examples are shuffled, within their buckets or before pools are taken, and the batches
+            (`ordering` random).
         ordering: `ascending` and `descending` sort the batches stably by their longest length. Without `shuffle`,
             `random` leaves the batches as a streaming sampler would complete them.
         seed: At least 0.
         epoch: At least 0; each has a shuffle of its own.
+        attempt: At least 0; of the shuffles that an epoch may have, which one.
     """
 
     shuffle: bool = True
     ordering: Ordering = "random"
     seed: int = 0
     epoch: int = 0
+    attempt: int = 0
 
     def stream(self, of: int) -> np.random.Generator:
         """Return the random numbers of this epoch for one purpose."""
-        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.epoch, of)))
+        key = (self.epoch, of, self.attempt) if self.attempt else (self.epoch, of)
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grouped:
-    """Examples, bucket after bucket.
+class Cut:
+    """One epoch's examples, and where they are cut into batches.
 
     Attributes:
-        order: Shape (examples,): indices of examples; within a bucket in their own order.
-        counts: Shape (buckets,): number of examples in each bucket.
+        examples: Shape (examples,): indices of examples in this epoch's order.
+        layout: The batches, as positions in `examples`.
     """
 
-    order: Indices
-    counts: IntArray
+    examples: Indices
+    layout: Layout
 
 
-def group(buckets: npt.NDArray[np.integer[Any]], num_buckets: int) -> Grouped:
-    """Sort examples into their buckets; `buckets`, one for each example, of 8 or 16 bits is fast and lean."""
-    order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
-    return Grouped(order, cast(IntArray, np.bincount(buckets, minlength=num_buckets).astype(np.int64)))
-
-
-def shuffled(grouped: Grouped, drawing: Drawing) -> Indices:
-    """Return the examples in this epoch's order, bucket after bucket.
-
-    A shuffle of all examples that are then sorted into buckets, as streaming samplers work, gives each bucket's
-    examples in a uniformly random order; so does a shuffle of each bucket.
-    """
-    if not drawing.shuffle:
-        return grouped.order
-    random = drawing.stream(_EXAMPLES)
-    order: Indices = grouped.order.copy()
-    for start, end in pairwise([0, *np.cumsum(grouped.counts).tolist()]):
-        random.shuffle(order[start:end])
-    return order
-
-
-def drawn(layout: Layout, examples: Indices, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -> Indices:
-    """Return the indices of batches in their order, shape (steps × world_size,); `examples` are those of `shuffled`.
+def drawn(cut: Cut, drawing: Drawing, lengths: npt.NDArray[Any] | None = None) -> Indices:
+    """Return the indices of batches in their order, shape (steps × world_size,).
 
     Batch i is the one of rank i % world_size at step i // world_size. `lengths` are needed where batches are sorted.
     """
+    layout, examples = cut.layout, cut.examples
     together, ranks = layout.dealing.together, layout.dealing.world_size
     units = layout.starts.size // together
     if drawing.shuffle:
         order: Indices = np.arange(units, dtype=index_dtype(layout.starts.size))
         drawing.stream(_BATCHES).shuffle(order)
+    elif layout.in_order:
+        order = np.arange(units, dtype=index_dtype(layout.starts.size))
     else:
         # As a sampler that reads the examples one by one has a step's batches together: full ones when their last
         # example was read, then the rests, bucket by bucket.
@@ -140,7 +122,7 @@ def drawn(layout: Layout, examples: Indices, drawing: Drawing, lengths: npt.NDAr
         after_all = layout.count + layout.buckets[::together].astype(np.int64)
         order = np.argsort(np.where(layout.rest[::together], after_all, last), kind="stable")
     if layout.dealing.drop_last:
-        order = order[: units - units % (ranks // together)]
+        order = order[: layout.batches_per_rank * ranks // together]
     if drawing.ordering != "random":
         assert lengths is not None
         longest = _longest(lengths, examples, layout.starts, layout.batch_sizes).reshape(-1, together).max(axis=1)
@@ -156,12 +138,10 @@ def dropped_examples(layout: Layout, batches: Indices) -> int:
     return layout.count - int(layout.batch_sizes[batches].sum(dtype=np.int64)) + layout.repeated_examples
 
 
-def assemble(
-    grouped: Grouped, layout: Layout, drawing: Drawing, *, rank: int = 0, lengths: npt.NDArray[Any] | None = None
-) -> EpochBatches:
+def assemble(cut: Cut, drawing: Drawing, *, rank: int = 0, lengths: npt.NDArray[Any] | None = None) -> EpochBatches:
     """Return the batches of one rank in one epoch; `lengths` are needed where batches are sorted."""
-    examples = shuffled(grouped, drawing)
-    mine = drawn(layout, examples, drawing, lengths)[rank :: layout.dealing.world_size]
+    examples, layout = cut.examples, cut.layout
+    mine = drawn(cut, drawing, lengths)[rank :: layout.dealing.world_size]
     starts, sizes = layout.starts[mine], layout.batch_sizes[mine]
     bounds = np.zeros(mine.size + 1, dtype=np.int64)
     np.cumsum(sizes, out=bounds[1:])
@@ -187,12 +167,10 @@ class EpochShapes:
         return int(self.batch_sizes.size)
 
 
-def simulate(
-    grouped: Grouped, layout: Layout, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None
-) -> EpochShapes:
+def simulate(cut: Cut, drawing: Drawing, lengths: FloatArray, targets: FloatArray | None = None) -> EpochShapes:
     """Return the shapes of the batches that all ranks have in one epoch: those of step 0, rank by rank, then step 1."""
-    examples = shuffled(grouped, drawing)
-    batches = drawn(layout, examples, drawing, lengths)
+    examples, layout = cut.examples, cut.layout
+    batches = drawn(cut, drawing, lengths)
     starts, sizes = layout.starts[batches], layout.batch_sizes[batches]
     return EpochShapes(
         sizes.astype(np.int64),

@@ -42,15 +42,17 @@ ON_ONE_RANK = Dealing()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The places where the buckets, one after the other, are cut into batches; arrays of the shape (batches,).
+    """The places where buckets or pools, one after the other, are cut into batches; arrays of the shape (batches,).
 
     Attributes:
-        starts: A batch's first example, as a position in `Grouped.order`.
+        starts: A batch's first example, as a position in this epoch's examples.
         batch_sizes: Number of examples.
-        buckets: Ascending.
-        rest: Whether the batch is of what the bucket's full batches leave over.
+        buckets: The bucket whose batch size limits the batch.
+        rest: Whether the batch is of what the full batches of its bucket or pool leave over.
         dealing: As it was laid out.
         count: Number of examples of the data set.
+        in_order: Whether batches come in this order where nothing is shuffled; else as their last examples are read.
+        most_per_rank: With `drop_last`, the most batches of each rank that are run; None: all that are enough for all.
     """
 
     starts: Indices
@@ -59,6 +61,14 @@ class Layout:
     rest: npt.NDArray[np.bool_]
     dealing: Dealing
     count: int
+    in_order: bool = False
+    most_per_rank: int | None = None
+
+    @property
+    def batches_per_rank(self) -> int:
+        """The number of batches of each rank; with `drop_last` those that are not enough for all ranks are not run."""
+        enough = int(self.starts.size) // self.dealing.world_size
+        return enough if self.most_per_rank is None else min(enough, self.most_per_rank)
 
     @property
     def repeated_examples(self) -> int:
@@ -159,7 +169,7 @@ def tally(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Tally:
 
 
 def _tally_evened(counts: IntArray, cut: Tally, ranks: int) -> Tally:
-    """As `_evened`: split the largest batches until their number is a multiple of the ranks, or repeats some."""
+    """As `evened`: split the largest batches until their number is a multiple of the ranks, or repeats some."""
     wanted = -cut.batches % ranks
     if wanted == 0:
         return cut
@@ -214,13 +224,15 @@ def lay_out(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> Layout
         parts.append((positions, sizes.astype(dtype), np.full(starts.size, bucket, dtype=dtype), rest))
     positions, sizes, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     layout = Layout(positions, sizes, buckets, rest, dealing, edges[-1])
-    return layout if dealing.same_bucket or dealing.drop_last else _evened(layout)
+    return layout if dealing.same_bucket or dealing.drop_last else evened(layout)
 
 
-def _evened(layout: Layout) -> Layout:
-    """Split the largest batches until their number is a multiple of the ranks; repeats some where it can't be."""
-    ranks = layout.dealing.world_size
-    wanted = -layout.starts.size % ranks
+def evened(layout: Layout, batches: int | None = None) -> Layout:
+    """Split the largest batches until there are so many, and repeat some if there can't be.
+
+    Without `batches`, until their number is a multiple of the ranks.
+    """
+    wanted = -layout.starts.size % layout.dealing.world_size if batches is None else batches - layout.starts.size
     if wanted == 0:
         return layout
     # Each split takes the largest, so no more than the `wanted` largest are touched; of equals the first.
@@ -232,7 +244,7 @@ def _evened(layout: Layout) -> Layout:
     sizes = np.concatenate((layout.batch_sizes[kept], made_sizes))
     source = np.concatenate((kept, made_of))
     order = np.argsort(starts, kind="stable")
-    if repeats := -order.size % ranks:
+    if repeats := layout.starts.size + wanted - order.size:
         order = np.sort(np.concatenate((order, np.resize(order, repeats))))
     dtype, source = layout.starts.dtype, source[order]
     return replace(

@@ -224,21 +224,20 @@ def checked_lengths(lengths: npt.ArrayLike) -> npt.NDArray[Any]:
     return values
 
 
-def bucketed(values: npt.NDArray[Any], table: BucketTable, overlong: str) -> tuple[BucketTable, Buckets]:
-    """Return the bucket of each example, and the table, with one bucket more where there are overlong examples.
+def holding_all(values: npt.NDArray[Any], table: BucketTable, overlong: str) -> BucketTable:
+    """Return the table, with one bucket more, of batches of one, where there are overlong examples.
 
     Raises:
         OverlongError: There are overlong examples, and `overlong` is "error".
     """
-    buckets = table.assign(values)
-    beyond = np.flatnonzero(buckets == table.num_buckets)
-    if beyond.size == 0:
-        return table, buckets
+    if table.assign(values.max(keepdims=True))[0] < table.num_buckets:
+        return table
     if overlong == "error":
+        beyond = np.flatnonzero(table.assign(values) == table.num_buckets)
         index, last = int(beyond[0]), float(table.boundaries[-1])
         raise OverlongError(
             f"example {index} has the length {values[index]}, beyond the last of bucket_boundaries, {last}; "
             f"{beyond.size:,} of {values.size:,} examples are. Leave them out of the data set and of the lengths, add "
             'a boundary, or say overlong="single" for batches of one'
         )
-    return table.extended_to(float(values[beyond].max())), buckets
+    return table.extended_to(float(values.max()))

@@ -97,7 +97,7 @@ def describe(lengths: Lengths, *, quiet: bool) -> None:
 
 
 def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:
-    """Warn if the table in the run's `sampler.yaml` is not the recommended one of `sweep.json`, which reports show."""
+    """Warn if the run's `sampler.yaml` does not make the batches that `sweep.json` recommends, which reports show."""
     from batchtune.exports.sampler import read_sampler_yaml
     from batchtune.results import SAMPLER_FILE
 
@@ -109,7 +109,10 @@ def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:
     except ResultError as error:
         note(f"Warning: {error.message}. This shows sweep.json.")
         return
-    if (config.bucket_boundaries, config.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
+    pools = (config.pool_size, config.batch_overhead), (row.pool_size, row.batch_overhead)
+    if pools[0] != pools[1]:
+        note(f"Warning: {path} was edited: its pools differ from those of sweep.json, which this shows.")
+    elif (config.bucket_boundaries, config.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
         note(f"Warning: {path} was edited: its bucket table differs from that of sweep.json, which this shows.")
 
 

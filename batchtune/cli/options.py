@@ -299,7 +299,7 @@ class SweepOptions:
     strategy: Annotated[
         list[str] | None,
         option(
-            "speechbrain, linear, exponential, quantile or optimal; can be repeated (default: all).",
+            "speechbrain, linear, exponential, quantile, optimal or pooled; can be repeated (default: all).",
             "S",
             values="batchtune.batching.strategies:STRATEGIES",
         ),
@@ -308,6 +308,11 @@ class SweepOptions:
         "Your current settings, shown as a row: max_batch_length=600,num_buckets=200 or batch_size=16; or their "
         "file: a SpeechBrain YAML, a NeMo config or a sampler.yaml.",
         "WHAT",
+    )
+    pool_size: str | None = setting(
+        "Pool sizes: 20000, 1000,20000 or 1000,all (default: eight from 1000 to all). A pool is sorted by length and "
+        "cut into batches.",
+        "N",
     )
     multiple_of: float | None = setting(
         "Round boundaries up to multiples of this, if you pad batches to them: for tensor cores, strides, or few "
@@ -327,19 +332,26 @@ class SweepOptions:
         "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
     )
     min_randomness: float | None = setting(
-        "Recommend only tables that are at least this random, from 0 to 1: the probability that two random "
-        "examples share a bucket.",
+        "Recommend only what is at least this random, from 0 to 1: the probability that two examples of one batch "
+        "are not in one batch again in the next epoch.",
         "X",
     )
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.tuning.current import read_current
-        from batchtune.tuning.sweep_settings import ALL_STRATEGIES, Ranks, SweepSettings, parse_num_buckets
+        from batchtune.tuning.sweep_settings import (
+            ALL_STRATEGIES,
+            Ranks,
+            SweepSettings,
+            parse_num_buckets,
+            parse_pool_sizes,
+        )
 
         return SweepSettings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),
             num_buckets=parse_num_buckets(self.num_buckets),
+            pool_sizes=() if self.pool_size is None else parse_pool_sizes(self.pool_size),
             max_batch_size=run.max_batch_size,
             seed=run.seed,
             multiple_of=self.multiple_of,

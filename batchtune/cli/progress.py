@@ -83,7 +83,7 @@ def sweep_bar(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row
     """Show a bar that counts the rows of a sweep."""
     with _bar(quiet=quiet) as bar:
         task = bar.add_task("Sweeping", total=len(settings.strategies) * len(settings.num_buckets))
-        yield lambda row: bar.update(task, advance=1, description=f"{row.strategy}, {row.num_buckets} buckets")
+        yield lambda row: bar.update(task, advance=1, description=row.name)
 
 
 @contextmanager

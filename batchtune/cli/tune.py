@@ -66,7 +66,7 @@ def tune(
         asked = {name: getattr(settings, name) for name in names}
         holds = verify_with_progress(lengths, run.run, verify_settings, asked, quiet=run.quiet).holds
     elif verify:
-        console.note("Warning: nothing to verify, because no bucket table is recommended.")
+        console.note("Warning: nothing to verify, because nothing is recommended.")
     results = load_run(run.run)
     if run.json:
         console.write_result(render("json", results), None)

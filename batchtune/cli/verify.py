@@ -90,8 +90,9 @@ def verify(
     """Run the recommended batches for real.
 
     Runs the batches of the run folder's sampler.yaml, one training step after the other in one process: first the
-    largest batch of each bucket, twice, then shuffled batches with real lengths. It holds if nothing runs out of
-    memory, memory does not creep, and an epoch takes the estimated time. If not, smaller sizes are tried and proposed.
+    largest batch of each bucket (in pools: of each batch size), twice, then shuffled batches with real lengths. It
+    holds if nothing runs out of memory, memory does not creep, and an epoch takes the estimated time. If not, smaller
+    sizes are tried and proposed.
 
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
     options for reading the manifest from its probe.json or run.json. Writes verify.json there. Without --steps,
@@ -144,7 +145,7 @@ def verify_with_progress(
         sweep = read_result(folder / SWEEP_FILE, Sweep) if (folder / SWEEP_FILE).exists() else None
         if sweep is not None and sweep.recommended is None:
             raise ResultError(
-                f"nothing to verify in {folder}: its sweep recommends no bucket table ({sweep.reason})",
+                f"nothing to verify in {folder}: its sweep recommends nothing ({sweep.reason})",
                 "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
             )
         raise ResultError(

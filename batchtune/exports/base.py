@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Row, Sweep, have_times
+from batchtune.results import Probe, Row, Sweep, cost_of
 from batchtune.units import counted, format_number, format_seconds
 
 
@@ -55,9 +55,9 @@ class Export:
 
 
 class Chosen(NamedTuple):
-    """The row that an export writes, the best that the framework can express.
+    """The bucket table that an export writes, the best that the framework can express.
 
-    `remarks`, sentences without a full stop, say which row it is instead of the recommended one, and what that costs.
+    `remarks`, sentences without a full stop, say which it is instead of the recommended row, and what that costs.
     """
 
     row: Row
@@ -68,48 +68,62 @@ def recommended_row(sweep: Sweep) -> Row:
     """Return the row that the sweep recommends; raise ResultError if it recommends nothing."""
     if sweep.recommended_row is None:
         raise ResultError(
-            f"The sweep recommends no bucket table: {sweep.reason}",
+            f"The sweep recommends nothing: {sweep.reason}",
             "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
         )
     return sweep.recommended_row
 
 
-def choose_row(
+def choose_table(
     sweep: Sweep, framework: str, expresses: Callable[[Row], bool] = lambda row: True, why: str = ""
 ) -> Chosen:
-    """Choose the recommended row if the framework can express it; else the best that it can.
+    """Choose the recommended row if it is a bucket table that the framework can express; else the best such table.
 
-    The best is one whose batch sizes are all proven, if there is one; then that with the lowest estimated time
-    (number of batches, where a time is unknown), then the fewest buckets. `why` says why the framework can't express
-    others: "SpeechBrain derives batch sizes from max_batch_length".
+    Pools run in batchtune's own sampler alone: where they are recommended, the best table is the one that the sweep
+    names next to them. If the framework can't express that, it is one whose batch sizes are all proven, if there is
+    one; then that with the lowest estimated time (number of batches, where a time is unknown), then the fewest buckets.
+    `why` says why the framework can't express others: "SpeechBrain derives batch sizes from max_batch_length".
 
     Raises:
-        ResultError: The sweep recommends nothing, or holds no row that the framework can express.
+        ResultError: The sweep recommends nothing, or holds no table that the framework can express.
     """
-    recommended = recommended_row(sweep)
-    if expresses(recommended):
-        return Chosen(recommended)
-    rows = [row for row in sweep.rows if expresses(row)]
-    if not rows:
+    recommended, timed = recommended_row(sweep), sweep.has_times
+    tables = [row for row in sweep.rows if row.pool_size is None]
+    remarks: list[str] = []
+    best: Row | None = recommended
+    if recommended.pool_size is not None:
+        best = None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
+        remarks.append(f"batchtune recommends {_described(recommended)}, which only its own sampler runs")
+    if best is not None and not expresses(best):
+        which = "batchtune recommends" if best is recommended else "the best table is"
+        remarks.append(f"{which} {_described(best)}, which {framework} can't express: {why}")
+    if not any(map(expresses, tables)):
         raise ResultError(
-            f"The sweep holds no row that {framework} can express: {why}",
+            f"The sweep holds no row that {framework} can express: {why if tables else 'all of them are pools'}",
             "Sweep again with all strategies, without --strategy.",
         )
-    timed = have_times(sweep.rows)
+    row = best
+    if row is None or not expresses(row):
+        row = min(
+            filter(expresses, tables),
+            key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, len(row.boundaries)),
+        )
+    if not remarks:
+        return Chosen(row)
+    ours, instead = cost_of(recommended, timed=timed), cost_of(row, timed=timed)
+    more = instead / ours - 1 if ours and instead is not None else 0.0
+    what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
+    return Chosen(row, ("; ".join([*remarks, f"this is {_described(row)}, {abs(more):.1%} {what}"]),))
 
-    def cost(row: Row) -> float:
-        return row.estimated_epoch_seconds if timed and row.estimated_epoch_seconds is not None else float(row.batches)
 
-    def described(row: Row) -> str:
-        sized = " sized by the frontier" if row.sizing == "frontier" else ""
-        time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
-        buckets = counted(len(row.boundaries), "bucket")
-        return f"{row.strategy} with {buckets}{sized} ({format_number(row.batches)} batches{time})"
+def _described(row: Row) -> str:
+    time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
+    return f"{named(row)} ({format_number(row.batches)} batches{time})"
 
-    row = min(rows, key=lambda row: (bool(row.unproven), cost(row), len(row.boundaries)))
-    more = cost(row) / cost(recommended) - 1 if cost(recommended) else 0.0
-    remark = (
-        f"batchtune recommends {described(recommended)}, which {framework} can't express: {why}; "
-        f"this is {described(row)}, {abs(more):.1%} {'more' if more >= 0 else 'less'}"
-    )
-    return Chosen(row, (remark,))
+
+def named(row: Row) -> str:
+    """Say which row it is: `optimal with 12 buckets sized by the frontier`, `pools of 20,000 examples`."""
+    if row.pool_size is not None:
+        return f"pools of {counted(row.pool_size, 'example')}"
+    sized = " sized by the frontier" if row.sizing == "frontier" else ""
+    return f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}{sized}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from batchtune.exports.base import Tuned, choose_row
+from batchtune.exports.base import Tuned, choose_table
 from batchtune.exports.text import about_data, about_row, padded_remark
 from batchtune.results import Sweep
 from batchtune.units import format_length, format_number
@@ -26,7 +26,7 @@ def what_runs(tuned: Tuned, toolkit: str, batch_size_at: Callable[[float], float
     """
     sweep, probe = tuned.sweep, tuned.probe
     why = f"{toolkit} knows no bucket table, only a limit for a batch"
-    chosen = choose_row(sweep, toolkit, lambda row: row.sizing == "length", why)
+    chosen = choose_table(sweep, toolkit, lambda row: row.sizing == "length", why)
     yield about_data(sweep)
     yield f"The best table with batch sizes from max_batch_length: {about_row(chosen.row, sweep)}"
     yield from chosen.remarks

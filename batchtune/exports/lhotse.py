@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchtune.errors import ResultError
-from batchtune.exports.base import Export, Tuned, recommended_row
+from batchtune.exports.base import Chosen, Export, Tuned, choose_table
 from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, one_line, padded_remark
-from batchtune.results import Row, Sweep
+from batchtune.results import Sweep
 from batchtune.units import format_number
 
 # Unit → what a cut calls it, where Lhotse is not to measure seconds.
 _MEASURES = {"samples": "num_samples", "frames": "num_frames"}
 
 
-def covering_row(sweep: Sweep) -> Row:
-    """Return the recommended row, for a framework with a batch size for each bucket.
+def covering_table(sweep: Sweep, framework: str) -> Chosen:
+    """Choose the best table for a framework with a batch size for each bucket.
 
     Raises:
-        ResultError: Nothing is recommended, or the row does not cover the longest example.
+        ResultError: Nothing is recommended, or the table does not cover the longest example.
     """
-    row = recommended_row(sweep)
-    if row.boundaries[-1] < sweep.lengths.max:
+    chosen = choose_table(sweep, framework)
+    if chosen.row.boundaries[-1] < sweep.lengths.max:
         raise ResultError(
-            f"The sweep's recommended row ends at {format_number(row.boundaries[-1])}, before the longest "
+            f"The sweep's recommended row ends at {format_number(chosen.row.boundaries[-1])}, before the longest "
             f"example of {format_number(sweep.lengths.max)}",
             "Make it anew with `batchtune sweep-buckets`.",
         )
-    return row
+    return chosen
 
 
 def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> list[float]:
@@ -80,13 +80,15 @@ def render(tuned: Tuned) -> str:
         ResultError: Nothing is recommended, or Lhotse can't measure cuts in the unit of the lengths.
     """
     sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
-    row, measure = covering_row(sweep), _MEASURES.get(unit or "")
+    row, remarks = covering_table(sweep, "Lhotse")
+    measure = _MEASURES.get(unit or "")
     boundaries = row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse")
     limits = LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0])
     return from_template(
         "lhotse.py.j2",
         about_row=about_row(row, sweep),
         about_data=about_data(sweep),
+        remarks=remarks,
         units=unit_remark(sweep, "Boundaries", "Lhotse"),
         padded=padded_remark(sweep, "Lhotse"),
         two_dimensional=bool(sweep.two_dimensional),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.lhotse import covering_row, in_seconds, least_buffer, unit_remark
+from batchtune.exports.lhotse import covering_table, in_seconds, least_buffer, unit_remark
 from batchtune.exports.text import (
     LengthLimits,
     about_data,
@@ -21,7 +22,7 @@ from batchtune.exports.text import (
     number,
     padded_remark,
 )
-from batchtune.results import Probe, Sweep, unproven_sizes
+from batchtune.results import Probe, Row, Sweep, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
@@ -41,19 +42,19 @@ def render(tuned: Tuned) -> str:
         ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
     sweep = tuned.sweep
-    row = covering_row(sweep)
+    row, remarks = covering_table(sweep, "NeMo")
     bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
     limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
     longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
     sizes = row.batch_sizes
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
-    if row is sweep.recommended_row and len(sweep.buckets) == len(sizes):
-        sizes = [max(1, min(size, use.examples)) for size, use in zip(sizes, sweep.buckets, strict=True)]
+    sizes = [max(1, min(size, count)) for size, count in zip(sizes, _most_examples(sweep, row), strict=True)]
     filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
     return from_template(
         "nemo.yaml.j2",
         about_row=about_row(row, sweep),
         about_data=about_data(sweep),
+        remarks=remarks,
         limits=limits,
         filters=[name for name, limit in filters if limit is not None],
         units=unit_remark(sweep, "Bins", "NeMo"),
@@ -67,6 +68,18 @@ def render(tuned: Tuned) -> str:
         limit=None if tuned.probe is None else duration_limit(tuned.probe, row.boundaries),
         joint=_two_dimensional(sweep),
     )
+
+
+def _most_examples(sweep: Sweep, row: Row) -> list[int]:
+    """Return how many examples each bucket holds at most: exactly as many for the recommended table."""
+    if row is sweep.recommended_row and len(sweep.buckets) == len(row.boundaries):
+        return [use.examples for use in sweep.buckets]
+    if not sweep.histogram:
+        return [sweep.lengths.count] * len(row.boundaries)
+    return [
+        sum(bin.count for bin in sweep.histogram if bin.to > low and bin.from_ < high)
+        for low, high in pairwise([0.0, *row.boundaries])
+    ]
 
 
 class DurationLimit(NamedTuple):

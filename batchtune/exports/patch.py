@@ -129,7 +129,7 @@ class _Patch:
             self.wanted["bucket_boundaries"] = list(chosen.row.boundaries)
         cap = self._cap(keys.get("max_batch_ex"), chosen.row)
         limits = LengthLimits.of(sweep)
-        self.notes += [f"{remark}." for remark in limits.left_out]
+        self.notes += [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
         if limits:
             self.notes.append("train.py must leave them out, too: the comment in the file says how.")
         if cap is not None:

@@ -21,6 +21,12 @@ _HEADER = """\
 # batchtune's recommendation for a batch sampler: an example belongs to the first bucket whose
 # boundary is not below its length; batches of that bucket have the batch size in the same place.
 """
+_POOLED_HEADER = """\
+# batchtune's recommendation for a batch sampler: shuffle, take pool_size examples at a time, sort them
+# by length, the longest first, and cut them into batches; a batch holds at most the batch size in the
+# place of the first boundary that is not below its longest length. batchtune.sampler_from_config does it.
+"""
+_POOL_FIELDS = ("sampler", "pool_size", "batch_overhead")
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
 _AGAIN = "Make it anew with `batchtune sweep-buckets`."
 
@@ -42,6 +48,9 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
         batch_ordering="random",
         drop_last=False,
         seed=sweep.settings.get("seed", 0),
+        sampler="bucket" if row.pool_size is None else "pooled",
+        pool_size=row.pool_size,
+        batch_overhead=row.batch_overhead,
         evidence=SamplerEvidence(
             fingerprint=sweep.lengths.fingerprint,
             device=sweep.device_name,
@@ -83,6 +92,10 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
     Representer.add_representer(float, Representer.write_float)
     Representer.add_representer(str, Representer.write_text)
     document = msgspec.to_builtins(config)
+    of_pools = {name: document.pop(name) for name in _POOL_FIELDS}
+    if config.pool_size is not None:  # a table's file is as it always was
+        first = {name: document.pop(name) for name in ("format", "version")}
+        document = {**first, **of_pools, **document}
     for name in _LISTS:
         document[name] = CommentedSeq(document[name])
         document[name].fa.set_flow_style()
@@ -94,7 +107,8 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
     yaml.dump(document, stream)
     lists = tuple(f"{name}: [" for name in _LISTS)
     lines = stream.getvalue().splitlines(keepends=True)
-    return _HEADER + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
+    header = _HEADER if config.pool_size is None else _POOLED_HEADER
+    return header + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
@@ -126,6 +140,11 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
         config = msgspec.convert(document, type=SamplerConfig)
         boundaries, sizes = config.bucket_boundaries, config.bucket_batch_sizes
         BucketTable(np.array(boundaries), np.array(sizes))
+        if config.sampler == "pooled" and config.pool_size is None:
+            raise ValueError("sampler is pooled, but pool_size is missing")
+        for name in ("pool_size", "batch_overhead"):
+            if config.sampler != "pooled" and getattr(config, name) is not None:
+                raise ValueError(f"{name} belongs to the sampler pooled, but sampler is {config.sampler}")
         if config.num_buckets != len(sizes):
             raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
         if config.max_batch_size != max(sizes):

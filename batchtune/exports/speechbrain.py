@@ -11,7 +11,7 @@ import numpy as np
 from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
-from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_row
+from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, named, recommended_row
 from batchtune.exports.text import (
     LengthLimits,
     Written,
@@ -35,7 +35,7 @@ def derived_sizes(sweep: Sweep, boundaries: Sequence[float], cap: int | None) ->
 def table_row(sweep: Sweep) -> Chosen:
     """Choose the best row that `bucket_boundaries` and `max_batch_length` express; raise ResultError without one."""
     cap = sweep.settings.get("max_batch_size")
-    return choose_row(
+    return choose_table(
         sweep,
         "SpeechBrain",
         lambda row: row.batch_sizes == derived_sizes(sweep, row.boundaries, cap),
@@ -51,7 +51,7 @@ def plain_row(sweep: Sweep) -> Chosen:
         own = speechbrain_boundaries(row.num_buckets, sweep.max_batch_length).tolist()
         return own == row.boundaries and row.batch_sizes == derived_sizes(sweep, own, cap)
 
-    return choose_row(
+    return choose_table(
         sweep,
         "SpeechBrain with num_buckets",
         expresses,
@@ -113,6 +113,11 @@ def length_function(unit: str | None) -> str:
     )
 
 
+def length_key(sweep: Sweep) -> str:
+    """Return what recipes' data sets call the length of an example; LENGTH where that is not known."""
+    return "duration" if sweep.lengths.unit in ("s", "ms") else "LENGTH"
+
+
 def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
     """Say how train.py leaves out what was left out at tuning, as comments; empty where nothing was.
 
@@ -122,7 +127,7 @@ def leaving_out(sweep: Sweep, *, indent: str = "") -> str:
     limits = LengthLimits.of(sweep)
     if not limits:
         return commented(limits.left_out, indent=indent)
-    key = "duration" if sweep.lengths.unit in ("s", "ms") else "LENGTH"
+    key = length_key(sweep)
     bounds = limits.scaled(0.001) if sweep.lengths.unit == "ms" else limits
     ends = (("key_min_value", bounds.shortest), ("key_max_value", bounds.longest))
     arguments = ", ".join(f'{name}={{"{key}": {number(limit)}}}' for name, limit in ends if limit is not None)
@@ -144,7 +149,7 @@ def render(tuned: Tuned) -> str:
         ResultError: No row can be expressed, or nothing is recommended.
     """
     sweep = tuned.sweep
-    chosen = table_row(sweep)
+    chosen, recommended, key = table_row(sweep), recommended_row(sweep), length_key(sweep)
     try:
         plain = plain_row(sweep).row
     except ResultError:
@@ -163,6 +168,11 @@ def render(tuned: Tuned) -> str:
         plain=plain,
         about_plain="" if plain is None else about_row(plain, sweep),
         plain_cap=None if plain is None else needed_cap(sweep, plain),
+        pools=named(recommended) if recommended.pool_size is not None else None,
+        length=f'train_data.data[key]["{key}"]' + (" * 1000" if sweep.lengths.unit == "ms" else ""),
+        length_key=key,
+        unit=sweep.lengths.unit,
+        config=tuned.config,
     )
 
 

@@ -114,7 +114,7 @@ def about_data(sweep: Sweep) -> str:
 
 
 def about_row(row: Row, sweep: Sweep) -> str:
-    """Say what the table is, what an epoch costs with it, and how many of its sizes are not proven, in a sentence."""
+    """Say what the row is, what an epoch costs with it, and how many of its sizes are not proven, in a sentence."""
     seconds, sizes = row.estimated_epoch_seconds, unproven_sizes(row)
     unproven = "" if sizes is None else f"; {sizes} (`batchtune report` says why)"
     time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
@@ -122,8 +122,11 @@ def about_row(row: Row, sweep: Sweep) -> str:
     on_ranks = f" on {format_number(ranks)} ranks as batchtune's sampler deals them" if ranks > 1 else ""
     limit = format_length(sweep.max_batch_length, sweep.lengths.unit)
     sized = "sized by the frontier" if row.sizing == "frontier" else f"max_batch_length {limit}"
+    which = f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}"
+    if row.pool_size is not None:
+        which = f"pools of {counted(row.pool_size, 'example')}"
     return (
-        f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}, {sized}: {format_number(row.batches)} batches "
+        f"{which}, {sized}: {format_number(row.batches)} batches "
         f"an epoch{on_ranks}{time}, {row.padding_ratio:.1%} padding{unproven}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from batchtune.exports.base import Export, Tuned, choose_row
+from batchtune.exports.base import Export, Tuned, recommended_row
 from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, literal, padded_remark
 from batchtune.results import ReadingRecord
 
@@ -19,7 +19,7 @@ def _render(tuned: Tuned, *, name: str, title: str) -> str:
     return from_template(
         f"{name}.py.j2",
         title=title,
-        about_row=about_row(choose_row(sweep, title).row, sweep),
+        about_row=about_row(recommended_row(sweep), sweep),
         about_data=about_data(sweep),
         padded=padded_remark(sweep),
         limits=limits,

@@ -124,18 +124,18 @@ def verification_warnings(results: RunResults) -> Iterator[str]:
         return
     yield from map(with_full_stop, verified.warnings)
     row = sweep.recommended_row if sweep is not None else None
+    recommended = None if row is None else (row.boundaries, row.batch_sizes, row.pool_size, row.batch_overhead)
+    ran = verified.bucket_boundaries, verified.bucket_batch_sizes, verified.pool_size, verified.batch_overhead
     if sweep is not None and verified.lengths.fingerprint != sweep.lengths.fingerprint:
         yield (
             "The verification used other lengths than the sweep, so it says nothing about these. "
             "Run `batchtune verify` again."
         )
-    elif sweep is not None and (
-        row is None or (row.boundaries, row.batch_sizes) != (verified.bucket_boundaries, verified.bucket_batch_sizes)
-    ):
+    elif sweep is not None and recommended != ran:
+        what = "other pools" if verified.pool_size is not None else "another bucket table"
         yield (
-            "The verification ran another bucket table than the sweep recommends: that of an earlier sweep, or of an "
-            "edited sampler.yaml. Use that table for training, or run `batchtune sweep-buckets` and "
-            "`batchtune verify` again."
+            f"The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited "
+            "sampler.yaml. Train with what was verified, or run `batchtune sweep-buckets` and `batchtune verify` again."
         )
     if probe is None:
         return

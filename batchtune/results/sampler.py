@@ -54,6 +54,11 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         num_buckets: Number of boundaries.
         bucket_boundaries: Inclusive upper edges, strictly ascending.
         bucket_batch_sizes: One for each boundary, at least 1.
+        sampler: How batches are made: in the buckets, or in sorted pools, where the buckets say how many examples fit
+            with the longest one of a batch.
+        pool_size: The most examples of a pool; None in buckets.
+        batch_overhead: What a batch costs besides its padded length, in the unit; pools are cut so that the sum is
+            least. None: each batch holds as many examples as fit.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sampler"
@@ -72,3 +77,6 @@ class SamplerConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     drop_last: bool
     seed: Seed
     evidence: SamplerEvidence
+    sampler: Literal["bucket", "pooled"] = "bucket"
+    pool_size: Size | None = None
+    batch_overhead: Amount | None = None

@@ -55,14 +55,17 @@ class RankTimes(Record, frozen=True, kw_only=True):
 
 
 class Row(Record, frozen=True, kw_only=True):
-    """One bucket table of a sweep and what one epoch with it costs.
+    """One bucket table of a sweep, or one way to take pools, and what one epoch with it costs.
+
+    Pools (`pool_size`) are shuffled examples, so many at a time, sorted by length and cut into batches; the table then
+    says how many examples fit with a batch's longest. Their figures are means over simulated epochs.
 
     On several ranks the batches are those of all ranks together, as `batchtune.BucketBatchSampler` deals them: every
     rank has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller
     ones.
 
     Attributes:
-        num_buckets: What was asked for; used_buckets: how many hold an example.
+        num_buckets: What was asked for, or how many batch sizes pools have; used_buckets: how many hold an example.
         boundaries, batch_sizes: The table, one entry a bucket; the boundary is an inclusive upper edge.
         batches: Batches of one epoch, `drop_last` off; a multiple of the ranks.
         padded_length: Cells of the epoch's batches, expected over shuffles.
@@ -70,7 +73,8 @@ class Row(Record, frozen=True, kw_only=True):
         fill: True length, of each example once, / (batches × max_batch_length).
         mean_batch_size: Examples in a batch, one that is dealt twice counted twice.
         largest_padded_length: Of any batch that this table can form on these data.
-        effective_buckets: 1 / Σ p², p the share of the examples in each bucket.
+        effective_buckets: 1 / Σ p², p the share of the examples in each bucket. Of pools: how many times as often as in
+            batches of the same sizes that are drawn from all examples mates meet again.
         estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
         estimated_epoch_error_seconds: Its standard error; None likewise.
         equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
@@ -81,6 +85,14 @@ class Row(Record, frozen=True, kw_only=True):
         unproven: How many buckets have a batch size that is not proven: no batch that ran, alone and in turns, was at
             least as large in every respect. None without a probe.
         repeated_examples: How many examples are dealt a second time, so that every rank has as many batches.
+        mates_again: The probability that two examples of one batch are in one batch again in the next epoch.
+        length_correlation: Of the lengths of an example and of another one of its batch; None where all lengths, or no
+            two examples of any batch, are alike.
+        pool_size: The most examples of a pool; None: batches are made in buckets.
+        batch_overhead: What a batch costs besides its padded length, in the unit of length, where pools are cut so that
+            the sum is least; None: each batch holds as many examples as fit.
+        simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
+        batches_deviation, epoch_seconds_deviation: Standard deviations from epoch to epoch; None likewise.
     """
 
     strategy: str
@@ -106,6 +118,25 @@ class Row(Record, frozen=True, kw_only=True):
     ranks: RankTimes | None = None
     unproven: Count | None = None
     repeated_examples: Count | None = None
+    mates_again: Share | None = None
+    length_correlation: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None = None
+    pool_size: Size | None = None
+    batch_overhead: Amount | None = None
+    simulated_epochs: Count | None = None
+    batches_deviation: Amount | None = None
+    epoch_seconds_deviation: Amount | None = None
+
+    @property
+    def name(self) -> str:
+        """Which row this is: `optimal, 12 buckets`, `pools of 20,000`."""
+        if self.pool_size is not None:
+            return f"pools of {self.pool_size:,}"
+        return f"{self.strategy}, {self.num_buckets:,} bucket{'s' if self.num_buckets > 1 else ''}"
+
+    @property
+    def randomness(self) -> float | None:
+        """The probability that two mates are not mates again in the next epoch; None in files of older versions."""
+        return None if self.mates_again is None else 1 - self.mates_again
 
     @property
     def sizes_in_use(self) -> int:
@@ -270,6 +301,8 @@ class Sweep(Result, frozen=True, kw_only=True):
         current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length where there
             is no probe; None without one.
         current_settings: Those settings, and `source`, where they were read.
+        recommended_table: Index of the best bucket table, for what can't run pools: the recommended row itself, unless
+            that is of pools; None where no table is recommended, or in files of older versions.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
         knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
         saturation: None without step times.
@@ -277,7 +310,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         two_dimensional: Empty without target lengths, or where memory does not depend on them.
         histogram: Of the lengths, ascending bins that cover them all; empty in files of older versions.
         quantiles: 1001 lengths: quantile i / 1000 of the data set at position i; empty likewise.
-        buckets: Of the recommended table; empty without one.
+        buckets: Of the recommended table; empty without one, and of pools.
     """
 
     FORMAT: ClassVar[str] = "batchtune/sweep"
@@ -303,6 +336,7 @@ class Sweep(Result, frozen=True, kw_only=True):
     histogram: list[HistogramBin] = msgspec.field(default_factory=list)
     quantiles: list[Length] = msgspec.field(default_factory=list)
     buckets: list[BucketUse] = msgspec.field(default_factory=list)
+    recommended_table: Count | None = None
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
@@ -310,6 +344,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         yield from wrong_limit(self.max_batch_length, self.lengths)
         chosen = [
             ("recommended", self.recommended),
+            ("recommended_table", self.recommended_table),
             ("knee", self.knee),
             *(("trade_off", one) for one in self.trade_off),
         ]

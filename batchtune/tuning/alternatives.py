@@ -9,8 +9,9 @@ from typing import cast
 import numpy as np
 
 from batchtune.batching import epochs
+from batchtune.batching.batchers import Batching
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.layout import ON_ONE_RANK, lay_out, tally
+from batchtune.batching.layout import ON_ONE_RANK, tally
 from batchtune.batching.optimal import optimal_boundaries
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.batching.two_dimensional import optimal_table_2d
@@ -112,7 +113,7 @@ def two_dimensional_rows(
     targets, without a joint frontier or such a row the list is empty.
     """
     joint, step_seconds, lengths = costs.joint_frontier, pricing.step_seconds, pricing.lengths
-    by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier"}
+    by_count = {row.num_buckets: row for row in rows if row.sizing == "frontier" and row.pool_size is None}
     if joint is None or lengths.targets is None or not by_count:
         return []
     compared = [by_count[count] for count in sorted({min(by_count), max(by_count)})]
@@ -154,8 +155,8 @@ def two_dimensional_rows(
 
 def _simulated(table: BucketTable, pricing: Pricing) -> EpochCost:
     lengths = pricing.lengths
-    grouped = epochs.group(table.assign(lengths.values, lengths.targets), table.num_buckets)
-    layout = lay_out(grouped.counts, table.batch_sizes, ON_ONE_RANK)
+    batcher = Batching(table).batcher(lengths.values, lengths.targets)
     drawings = [epochs.Drawing(epoch=epoch) for epoch in range(_SHUFFLES)]
-    shapes = [epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets) for drawing in drawings]
+    cuts = [(batcher.cut(drawing, ON_ONE_RANK), drawing) for drawing in drawings]
+    shapes = [epochs.simulate(cut, drawing, lengths.values, lengths.targets) for cut, drawing in cuts]
     return replace(pricing, ranks=ONE_RANK).of_shapes(shapes)

@@ -45,8 +45,11 @@ def quantiles_of(lengths: Lengths) -> list[float]:
 def bucket_uses(lengths: Lengths, pricing: Pricing, row: Row, proven_by: ProvenBy | None = None) -> list[BucketUse]:
     """Describe what each bucket of a row's table holds and costs over all ranks, those without examples too.
 
-    `pricing` has the lengths as batches are padded to them, `lengths` the true ones.
+    Of pools the list is empty: their batches hold examples of several buckets. `pricing` has the lengths as batches are
+    padded to them, `lengths` the true ones.
     """
+    if row.pool_size is not None:
+        return []
     table, histogram = BucketTable.of(row.boundaries, row.batch_sizes), pricing.lengths.histogram
     edges, counts = table.edges(histogram), table.counts(histogram)
     expected = expected_batches(histogram, table, pricing.ranks.dealing)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import Lengths
@@ -46,7 +47,8 @@ def drift(lengths: Lengths, tuned: Sweep, costs: Costs) -> Drift:
     pricing = Pricing.of(lengths, tuned.max_batch_length, settings, as_swept)
     # Examples beyond its boundaries make batches of one.
     table = BucketTable.of(row.boundaries, row.batch_sizes).extended_to(pricing.lengths.longest)
-    best = now = pricing.row(row.strategy, row.sizing, row.num_buckets, table)
+    batching = Batching(table, row.pool_size, row.batch_overhead)
+    best = now = pricing.row(row.strategy, row.sizing, row.num_buckets, batching)
     if changed:
         found = sweep(lengths, tuned.max_batch_length, settings, as_swept)
         best = next(other for other in found.rows if other.sizing == row.sizing)
@@ -100,6 +102,7 @@ def _settings(tuned: Sweep, row: Row) -> SweepSettings:
         return SweepSettings(
             strategies=(row.strategy,),
             num_buckets=(row.num_buckets,),
+            pool_sizes=() if row.pool_size is None else (row.pool_size,),
             max_batch_size=recorded.max_batch_size,
             seed=recorded.seed,
             multiple_of=recorded.multiple_of,

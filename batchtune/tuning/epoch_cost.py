@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import EpochShapes
-from batchtune.batching.expectation import BatchCost, ExpectedBatches, expected_batches
+from batchtune.batching.expectation import ExpectedBatches, expected_batches
 from batchtune.batching.layout import Dealing, Tally
+from batchtune.batching.randomness import Mates, mates_in_buckets
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import RankTimes, Row, Sizing
 from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
+from batchtune.tuning.rank_times import rank_times
+from batchtune.tuning.simulation import cut_for_least_cost, seconds_in_order, shapes_of, simulate_epochs
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
 
 WITHIN_ERRORS = 2.0
@@ -22,11 +27,6 @@ WITHIN_ERRORS = 2.0
 
 # Lengths that stand for all in the errors, which need not be as exact as the time itself.
 _REPRESENTATIVES = 256
-# Lengths that stand for all where there are more.
-_LENGTHS_OF_RANKS = 2048
-# Points of the grid on which times of several batches are added up; at least so many for each of them.
-_GRID = 1 << 16
-_LEAST_GRID_EACH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +38,10 @@ class EpochCost:
         padded_length: All cells of its batches, no less than the true length.
         seconds: Its time as the ranks take batches; None without step times.
         errors: Shape (sources,): standard errors of the time, in seconds, by the measurements that they come from.
-        ranks: The time by how batches are dealt; None of simulated batches.
+        ranks: The time by how batches are dealt; None of batches that are known one by one.
+        mates: How random the batches are; None of batches that are known one by one.
+        effective_buckets: Likewise.
+        simulation: Of what epochs these are means; None: they are exact.
     """
 
     tally: Tally
@@ -46,11 +49,44 @@ class EpochCost:
     seconds: float | None = None
     errors: FloatArray | None = None
     ranks: RankTimes | None = None
+    mates: Mates | None = None
+    effective_buckets: float = 1.0
+    simulation: Simulation | None = None
 
     @property
     def standard_error(self) -> float | None:
         """The standard error of the time, in seconds; None if it is not known."""
-        return None if self.errors is None else float(np.linalg.norm(self.errors))
+        return None if self.errors is None else float(np.hypot(np.linalg.norm(self.errors), self.chance))
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of an epoch; of simulated ones their mean, a multiple of the ranks."""
+        return self.tally.batches if self.simulation is None else self.simulation.batches
+
+    @property
+    def chance(self) -> float:
+        """The standard error of the time that comes of simulating few epochs, in seconds."""
+        return 0.0 if self.simulation is None else self.simulation.seconds_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The epochs that were simulated.
+
+    Attributes:
+        epochs: How many.
+        batches: Of one, on average, rounded to a multiple of the ranks.
+        repeated_examples: Of one, on average.
+        batches_deviation, seconds_deviation: From epoch to epoch.
+        seconds_error: The standard error of the mean time; 0 where no time is known.
+    """
+
+    epochs: int
+    batches: int
+    repeated_examples: int
+    batches_deviation: float
+    seconds_deviation: float | None
+    seconds_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +99,7 @@ class Pricing:
         step_seconds: The time of one step; None: not known.
         targets: The targets that are typical of the data set; None: it has none, or no time is known.
         proven: Lengths → the largest batch size that is proven to fit, 0 without a proof; None: nothing was probed.
+        seed: Of simulated epochs.
     """
 
     lengths: Lengths
@@ -72,6 +109,7 @@ class Pricing:
     targets: TypicalTargets | None = None
     ranks: Ranks = ONE_RANK
     proven: Callable[[FloatArray], IntArray] | None = None
+    seed: int = 0
 
     @classmethod
     def of(cls, lengths: Lengths, max_batch_length: float, settings: SweepSettings, costs: Costs) -> Pricing:
@@ -85,6 +123,7 @@ class Pricing:
             targets=TypicalTargets.of(padded) if costs.step_seconds is not None else None,
             ranks=settings.ranks,
             proven=costs.proven,
+            seed=settings.seed,
         )
 
     def padding_ratio(self, padded_length: float) -> float:
@@ -106,13 +145,19 @@ class Pricing:
         alone = dealt = expected_batches(self.lengths.histogram, table)
         if self.ranks.world_size > 1:
             dealt = expected_batches(self.lengths.histogram, table, self.ranks.dealing)
-        padded = max(dealt.padded_length, self.total)
+        counts = table.counts(self.lengths.histogram)
+        found = EpochCost(
+            tally=dealt.tally,
+            padded_length=max(dealt.padded_length, self.total),
+            mates=mates_in_buckets(self.lengths.histogram, table, dealt.tally),
+            effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
+        )
         if self.step_seconds is None:
-            return EpochCost(tally=dealt.tally, padded_length=padded)
+            return found
         times = self.times(alone)
         seconds = self.ranks.epoch_seconds(times)
         errors = time_errors(dealt, self.step_seconds, self.targets, seconds)
-        return EpochCost(tally=dealt.tally, padded_length=padded, seconds=seconds, errors=errors, ranks=times)
+        return replace(found, seconds=seconds, errors=errors, ranks=times)
 
     def of_shapes(self, epochs: Sequence[EpochShapes]) -> EpochCost:
         """Return the mean cost of epochs whose batches are known one by one.
@@ -124,26 +169,76 @@ class Pricing:
         return EpochCost(
             tally=Tally(*(each[:, np.newaxis] for each in numbers)),
             padded_length=max(padded, self.total),
-            seconds=None if step is None else sum(self._in_order(epoch, step) for epoch in epochs) / len(epochs),
+            seconds=None
+            if step is None
+            else sum(seconds_in_order(one, step, self.ranks) for one in epochs) / len(epochs),
         )
 
-    def _in_order(self, shapes: EpochShapes, step_seconds: StepSeconds) -> float:
-        """Return the time of an epoch's batches, dealt in their order."""
-        sizes = shapes.batch_sizes.astype(np.float64)
-        known = (sizes, shapes.lengths) if shapes.targets is None else (sizes, shapes.lengths, shapes.targets)
-        ranks, accumulate = self.ranks.world_size, self.ranks.accumulate
-        seconds = np.zeros(-(-sizes.size // (ranks * accumulate)) * ranks * accumulate)
-        seconds[: sizes.size] = step_seconds(*known)
-        return float(seconds.reshape(-1, accumulate, ranks).sum(axis=1).max(axis=1).sum())
+    def cost_of(self, batching: Batching) -> EpochCost:
+        """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
+        return self.of_table(batching.table) if batching.pool_size is None else self._of_pools(batching)
+
+    def cut_for_least_cost(self, batching: Batching) -> Batching:
+        """Return pools with the overhead of a batch, if cutting them for the least cost is worth it; see there."""
+        step = self.step_seconds
+        return batching if step is None else cut_for_least_cost(batching, self.lengths, step, self.seed)
+
+    def _of_pools(self, batching: Batching) -> EpochCost:
+        """Return the mean cost of the first epochs with this seed."""
+        found = simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
+        ranks, step, epochs, scale = self.ranks.world_size, self.step_seconds, len(found.shapes), found.scale
+        numbers = np.array([len(one) for one in found.shapes])
+        mean = self.of_shapes(found.shapes)
+        seconds = None if step is None else found.seconds(step, self.ranks)
+        # Of `scale` times as many pools, which are independent.
+        deviation = 0.0 if seconds is None else float(seconds.std(ddof=1)) * math.sqrt(scale)
+        cost = replace(
+            mean,
+            padded_length=max(mean.padded_length * scale, self.total),
+            mates=found.mates,
+            effective_buckets=found.effective_buckets,
+            simulation=Simulation(
+                epochs=epochs,
+                batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
+                repeated_examples=round(found.repeated_examples),
+                batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
+                seconds_deviation=None if seconds is None else deviation,
+                seconds_error=deviation * math.sqrt(scale / epochs),
+            ),
+        )
+        if step is None or seconds is None:
+            return cost
+        epoch_seconds = float(seconds.mean()) * scale
+        shapes = shapes_of(found.shapes)
+        plain = float(np.sum(step(*shapes))) * scale / epochs
+        times = None
+        if ranks > 1:
+            other = replace(self.ranks, same_bucket=not self.ranks.same_bucket)
+            dealt = simulate_epochs(batching, self.lengths, other.dealing, self.seed)
+            ways = [epoch_seconds, float(dealt.seconds(step, other).mean()) * dealt.scale]
+            independent, same = reversed(ways) if self.ranks.same_bucket else ways
+            times = RankTimes(
+                without_waiting_epoch_seconds=plain / ranks,
+                independent_epoch_seconds=independent,
+                same_bucket_epoch_seconds=same,
+            )
+        errors = None
+        if isinstance(step, StepTimes):
+            by_length = np.argsort(shapes[1], kind="stable")
+            some = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
+            errors = _errors(step, [of[some] for of in shapes], np.ones(some.size), epoch_seconds)
+        return replace(cost, seconds=epoch_seconds, errors=errors, ranks=times)
 
     def row(
-        self, strategy: str, sizing: Sizing, num_buckets: int, table: BucketTable, cost: EpochCost | None = None
+        self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: EpochCost | None = None
     ) -> Row:
-        """Return the row of a sweep for this table, with its exact cost or the one that is given."""
-        cost = cost or self.of_table(table)
-        histogram, tally = self.lengths.histogram, cost.tally
+        """Return the row of a sweep for these batches, with their cost or the one that is given."""
+        cost = cost or self.cost_of(batching)
+        table, histogram, tally, simulation = batching.table, self.lengths.histogram, cost.tally, cost.simulation
         counts = table.counts(histogram)
-        used_sizes, longest = table.largest_batches(histogram)
+        largest, longest = batching.largest_batches(histogram)
+        dealt = largest if simulation else tally.largest[counts > 0]
+        repeated = simulation.repeated_examples if simulation else tally.examples - self.lengths.count
         return Row(
             strategy=strategy,
             sizing=sizing,
@@ -151,22 +246,29 @@ class Pricing:
             used_buckets=longest.size,
             boundaries=table.boundaries.tolist(),
             batch_sizes=table.batch_sizes.tolist(),
-            batches=tally.batches,
+            batches=cost.batches,
             padded_length=cost.padded_length,
             padding_ratio=self.padding_ratio(cost.padded_length),
-            fill=self.total / (tally.batches * self.max_batch_length),
-            mean_batch_size=tally.mean_batch_size,
-            largest_padded_length=float((tally.largest[counts > 0] * longest).max()),
-            effective_buckets=1 / float(np.sum((counts / counts.sum()) ** 2)),
+            fill=self.total / (cost.batches * self.max_batch_length),
+            mean_batch_size=(self.lengths.count + repeated) / cost.batches,
+            largest_padded_length=float((dealt * longest).max()),
+            effective_buckets=cost.effective_buckets,
             estimated_epoch_seconds=cost.seconds,
             estimated_epoch_error_seconds=cost.standard_error,
             smallest_batch_size=tally.smallest_batch_size,
             largest_batch_size=tally.largest_batch_size,
             batch_size_variation=tally.batch_size_variation,
-            steps=self.ranks.steps(tally.batches),
+            steps=self.ranks.steps(cost.batches),
             ranks=cost.ranks if self.ranks.world_size > 1 else None,
-            unproven=None if self.proven is None else int(np.count_nonzero(used_sizes > self.proven(longest))),
-            repeated_examples=tally.examples - self.lengths.count,
+            unproven=None if self.proven is None else int(np.count_nonzero(largest > self.proven(longest))),
+            repeated_examples=repeated,
+            mates_again=None if cost.mates is None else cost.mates.again,
+            length_correlation=None if cost.mates is None else cost.mates.correlation,
+            pool_size=batching.pool_size,
+            batch_overhead=batching.batch_overhead,
+            simulated_epochs=simulation.epochs if simulation else None,
+            batches_deviation=simulation.batches_deviation if simulation else None,
+            epoch_seconds_deviation=simulation.seconds_deviation if simulation else None,
         )
 
 
@@ -190,105 +292,35 @@ def time_errors(
     if not isinstance(step_seconds, StepTimes):
         return None
     sizes, lengths, counts = expected.representatives(_REPRESENTATIVES)
-    typical = None if targets is None else targets(sizes, lengths, expected.table.lower_edges(lengths))
-    total, gradient = step_seconds.sensitivities(sizes, lengths, typical, counts)
+    shapes = [sizes, lengths]
+    if targets is not None:
+        shapes.append(targets(sizes, lengths, expected.table.lower_edges(lengths)))
+    return _errors(step_seconds, shapes, counts, seconds)
+
+
+def _errors(step_seconds: StepTimes, shapes: list[FloatArray], counts: FloatArray, seconds: float) -> FloatArray:
+    """As `time_errors`, of an epoch with these shapes (sizes, lengths and maybe targets), each so many times."""
+    sizes, lengths, *targets = shapes
+    total, gradient = step_seconds.sensitivities(sizes, lengths, targets[0] if targets else None, counts)
     return gradient * (seconds / total) * step_seconds.sigmas
 
 
 def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
     """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
 
-    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)². One for each cost; the
+    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², and those of simulating few
+    epochs are added to it. One for each cost; the
     least itself is always equal. None where a time or the errors are not known.
     """
-    known = [(cost.seconds, cost.errors) for cost in costs if cost.seconds is not None and cost.errors is not None]
+    known = [
+        (cost.seconds, cost.errors, cost.chance)
+        for cost in costs
+        if cost.seconds is not None and cost.errors is not None
+    ]
     if not known or len(known) < len(costs):
         return [None] * len(costs)
-    least, errors = min(known, key=lambda cost: cost[0])
-    return [seconds - least <= WITHIN_ERRORS * float(np.linalg.norm(own - errors)) for seconds, own in known]
-
-
-def rank_times(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int, accumulate: int = 1) -> RankTimes:
-    """Return the time of one epoch on several ranks, on average over shuffles and over how batches are dealt.
-
-    Three ways to deal the batches, which are those of one epoch on one rank:
-
-    - Without waiting: all batches' time / the number of ranks; what no dealing beats.
-    - Independent: batches in random order, one to each rank at a time. A step lasts as long as the longest of
-      `world_size` batches drawn without replacement from the M of an average epoch; there are ceil(M / world_size)
-      steps, as samplers fill up the last one. (BucketBatchSampler splits the largest batches for that: with few steps
-      an epoch, this is a per cent or two more than it takes.) Against the exact probabilities that adds less than 0.1%
-      from 200 batches on, and at most 0.35% with 24. A simulated epoch is off by 1% with 255 batches and 0.3% with
-      13,000, too much to compare tables by, and takes longer to make at that.
-    - Same bucket: at each step all ranks have batches of one bucket: world_size · B of its examples as long as they
-      last, so that the step lasts as long as the longest of them all takes. What is left of a bucket is dealt evenly:
-      one step more, with ceil(rest / world_size) examples on the fullest rank, which is taken to have the longest.
-
-    With accumulated gradients ranks wait for each other only every `accumulate` batches. Independent: for the longest
-    of `world_size` sums of so many batches, drawn with replacement (for a normal distribution that makes no
-    difference but the factor √(M / (M - 1)) in what waiting adds). Same bucket: counted as if ranks waited after
-    each batch, which is an upper bound. On one rank all three are the plain sum over the batches.
-    """
-    plain = expected.sum_of(batch_cost)
-    if world_size == 1:
-        return RankTimes(
-            without_waiting_epoch_seconds=plain, independent_epoch_seconds=plain, same_bucket_epoch_seconds=plain
-        )
-    histogram, table = expected.histogram, expected.table
-    sizes = np.minimum(table.batch_sizes, histogram.count) * world_size  # no more: it could overflow
-    steps = expected_batches(histogram, BucketTable(table.boundaries, sizes))
-    return RankTimes(
-        without_waiting_epoch_seconds=plain / world_size,
-        independent_epoch_seconds=plain * _waiting(expected, batch_cost, world_size, accumulate),
-        same_bucket_epoch_seconds=steps.sum_of(
-            lambda examples, lengths: batch_cost(np.ceil(examples / world_size), lengths)
-        ),
-    )
-
-
-def _waiting(expected: ExpectedBatches, batch_cost: BatchCost, world_size: int, accumulate: int) -> float:
-    """Return the time of an epoch that is dealt independently, as a multiple of all its batches' time."""
-    from scipy.special import gammaln
-
-    batch_sizes, lengths, counts = expected.representatives(_LENGTHS_OF_RANKS)
-    seconds = np.asarray(batch_cost(batch_sizes, lengths), dtype=np.float64)
-    order = np.argsort(seconds, kind="stable")
-    seconds, counts = seconds[order], counts[order]
-    batches = expected.tally.batches
-    drawn, steps = min(world_size, batches), -(-batches // world_size)
-    if accumulate == 1:
-        up_to = np.cumsum(counts)  # C(c, drawn) / C(n, drawn), for counts that need not be whole
-        logs = gammaln(up_to + 1) - gammaln(np.maximum(up_to - drawn, 0.0) + 1)
-        within = np.where(up_to >= drawn, np.exp(np.minimum(logs - logs[-1], 0.0)), 0.0)
-        within[-1] = 1.0
-        waited = steps * _mean(seconds, within)
-    else:
-        windows, rest = divmod(steps, accumulate)
-        waited = windows * _mean_longest_sum(seconds, counts, drawn, accumulate) if windows else 0.0
-        waited += _mean_longest_sum(seconds, counts, drawn, rest) if rest else 0.0
-    return waited / float(np.sum(seconds * counts))
-
-
-def _mean(values: FloatArray, within: FloatArray) -> float:
-    """Return the mean of a distribution with these values, ascending, and its probabilities up to each."""
-    return float(np.sum(values * np.diff(within, prepend=0.0)))
-
-
-def _mean_longest_sum(seconds: FloatArray, counts: FloatArray, drawn: int, added: int) -> float:
-    """Return the mean of the longest of so many sums of times (in ascending order), each drawn with replacement.
-
-    The distribution of a sum is the times', convolved with itself on an even grid. A time is shared out between the
-    two points beside it, so that means are exact.
-    """
-    low, high = float(seconds[0]), float(seconds[-1])
-    if added > 1 and high > low:
-        points = max(_GRID // added, _LEAST_GRID_EACH)
-        place = (seconds - low) * ((points - 1) / (high - low))
-        left = np.minimum(place.astype(np.int64), points - 2)
-        one = np.bincount(left, counts * (1 - (place - left)), points)
-        one += np.bincount(left + 1, counts * (place - left), points)
-        size = 1 << (added * (points - 1)).bit_length()
-        counts = np.maximum(np.fft.irfft(np.fft.rfft(one / one.sum(), size) ** added, size), 0.0)
-        seconds = np.arange(size, dtype=np.float64) * ((high - low) / (points - 1)) / added + low
-    share = np.cumsum(counts)
-    return added * _mean(seconds, (share / share[-1]) ** drawn)
+    least, errors, chance = min(known, key=lambda cost: cost[0])
+    return [
+        seconds - least <= WITHIN_ERRORS * float(np.linalg.norm([*(own - errors), other, chance]))
+        for seconds, own, other in known
+    ]

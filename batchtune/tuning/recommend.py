@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
-from batchtune.units import counted, format_number, format_seconds
+from batchtune.units import counted, format_number, format_percent, format_seconds
 
 TOLERANCE = 0.01
 """Rows within this part of the best are as good as the best: then fewer buckets decide."""
@@ -21,13 +22,98 @@ _HOW_FIXED = {
 }
 
 
+class Recommendation(NamedTuple):
+    """The positions of rows, and why, in a sentence without a full stop.
+
+    Attributes:
+        row: The recommended one; None where none beats the baseline.
+        reason: Why.
+        table: The best bucket table: the recommended row, unless that is of pools; None likewise.
+    """
+
+    row: int | None
+    reason: str
+    table: int | None
+
+
 def recommend(
-    rows: Sequence[Row], baselines: Sequence[Baseline], *, min_randomness: float | None = None
+    rows: Sequence[Row],
+    baselines: Sequence[Baseline],
+    *,
+    min_randomness: float | None = None,
+    few_shapes: bool = False,
+) -> Recommendation:
+    """Recommend the best bucket table, or pools that are faster at no less randomness.
+
+    Pools must need fewer batches than the fixed batch size, too, have only sizes that are proven, and cost at least 1%
+    less than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of
+    the fastest the most random are taken. With `few_shapes`, which pools can't promise, there are none.
+    """
+    tables, pools = ([at for at, row in enumerate(rows) if (row.pool_size is None) is of] for of in (True, False))
+    table, reason = None, "no table was swept"
+    if tables:
+        found, reason = _best_table([rows[at] for at in tables], baselines, min_randomness)
+        table = None if found is None else tables[found]
+    fixed, costs = min(baselines, key=lambda baseline: baseline.batches), epoch_costs(rows)
+    least = (min_randomness or 0.0) if table is None or min_randomness is not None else rows[table].randomness
+    most = math.inf if table is None else costs[table] * (1 - TOLERANCE)
+    better = [
+        at
+        for at in pools
+        if not few_shapes
+        and rows[at].batches < fixed.batches
+        and not rows[at].unproven
+        and _is_random(rows[at], least)
+        and costs[at] < most
+    ]
+    if not better:
+        if not tables:
+            reason = f"no pools can be recommended: {_why_no_pools(few_shapes, rows, fixed)}"
+        return Recommendation(table, reason, table)
+    best = min(costs[at] for at in better)
+    near = [at for at in better if costs[at] <= best * (1 + TOLERANCE)]
+    chosen = min(near, key=lambda at: (rows[at].mates_again or 0.0, costs[at]))
+    row, timed = rows[chosen], have_times(rows)
+    needs = f"need {format_number(row.batches)} batches"
+    if timed:
+        needs = f"take an estimated {_shown(row, timed)} an epoch ({format_number(row.batches)} batches)"
+    reason = f"{_name(row)} {needs}"
+    if table is not None:
+        reason += (
+            f", {1 - costs[chosen] / costs[table]:.1%} less than the best table ({_shown(rows[table], timed)}, "
+            f"{_name(rows[table])}), and batch mates meet again in {_again(row)} of cases (with the table "
+            f"{_again(rows[table])})"
+        )
+    reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
+    return Recommendation(chosen, reason, table)
+
+
+def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str:
+    if few_shapes:
+        return "with --multiple-of few shapes are wanted, which pools can't promise"
+    if all(row.batches >= fixed.batches for row in rows):
+        return f"none needs fewer batches than a fixed batch size of {fixed.batch_size}"
+    if all(row.unproven for row in rows):
+        return "none has only sizes that were run"
+    most = min(rows, key=lambda row: row.mates_again or 0.0)
+    return f"none is as random as --min-randomness asks; the most random is {_name(most)}, {_random(most)}"
+
+
+def _again(row: Row) -> str:
+    return format_percent(row.mates_again or 0.0)
+
+
+def _random(row: Row) -> str:
+    return f"{row.randomness or 0.0:.3g}"
+
+
+def _best_table(
+    rows: Sequence[Row], baselines: Sequence[Baseline], min_randomness: float | None
 ) -> tuple[int | None, str]:
-    """Recommend the row with the fewest buckets among the best.
+    """Choose the table with the fewest buckets among the best.
 
     It must need fewer batches than the fixed batch size, have only batch sizes that are proven (unless none such has),
-    be as random as asked for (1 / effective buckets), and lie within 1% of the lowest estimated time (number of batches
+    be as random as asked for, and lie within 1% of the lowest estimated time (number of batches
     where any time is unknown) of all rows that do and are. Among rows with as many buckets the lower time or number
     decides, then the sizing `length`, which every framework can express, then the order.
 
@@ -41,10 +127,10 @@ def recommend(
         fewer = proven
     better = [index for index in fewer if _is_random(rows[index], min_randomness)]
     if fewer and not better:
-        most = min((rows[index] for index in fewer), key=lambda row: row.effective_buckets)
+        most = min((rows[index] for index in fewer), key=lambda row: row.mates_again or 0.0)
         return None, (
             f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
-            f"{min_randomness:g} asks; the most random is {_name(most)}, {1 / most.effective_buckets:.2g}"
+            f"{min_randomness:g} asks; the most random is {_name(most)}, {_random(most)}"
         )
     if not better:
         fewest = min(rows, key=lambda row: row.batches)
@@ -89,11 +175,13 @@ def recommend(
 
 
 def _is_random(row: Row, min_randomness: float | None) -> bool:
-    # A billionth less is as random: a single bucket's 1 may come with rounding errors.
-    return 1 / row.effective_buckets >= (min_randomness or 0.0) * (1 - 1e-9)
+    # A billionth less is as random: there are rounding errors.
+    return (row.randomness or 0.0) >= (min_randomness or 0.0) * (1 - 1e-9)
 
 
 def _name(row: Row) -> str:
+    if row.pool_size is not None:
+        return f"pools of {format_number(row.pool_size)}"
     buckets = counted(len(row.boundaries), "bucket")
     return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
 
@@ -139,20 +227,20 @@ def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: 
     )
 
 
-def trade_off(costs: Sequence[float], effective_buckets: Sequence[float]) -> list[int]:
-    """Return the rows that no other row beats: none costs as little with fewer effective buckets, or less with as few.
+def trade_off(costs: Sequence[float], again: Sequence[float]) -> list[int]:
+    """Return the rows that no other row beats: none costs as little with mates that meet `again` less, or less with as.
 
     Of rows that are equal in both, only the first is on the curve. Returns indices of rows, the cheapest first: costs
-    rise strictly and effective buckets fall strictly.
+    rise strictly and mates meet again strictly less often.
     """
     curve: list[int] = []
-    for index in sorted(range(len(costs)), key=lambda row: (costs[row], effective_buckets[row], row)):
-        if not curve or effective_buckets[index] < effective_buckets[curve[-1]]:
+    for index in sorted(range(len(costs)), key=lambda row: (costs[row], again[row], row)):
+        if not curve or again[index] < again[curve[-1]]:
             curve.append(index)
     return curve
 
 
-def knee(costs: Sequence[float], effective_buckets: Sequence[float], curve: Sequence[int]) -> int | None:
+def knee(costs: Sequence[float], again: Sequence[float], curve: Sequence[int]) -> int | None:
     """Return the row where the curve bends most.
 
     Before it a little time buys much randomness, behind it much time buys little. It is the point farthest from the
@@ -167,12 +255,12 @@ def knee(costs: Sequence[float], effective_buckets: Sequence[float], curve: Sequ
     if len(curve) < 3:
         return None
     first, last = curve[0], curve[-1]
-    cost_range, bucket_range = costs[last] - costs[first], effective_buckets[first] - effective_buckets[last]
+    cost_range, again_range = costs[last] - costs[first], again[first] - again[last]
 
     def below_chord(row: int) -> float:
         # The chord runs from (0, 1) to (1, 0); distances from it are this over √2.
         further = (costs[row] - costs[first]) / cost_range
-        return 1 - further - (effective_buckets[row] - effective_buckets[last]) / bucket_range
+        return 1 - further - (again[row] - again[last]) / again_range
 
     best = max(curve[1:-1], key=below_chord)
     return best if below_chord(best) > _LEAST_BEND else None

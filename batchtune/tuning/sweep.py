@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable, Limits
@@ -74,8 +75,8 @@ def sweep(
 ) -> Sweep:
     """Work out the cost of an epoch with every strategy and bucket count, and recommend one.
 
-    Nothing is drawn at random: padded lengths and times are exact expectations over shuffles. `on_row` is called with
-    each row as soon as it is known.
+    Padded lengths and times of bucket tables are exact expectations over shuffles, those of pools means over simulated
+    epochs, which the seed decides. `on_row` is called with each row as soon as it is known.
 
     Raises:
         UsageError: `max_batch_length` is not positive and finite.
@@ -101,13 +102,13 @@ def sweep(
         fits = _fits(table, limits)
         own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
         cost = own.of_table(table.table)
-        row = own.row("current", table.sizing, table.table.num_buckets, table.table, cost)
+        row = own.row("current", table.sizing, table.table.num_buckets, Batching(table.table), cost)
         now = _with_equals([*priced, (row, cost)])[-1]
     baselines = fixed_baselines(pricing, limits)
-    index, reason = recommend(rows, baselines, min_randomness=settings.min_randomness)
+    index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
-    seconds, spread = epoch_costs(rows), [row.effective_buckets for row in rows]
+    seconds, spread = epoch_costs(rows), [row.mates_again or 0.0 for row in rows]
     curve = trade_off(seconds, spread)
     warnings = [*cautions(lengths, limits, settings.num_buckets, rows), *_ranks_cautions(pricing)]
     if current is not None and table is not None and now is not None:
@@ -131,6 +132,7 @@ def sweep(
         baselines=baselines,
         lower_bound=lower_bound(pricing, limits, [*rows, *baselines, *([now] if now else [])]),
         recommended=index,
+        recommended_table=best_table,
         reason=f"{wrong_unit}. As it is, {reason}" if wrong_unit else reason,
         warnings=warnings,
         current=now,
@@ -141,7 +143,9 @@ def sweep(
         saturation=saturation(
             pricing,
             limits,
-            max(settings.num_buckets) if recommended is None else len(recommended.boundaries),
+            max(settings.num_buckets)
+            if recommended is None or recommended.pool_size is not None
+            else len(recommended.boundaries),
             settings.throughput_fraction,
         ),
         learning_rate=None if recommended is None else learning_rate_hint(*before, recommended.mean_batch_size),
@@ -175,14 +179,21 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
     }
     for name in settings.strategies:
         strategy = STRATEGIES[name]
-        for sizing in limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]:
-            found = strategy.boundaries(problems[sizing], settings.num_buckets)
-            for num_buckets, boundaries in zip(settings.num_buckets, found, strict=True):
+        numbers = settings.numbers(strategy, pricing.lengths.count)
+        sizings = limits.sizings if strategy.depends_on_sizes else limits.sizings[:1]
+        if strategy.in_pools:  # a sampler of our own runs them, which takes whatever is known to fit
+            sizings = limits.sizings[-1:]
+        for sizing in sizings:
+            found = strategy.boundaries(problems[sizing], numbers)
+            for number, boundaries in zip(numbers, found, strict=True):
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
-                table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
-                cost = pricing.of_table(table)
-                yield pricing.row(name, sizing, num_buckets, table, cost), cost
+                batching = Batching(BucketTable(boundaries, limits.batch_sizes(boundaries, sizing)))
+                if strategy.in_pools:
+                    batching = pricing.cut_for_least_cost(replace(batching, pool_size=number))
+                cost = pricing.cost_of(batching)
+                num_buckets = batching.table.num_buckets if strategy.in_pools else number
+                yield pricing.row(name, sizing, num_buckets, batching, cost), cost
 
 
 def _with_equals(priced: list[tuple[Row, EpochCost]]) -> list[Row]:

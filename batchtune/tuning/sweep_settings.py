@@ -6,8 +6,10 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from batchtune.batching.layout import Dealing
-from batchtune.batching.strategies import STRATEGIES
+from batchtune.batching.strategies import STRATEGIES, Strategy
 from batchtune.errors import UsageError, shortened
 from batchtune.results import RankTimes
 from batchtune.tuning.current.base import Current
@@ -15,6 +17,10 @@ from batchtune.tuning.current.base import Current
 ALL_STRATEGIES = tuple(STRATEGIES)
 MOST_BUCKETS = 1000
 MOST_RANKS = 16_384
+
+# Pools that are compared: so many sizes, in even ratio, from this many examples to all.
+_POOL_SIZES, _SMALLEST_POOL = 8, 1000
+_ALL = 10**15
 
 _RANGE = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 
@@ -54,10 +60,12 @@ class SweepSettings:
 
     Attributes:
         num_buckets: Bucket counts, 1 to 1000 each.
+        pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
         seed: For the shuffles of the sampler that is written; the sweep itself draws nothing.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this; None: they are not.
         throughput_fraction: What part of the best throughput is enough.
-        min_randomness: The least 1 / effective buckets of the recommended table; None: any.
+        min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
+            epoch; None: any.
         current: The user's settings now, to show beside the others.
 
     Raises:
@@ -66,6 +74,7 @@ class SweepSettings:
 
     strategies: tuple[str, ...] = ALL_STRATEGIES
     num_buckets: tuple[int, ...] = tuple(range(10, 21))
+    pool_sizes: tuple[int, ...] = ()
     max_batch_size: int | None = None
     seed: int = 0
     multiple_of: float | None = None
@@ -84,6 +93,9 @@ class SweepSettings:
             raise UsageError("at least one number of buckets is needed")
         for number in self.num_buckets:
             _check_num_buckets(number)
+        for size in self.pool_sizes:
+            if size < 1:
+                raise UsageError(f"a pool must hold at least 1 example, got {size}")
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise UsageError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
         if not 0 <= self.seed < 2**63:
@@ -105,7 +117,18 @@ class SweepSettings:
             value = getattr(self, field.name)
             found |= asdict(value) if field.name == "ranks" else {field.name: value}
         del found["current"]
-        return {**found, "strategies": list(self.strategies), "num_buckets": list(self.num_buckets)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    def numbers(self, strategy: Strategy, count: int) -> tuple[int, ...]:
+        """Return the numbers of buckets, or the sizes of pools, that are swept for so many examples."""
+        if not strategy.in_pools:
+            return self.num_buckets
+        if self.pool_sizes:
+            return tuple(sorted({min(size, count) for size in self.pool_sizes}))
+        if count <= _SMALLEST_POOL:
+            return (count,)
+        between = np.geomspace(_SMALLEST_POOL, count, _POOL_SIZES)[:-1]
+        return tuple(sorted({*(min(int(float(f"{size:.2g}")), count) for size in between), count}))
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:
@@ -132,6 +155,23 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
             )
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
+
+
+def parse_pool_sizes(text: str) -> tuple[int, ...]:
+    """Read pool sizes: `20000`, `1000,20000` or `1000,all`; ascending, each once.
+
+    Raises:
+        UsageError: Not of this form, or a size of 0.
+    """
+    sizes = []
+    for part in (part.strip() for part in text.split(",")):
+        if part != "all" and (not re.fullmatch(r"\d{1,15}", part) or int(part) == 0):
+            raise UsageError(
+                f"the size of a pool must be a number of examples, from 1 on, got {shortened(part)}",
+                "Write 20000, a list such as 1000,20000, or all.",
+            )
+        sizes.append(_ALL if part == "all" else int(part))
+    return tuple(sorted(set(sizes)))
 
 
 def _check_num_buckets(number: int) -> None:

@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from batchtune.batching import epochs
-from batchtune.batching.layout import Dealing, batches_per_rank, lay_out
+from batchtune.batching.batchers import Batcher, Batching
+from batchtune.batching.epochs import EpochShapes
+from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.cost import predict
 from batchtune.errors import ResultError, UsageError
@@ -208,8 +210,9 @@ class VerifyPlan:
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
         if self.epoch_batches == 0:
+            group = "bucket" if self.config.pool_size is None else "pool"
             raise ResultError(
-                "drop_last leaves out every batch: no bucket holds enough examples to fill one",
+                f"drop_last leaves out every batch: no {group} holds enough examples to fill one",
                 "Set drop_last: false in sampler.yaml, or make the batch sizes smaller.",
             )
 
@@ -217,6 +220,16 @@ class VerifyPlan:
     def table(self) -> BucketTable:
         """The sampler's table."""
         return BucketTable.of(self.config.bucket_boundaries, self.config.bucket_batch_sizes)
+
+    @property
+    def batching(self) -> Batching:
+        """How the sampler makes batches."""
+        return Batching(self.table, self.config.pool_size, self.config.batch_overhead)
+
+    @cached_property
+    def batcher(self) -> Batcher:
+        """The batcher of these data."""
+        return self.batching.batcher(self.padded.values)
 
     @cached_property
     def padded(self) -> Lengths:
@@ -229,15 +242,29 @@ class VerifyPlan:
         """Shape (buckets,): how many examples each bucket holds."""
         return self.table.counts(self.padded.histogram)
 
-    @property
-    def dealing(self) -> Dealing:
-        """How buckets become batches."""
-        return Dealing(drop_last=self.config.drop_last)
+    @cached_property
+    def fillable(self) -> IntArray:
+        """Shape (buckets,): how many examples these data have for one batch of each bucket; 0 where none is so long."""
+        if self.config.pool_size is None:
+            return self.counts
+        return np.where(self.counts > 0, np.minimum(np.cumsum(self.counts), self.config.pool_size), 0)
 
     @property
+    def dealing(self) -> Dealing:
+        """How examples become batches."""
+        return Dealing(drop_last=self.config.drop_last)
+
+    @cached_property
     def epoch_batches(self) -> int:
         """Number of batches of one epoch."""
-        return batches_per_rank(self.counts, self.table.batch_sizes, self.dealing)
+        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed)
+        return self.batcher.layout(drawing, self.dealing).batches_per_rank
+
+    def epoch_shapes(self, seed: int) -> EpochShapes:
+        """Return the shapes of the sampler's first epoch with this seed."""
+        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
+        cut = self.batcher.equal_cut(drawing, self.dealing)
+        return epochs.simulate(cut, drawing, self.padded.values, self.padded.targets)
 
     def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
         """Return the same plan with other batch sizes, for so many shuffled steps."""
@@ -245,21 +272,24 @@ class VerifyPlan:
         return replace(self, config=config, settings=replace(self.settings, steps=steps, minutes=None, epoch=False))
 
     def worst_batches(self, memory: CostModel | None = None) -> list[PlannedBatch]:
-        """Return the largest batch that each bucket can form on these data, the one that needs most memory first.
+        """Return the largest batch of each bucket that these data can form, the one that needs most memory first.
 
         It has the longest length and the longest target in the bucket, which may belong to two examples: if batches
         hold a single one, both are tried. Without a model of `memory`, the padded length decides.
         """
         lengths, targets = self.padded.values, self.padded.targets
-        ends = lengths.size - np.cumsum(self.counts) + self.counts  # the values descend
+        sizes, longest = self.batching.largest_batches(self.padded.histogram)
         found = []
-        for bucket, (end, count) in enumerate(zip(ends.tolist(), self.counts.tolist(), strict=True)):
-            if not count:
-                continue
-            start, size = end - count, min(count, int(self.table.batch_sizes[bucket]))
+        for bucket, size, length in zip(
+            self.table.assign(longest).tolist(), sizes.tolist(), longest.tolist(), strict=True
+        ):
             if targets is None:
-                shapes = [BatchShape(size, float(lengths[start]))]
+                shapes = [BatchShape(size, length)]
             else:
+                start = int(np.searchsorted(-lengths, -length))  # the values descend
+                # In pools its others may be shorter than those of the bucket.
+                alone = self.config.pool_size is None or size == 1
+                end = start + int(self.counts[bucket]) if alone else lengths.size
                 at = start + int(targets[start:end].argmax())
                 pairs = [(start, at)] if size > 1 else [(start, start), (at, at)]
                 shapes = [BatchShape(size, float(lengths[one]), float(targets[other])) for one, other in pairs]
@@ -274,13 +304,9 @@ class VerifyPlan:
         return sorted(found, key=need, reverse=True)
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
-        """Yield epoch after epoch of batches, as `BucketBatchSampler` draws them with seed, seed + 1 and so on."""
-        lengths = self.padded
-        grouped = epochs.group(self.table.assign(lengths.values), self.table.num_buckets)
-        layout = lay_out(grouped.counts, self.table.batch_sizes, self.dealing)
+        """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on."""
         for seed in itertools.count(self.settings.seed):
-            drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
-            shapes = epochs.simulate(grouped, layout, drawing, lengths.values, lengths.targets)
+            shapes = self.epoch_shapes(seed)
             for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
                 target = None if shapes.targets is None else float(shapes.targets[index])
                 yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))

@@ -13,6 +13,7 @@ from batchtune.lengths import FloatArray
 from batchtune.results import Device, Trial, Verification, VerifyFailure, WorkloadRecord, meta_of
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import estimated_epoch_seconds
+from batchtune.tuning.simulation import shapes_of
 from batchtune.tuning.verify_plan import VerifyPlan
 from batchtune.units import counted, format_length, format_seconds, format_size
 
@@ -214,6 +215,8 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         bucket_boundaries=plan.config.bucket_boundaries,
         bucket_batch_sizes=plan.config.bucket_batch_sizes,
         max_batch_length=plan.config.max_batch_length,
+        pool_size=plan.config.pool_size,
+        batch_overhead=plan.config.batch_overhead,
         worst_steps=len(steps.worst),
         steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
         planned_steps=steps.planned,
@@ -247,7 +250,10 @@ def _times(
     measured: FloatArray = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     if costs.step_seconds is None:
         return None, float(measured.mean()) * plan.epoch_batches if timed else None, None, None
-    epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
+    if plan.config.pool_size is None:
+        epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
+    else:
+        epoch = float(np.sum(costs.step_seconds(*shapes_of([plan.epoch_shapes(plan.settings.seed)]))))
     if not timed:
         return epoch, None, None, None
     shapes = [

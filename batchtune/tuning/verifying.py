@@ -239,8 +239,8 @@ def _with_proposal(
     fewer examples than one of longer examples that was seen to fit. If none passes, the last that were tried are
     proposed, not verified.
     """
-    table, counts = plan.table, plan.counts
-    sizes, steps = np.minimum(table.batch_sizes, np.maximum(counts, 1)), 0
+    table, fillable = plan.table, plan.fillable
+    sizes, steps = np.minimum(table.batch_sizes, np.maximum(fillable, 1)), 0
     failing = {failure.bucket for failure in found.failures}
     lowered = np.zeros(table.num_buckets, dtype=np.bool_)
     for attempt, cut in enumerate(_CUTS):
@@ -264,7 +264,7 @@ def _with_proposal(
             break
     # For samplers that divide by the boundary: int(M / boundary) is at most the size as long as M is below
     # (size + 1) · boundary. A bucket that was not lowered and has all its examples in one batch sets no limit.
-    limiting = lowered | (proposed < counts)
+    limiting = lowered | (proposed < fillable)
     below = math.nextafter(float(((proposed + 1) * table.boundaries)[limiting].min()), 0)
     if below < plan.config.max_batch_length:  # six digits, rounded down
         digits = 10.0 ** (math.floor(math.log10(below)) - 5)

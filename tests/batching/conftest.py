@@ -25,8 +25,8 @@ def load_dynamic_batch_sampler() -> Any:
 
 
 @cache  # imported twice, SpeechBrain would wrap torch's DataLoader twice, which then calls itself
-def load_speechbrain() -> tuple[Any, Any]:
-    """Imports SpeechBrain's modules of samplers and of data sets.
+def load_speechbrain() -> tuple[Any, Any, Any]:
+    """Imports SpeechBrain's modules of samplers, of data sets and of loaders.
 
     They read no audio, so where torchaudio does not load, an empty module takes its place for the
     import. Afterwards SpeechBrain's modules are forgotten: some of them import more as soon as anyone looks
@@ -41,7 +41,9 @@ def load_speechbrain() -> tuple[Any, Any]:
             sys.modules["torchaudio"] = types.ModuleType("torchaudio")
             stand_in = True
         try:
-            return tuple(importlib.import_module(f"speechbrain.dataio.{name}") for name in ("sampler", "dataset"))
+            names = ("sampler", "dataset", "dataloader")
+            sampler, dataset, dataloader = (importlib.import_module(f"speechbrain.dataio.{name}") for name in names)
+            return sampler, dataset, dataloader
         finally:
             if stand_in:
                 del sys.modules["torchaudio"]

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from batchtune.batching import epochs
 from batchtune.batching import layout as layouts
-from batchtune.batching.epochs import Drawing, EpochBatches, Grouped
+from batchtune.batching.batchers import Batching
+from batchtune.batching.epochs import Cut, Drawing, EpochBatches
 from batchtune.batching.expectation import expected_batches
-from batchtune.batching.layout import Dealing, Layout
+from batchtune.batching.layout import Dealing
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 
@@ -35,14 +36,13 @@ DRAWINGS = st.builds(
 )
 
 
-def laid_out(lengths: FloatArray, sizes: IntArray, dealing: Dealing) -> tuple[Grouped, Layout]:
-    grouped = epochs.group(BucketTable(BOUNDARIES, sizes).assign(lengths), BOUNDARIES.size)
-    return grouped, layouts.lay_out(grouped.counts, sizes, dealing)
+def cut(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> Cut:
+    return Batching(BucketTable(BOUNDARIES, sizes)).batcher(lengths).cut(drawing, dealing)
 
 
 def of_all_ranks(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> list[EpochBatches]:
-    grouped, layout = laid_out(lengths, sizes, dealing)
-    return [epochs.assemble(grouped, layout, drawing, rank=rank, lengths=lengths) for rank in range(dealing.world_size)]
+    found = cut(lengths, sizes, dealing, drawing)
+    return [epochs.assemble(found, drawing, rank=rank, lengths=lengths) for rank in range(dealing.world_size)]
 
 
 def examples_of(ranks: list[EpochBatches]) -> list[int]:
@@ -56,7 +56,7 @@ def test_every_example_is_in_one_batch_except_counted_repeats(
 ) -> None:
     found = Counter(examples_of(of_all_ranks(lengths, sizes, dealing, drawing)))
     assert set(found) == set(range(lengths.size))
-    assert found.total() - lengths.size == laid_out(lengths, sizes, dealing)[1].repeated_examples
+    assert found.total() - lengths.size == cut(lengths, sizes, dealing, drawing).layout.repeated_examples
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
@@ -145,10 +145,10 @@ def test_a_batch_respects_its_bucket_and_batch_size(
 @settings(deadline=None, max_examples=25)
 def test_what_is_dropped_is_counted(lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing) -> None:
     dealing = replace(dealing, drop_last=True)
-    grouped, layout = laid_out(lengths, sizes, dealing)
-    batches = epochs.drawn(layout, epochs.shuffled(grouped, drawing), drawing, lengths)
+    found = cut(lengths, sizes, dealing, drawing)
+    batches = epochs.drawn(found, drawing, lengths)
     kept = examples_of(of_all_ranks(lengths, sizes, dealing, drawing))
-    assert len(kept) == len(set(kept)) == lengths.size - epochs.dropped_examples(layout, batches)
+    assert len(kept) == len(set(kept)) == lengths.size - epochs.dropped_examples(found.layout, batches)
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
@@ -216,8 +216,7 @@ def test_a_simulated_epoch_has_the_batch_shapes_of_all_ranks(
     lengths: FloatArray, sizes: IntArray, drawn_targets: list[int], dealing: Dealing, drawing: Drawing
 ) -> None:
     targets = np.array(drawn_targets[: lengths.size], dtype=np.float64)
-    grouped, layout = laid_out(lengths, sizes, dealing)
-    shapes = epochs.simulate(grouped, layout, drawing, lengths, targets)
+    shapes = epochs.simulate(cut(lengths, sizes, dealing, drawing), drawing, lengths, targets)
     steps = zip(*of_all_ranks(lengths, sizes, dealing, drawing), strict=True)
     real = [batch for step in steps for batch in step]
     assert shapes.targets is not None
@@ -287,10 +286,10 @@ def test_each_epoch_and_each_seed_has_another_shuffle() -> None:
 
 def test_another_process_makes_the_same_batches() -> None:
     code = (
-        "import numpy as np; from batchtune.batching import epochs as e, layout as l\n"
-        "grouped = e.group(np.arange(50) % 3, 3)\n"
-        "layout = l.lay_out(grouped.counts, np.array([2, 3, 4]), l.Dealing(world_size=2))\n"
-        "print(list(e.assemble(grouped, layout, e.Drawing(seed=5, epoch=2), rank=1)))"
+        "import numpy as np; from batchtune.batching import batchers as b, epochs as e, layout as l\n"
+        "batcher = b.BucketBatcher(np.arange(50) % 3, np.array([2, 3, 4]))\n"
+        "drawing = e.Drawing(seed=5, epoch=2)\n"
+        "print(list(e.assemble(batcher.cut(drawing, l.Dealing(world_size=2)), drawing, rank=1)))"
     )
     outputs = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -303,11 +302,11 @@ def test_the_mean_padded_length_over_seeds_is_the_expected_one() -> None:
     random = np.random.default_rng(3)
     lengths = Lengths.of(np.round(random.lognormal(1.5, 0.6, 400).clip(1, 30), 1))
     table = BucketTable(BOUNDARIES, np.array([16, 7, 3]))
-    grouped = epochs.group(table.assign(lengths.values), table.num_buckets)
-    layout = layouts.lay_out(grouped.counts, table.batch_sizes, Dealing())
+    batcher = Batching(table).batcher(lengths.values)
     padded = []
     for seed in range(100):
-        shapes = epochs.simulate(grouped, layout, Drawing(seed=seed), lengths.values)
+        drawing = Drawing(seed=seed)
+        shapes = epochs.simulate(batcher.cut(drawing, Dealing()), drawing, lengths.values)
         padded.append(float(shapes.batch_sizes @ shapes.lengths))
     error = np.std(padded) / np.sqrt(len(padded))
     expected = expected_batches(lengths.histogram, table).padded_length

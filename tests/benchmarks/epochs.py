@@ -98,9 +98,9 @@ def with_fixed(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep)
 
 
 def with_batchtune(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
-    """The recommended table."""
-    row = swept.recommended_row
-    assert row is not None
+    """The best table."""
+    assert swept.recommended_table is not None
+    row = swept.rows[swept.recommended_table]
     return list(BucketBatchSampler(values, bucket_boundaries=row.boundaries, bucket_batch_sizes=row.batch_sizes))
 
 

@@ -60,6 +60,13 @@ def test_an_edited_sampler_yaml_is_pointed_out(batchtune: Run, run_folder: Path)
         assert "Warning: batchtune-run/sampler.yaml was edited" in batchtune(*command.split()).stderr
 
 
+def test_pools_that_the_sweep_does_not_recommend_are_pointed_out(batchtune: Run, run_folder: Path) -> None:
+    config = run_folder / "sampler.yaml"
+    config.write_text(config.read_text() + "sampler: pooled\npool_size: 20000\n")
+    warned = "Warning: batchtune-run/sampler.yaml was edited: its pools differ from those of sweep.json"
+    assert warned in batchtune("report").stderr
+
+
 @pytest.mark.usefixtures("run_folder")
 def test_the_environment_names_the_framework(batchtune: Run) -> None:
     assert batchtune("export", env={"BATCHTUNE_TO": "fairseq"}).stdout == expected("fairseq")
@@ -133,7 +140,7 @@ def test_nothing_recommended(batchtune: Run, run_folder: Path) -> None:
     write_result(run_folder / SWEEP_FILE, without_recommendation(made_sweep()))
     ran = batchtune("export", "--to", "pytorch", "-o", "x.py")
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert "recommends no bucket table" in ran.stderr
+    assert "recommends nothing" in ran.stderr
     assert not (run_folder.parent / "x.py").exists()
 
 

@@ -33,10 +33,13 @@ from batchtune.results import Sweep
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
+from batchtune.units import format_seconds
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # These work batch sizes out of max_batch_length; the others take any table.
 FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}
+# These run batchtune's own sampler.
+OURS = {"pytorch", "lightning", "transformers", "accelerate"}
 # These count seconds, and refuse lengths that can't be turned into them.
 IN_SECONDS = {"nemo", "lhotse"}
 
@@ -50,6 +53,17 @@ def frontier_sweep() -> Sweep:
     return msgspec.structs.replace(made, rows=rows, recommended=index)
 
 
+def pooled_sweep() -> Sweep:
+    """Pools are recommended; next to them the table that is recommended otherwise."""
+    made = made_sweep()
+    assert made.recommended is not None
+    pools = msgspec.structs.replace(
+        made.rows[made.recommended], strategy="pooled", pool_size=20_000, batches=615, estimated_epoch_seconds=150.0
+    )
+    rows = [*made.rows, pools]
+    return msgspec.structs.replace(made, rows=rows, recommended=len(made.rows), recommended_table=made.recommended)
+
+
 def of_lengths(values: Any, unit: str | None, max_batch_length: float) -> Sweep:
     settings = SweepSettings(num_buckets=(5, 10))
     return sweep(Lengths.of(np.asarray(values, np.float64), unit=unit), max_batch_length, settings, Costs())
@@ -60,6 +74,7 @@ SWEEPS: dict[str, Any] = {
     "without times": lambda: made_sweep(timed=False),
     "with all that there is": whole_sweep,
     "sized by the frontier": frontier_sweep,
+    "in pools": pooled_sweep,
     **{
         strategy: (lambda strategy=strategy: with_recommended(made_sweep(), strategy, 20))
         for strategy in ("speechbrain", "quantile", "linear", "exponential")
@@ -183,6 +198,43 @@ def test_what_can_not_be_expressed_is_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
+def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> None:
+    made = pooled_sweep()
+    text = prose(export_of(name).render(Tuned(sweep=made, probe=made_probe())))
+    assert made.recommended_table is not None
+    seconds = made.rows[made.recommended_table].estimated_epoch_seconds
+    assert seconds is not None
+    said = (
+        f"batchtune recommends pools of 20,000 examples (615 batches, {format_seconds(150)} an epoch), which only "
+        "its own sampler runs; "
+        f"this is optimal with 13 buckets (634 batches, {format_seconds(seconds)} an epoch), "
+        f"{seconds / 150 - 1:.1%} more time."
+    )
+    assert ("pools of 20,000 examples, max_batch_length 600 s: 615 batches an epoch" in text) == (name in OURS)
+    assert (said in text) == (name not in OURS)
+
+
+def test_a_patch_writes_the_best_table_and_says_what_that_costs() -> None:
+    patch, made = export_of("speechbrain").patch, pooled_sweep()
+    assert patch is not None and made.recommended_table is not None
+    patched = patch("dynamic_batch_sampler:\n  max_batch_length: 60\n  num_buckets: 20\n", Tuned(sweep=made))
+    settings = YAML(typ="safe", pure=True).load(patched.text)["dynamic_batch_sampler"]
+    assert settings["bucket_boundaries"] == made.rows[made.recommended_table].boundaries
+    assert "recommends pools of 20,000 examples" in patched.notes[0] and "more time." in patched.notes[0]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
+    pooled = pooled_sweep()
+    alone = msgspec.structs.replace(pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None)
+    if name in OURS:
+        check(name, export_of(name).render(Tuned(sweep=alone)))
+        return
+    with pytest.raises(ResultError, match=r"holds no row that .* can express: all of them are pools"):
+        export_of(name).render(Tuned(sweep=alone))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_sizes_that_are_not_proven_are_named(name: str) -> None:
     sweeps = msgspec.structs.replace(partly_proven_sweep(), max_batch_length=600.0), proven_sweep()
     partly, wholly = (prose(export_of(name).render(Tuned(sweep=sweep, probe=proven_probe()))) for sweep in sweeps)
@@ -213,7 +265,7 @@ def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_nothing_recommended_is_an_error(name: str) -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
+    with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         export_of(name).render(Tuned(sweep=without_recommendation(made_sweep())))
 
 

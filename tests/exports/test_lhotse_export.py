@@ -159,7 +159,7 @@ def test_a_table_that_ends_before_the_longest_example_is_refused() -> None:
 
 
 def test_without_a_recommendation_there_is_nothing_to_write() -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table"):
+    with pytest.raises(ResultError, match="recommends nothing"):
         render(without_recommendation(made_sweep()))
 
 

@@ -227,7 +227,7 @@ def test_other_units_are_refused_with_what_to_do(unit: str, remedy: str) -> None
 
 
 def test_without_a_recommendation_there_is_nothing_to_write() -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table"):
+    with pytest.raises(ResultError, match="recommends nothing"):
         render(without_recommendation(made_sweep()))
 
 

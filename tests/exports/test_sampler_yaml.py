@@ -100,7 +100,7 @@ def test_a_file_of_an_older_batchtune_is_read(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_recommendation_has_no_config() -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table: no table needs fewer"):
+    with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
         sampler_config(without_recommendation(made_sweep()))
 
 
@@ -194,6 +194,22 @@ def test_numbers_written_by_hand_without_a_point_are_read(tmp_path: Path) -> Non
     assert read_sampler_yaml(path).bucket_boundaries == [10.0, 20.0]
 
 
+POOLED = {"sampler": "pooled", "pool_size": 20_000, "batch_overhead": 12.5}
+
+
+def test_pools_stand_first_and_are_read_back(tmp_path: Path) -> None:
+    row = msgspec.structs.replace(made_sweep().rows[0], strategy="pooled", pool_size=20_000, batch_overhead=12.5)
+    config = sampler_config(msgspec.structs.replace(made_sweep(), rows=[row], recommended=0))
+    text = render_sampler_yaml(config)
+    assert "version: 1\nsampler: pooled\npool_size: 20000\nbatch_overhead: 12.5\nunit: s\n" in text
+    assert read_sampler_yaml(written(tmp_path, text)) == config
+
+
+def test_pools_may_be_written_by_hand(tmp_path: Path) -> None:
+    config = read_sampler_yaml(changed(tmp_path, sampler="pooled", pool_size=300, batch_overhead=...))
+    assert (config.sampler, config.pool_size, config.batch_overhead) == ("pooled", 300, None)
+
+
 def table_of_two(**fields: Any) -> dict[str, Any]:
     return {"num_buckets": 2, "bucket_batch_sizes": [60, 30], "max_batch_size": 60, **fields}
 
@@ -219,6 +235,13 @@ def table_of_two(**fields: Any) -> dict[str, Any]:
             r"bucket_batch_sizes\[1\]",
         ),
         ({"max_batch_size": 5}, "max_batch_size is 5, but the table's is"),
+        ({"sampler": "other"}, r"Invalid enum value 'other' - at `\$\.sampler`"),
+        ({**POOLED, "pool_size": ...}, "sampler is pooled, but pool_size is missing"),
+        ({**POOLED, "pool_size": 0}, r"\$\.pool_size"),
+        ({**POOLED, "pool_size": 2.5}, r"\$\.pool_size"),
+        ({**POOLED, "batch_overhead": -1.0}, r"\$\.batch_overhead"),
+        ({**POOLED, "sampler": "bucket"}, "pool_size belongs to the sampler pooled, but sampler is bucket"),
+        ({"batch_overhead": 3.0}, "batch_overhead belongs to the sampler pooled, but sampler is bucket"),
     ],
 )
 def test_a_file_that_is_off_is_refused_with_the_field_named(

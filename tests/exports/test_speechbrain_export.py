@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from batching.conftest import load_speechbrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import hostile_results, made_sweep, with_recommended, without_recommendation
 
+from batchtune import sampler_from_config
 from batchtune.errors import ResultError
 from batchtune.exports import export_of
 from batchtune.exports.base import Tuned
+from batchtune.exports.sampler import render_sampler_yaml, sampler_config
 from batchtune.exports.text import flow_list, number
 from batchtune.lengths import Lengths
 from batchtune.results import Row, Sweep
@@ -128,7 +134,7 @@ def test_the_best_row_of_plain_num_buckets_leads_to_its_name() -> None:
 
 
 def test_without_a_recommendation_there_is_nothing_to_write() -> None:
-    with pytest.raises(ResultError, match="recommends no bucket table"):
+    with pytest.raises(ResultError, match="recommends nothing"):
         render(without_recommendation(made_sweep()))
 
 
@@ -144,3 +150,99 @@ def test_strings_of_the_sweep_stay_in_comments(text: str) -> None:
 def test_numbers_survive_hyperpyyaml_exactly(values: list[float]) -> None:
     found = loaded(f"a: {{b: {flow_list(values)}, c: {number(values[0])}}}\n")["a"]
     assert (list(found["b"]), found["c"]) == (values, values[0])
+
+
+# Pools, which SpeechBrain runs through batchtune's sampler: the lines for train.py in the block's last comment.
+
+POOLED = np.random.default_rng(0).integers(1, 31, 300).astype(np.float64)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "sampler.yaml"
+
+
+@pytest.fixture
+def for_train_py(config: Path) -> list[str]:
+    """The lines for train.py."""
+    result = sweep(Lengths.of(POOLED, unit="s"), 60, SweepSettings(pool_sizes=(100,)), Costs())
+    table = min((row for row in result.rows if row.pool_size is None), key=lambda row: row.batches)
+    pools = next(index for index, row in enumerate(result.rows) if row.pool_size is not None)
+    pooled = msgspec.structs.replace(result, recommended=pools, recommended_table=result.rows.index(table))
+    config.write_text(render_sampler_yaml(sampler_config(pooled)), encoding="utf-8")
+    text = EXPORT.render(Tuned(sweep=pooled, config=str(config)))
+    assert list(loaded(text)["dynamic_batch_sampler"]["bucket_boundaries"]) == table.boundaries
+    return [line[6:] for line in text[text.index("To run pools") :].splitlines() if line.startswith("#     ")]
+
+
+def examples() -> dict[str, dict[str, float]]:
+    return {f"utt{index}": {"duration": value, "number": index} for index, value in enumerate(POOLED.tolist())}
+
+
+def test_speechbrains_loader_runs_the_pools(sampler: Any, config: Path, for_train_py: list[str]) -> None:
+    _, dataset, dataloader = load_speechbrain()
+    names: dict[str, Any] = {"train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])}
+    exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)
+    loader = dataloader.make_dataloader(names["train_data"], batch_sampler=names["sampler"])
+    expected = sampler_from_config(config, POOLED)
+    for _ in range(2):
+        seen = [batch.number.tolist() for batch in loader]
+        assert seen == list(expected)
+        assert len(seen) == len(loader)
+        assert sorted(index for batch in seen for index in batch) == list(range(POOLED.size))
+
+
+BRAIN = """
+import json, sys, types, warnings
+warnings.simplefilter("ignore")
+try:
+    import torchaudio
+except (ImportError, OSError):
+    sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+import torch, speechbrain
+from speechbrain.utils.checkpoints import Checkpointer
+from speechbrain.utils.epoch_loop import EpochCounter
+
+folder, stop = sys.argv[1], int(sys.argv[2])
+train_data = speechbrain.dataio.dataset.DynamicItemDataset(json.load(sys.stdin), output_keys=["number"])
+seen = []
+
+class Brain(speechbrain.Brain):
+    def compute_forward(self, batch, stage):
+        seen.append(batch.number.tolist())
+        return self.modules.layer(batch.number[:, None] / 1e5)
+
+    def compute_objectives(self, predictions, batch, stage):
+        if len(seen) == stop:
+            self.checkpointer.save_checkpoint(end_of_epoch=False)
+            print(json.dumps(seen))
+            sys.exit()
+        return predictions.mean()
+
+layer, counter = torch.nn.Linear(1, 1), EpochCounter(3)
+asr_brain = Brain(
+    {"layer": layer},
+    opt_class=lambda parameters: torch.optim.SGD(parameters, 1e-3),
+    checkpointer=Checkpointer(folder, {"layer": layer, "counter": counter}),
+    run_opts={"device": "cpu"},
+)
+"""
+
+
+@pytest.mark.slow
+def test_speechbrains_brain_trains_and_resumes_on_the_pools(
+    sampler: Any, config: Path, for_train_py: list[str], tmp_path: Path
+) -> None:
+    code = BRAIN + "\n".join(for_train_py).replace("asr_brain.fit(...", "asr_brain.fit(counter, train_data")
+    code = code.replace('"num_workers": 4}', '"num_workers": 0}, progressbar=False') + "\nprint(json.dumps(seen))\n"
+
+    def ran(stop: int) -> list[list[int]]:
+        command = [sys.executable, "-c", code, str(tmp_path / "checkpoints"), str(stop)]
+        done = subprocess.run(command, input=json.dumps(examples()), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout.splitlines()[-1]))
+
+    expected = sampler_from_config(config, POOLED, epoch=1)  # SpeechBrain counts from 1
+    batches = len(expected)
+    first, resumed = ran(batches + 5), ran(-1)
+    assert first + resumed == [*expected, *expected, *expected]

@@ -76,6 +76,14 @@ def test_a_table_that_is_not_the_recommended_one_is_told() -> None:
     assert "ran another bucket table" in warning_sentences(run_with(made_verification(), sweep=other))[0]
 
 
+def test_pools_that_are_not_the_recommended_ones_are_told() -> None:
+    assert SWEEP.recommended is not None
+    rows = [replace(row, pool_size=20_000) for row in SWEEP.rows]
+    pooled, other = (replace(made_verification(), pool_size=size) for size in (20_000, 1000))
+    assert warning_sentences(run_with(pooled, sweep=replace(SWEEP, rows=rows))) == []
+    assert "ran other pools" in warning_sentences(run_with(other, sweep=replace(SWEEP, rows=rows)))[0]
+
+
 def test_other_lengths_are_told_and_nothing_else() -> None:
     lengths = replace(made_verification().lengths, fingerprint="0" * 64)
     warnings = warning_sentences(run_with(replace(made_verification(), lengths=lengths)))

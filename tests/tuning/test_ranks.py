@@ -13,7 +13,7 @@ from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes
 from batchtune.tuning import epoch_cost
-from batchtune.tuning.epoch_cost import rank_times
+from batchtune.tuning.rank_times import rank_times
 
 SPEECH = np.random.default_rng(2).gamma(5, 2, 3000).round(2) + 1
 

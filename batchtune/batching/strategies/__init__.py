@@ -9,6 +9,7 @@ from batchtune.batching.strategies.base import Problem, ProblemCosts, Strategy
 from batchtune.batching.strategies.exponential import Exponential
 from batchtune.batching.strategies.linear import Linear
 from batchtune.batching.strategies.optimal import Optimal
+from batchtune.batching.strategies.pooled import Pooled
 from batchtune.batching.strategies.quantile import Quantile
 from batchtune.batching.strategies.speechbrain import SpeechBrain
 
@@ -20,4 +21,5 @@ STRATEGIES: dict[str, Strategy] = {
     "linear": Linear(),
     "exponential": Exponential(),
     "optimal": Optimal(),
+    "pooled": Pooled(),
 }

@@ -46,9 +46,12 @@ class Strategy(ABC):
     Attributes:
         depends_on_sizes: Whether the boundaries depend on `Problem.batch_sizes`, so that each way to size buckets has
             boundaries of its own.
+        in_pools: Whether batches are made in sorted pools, where the boundaries only say how many examples fit. What is
+            varied is then the pool size, not the number of buckets.
     """
 
     depends_on_sizes: ClassVar[bool] = False
+    in_pools: ClassVar[bool] = False
 
     @abstractmethod
     def boundaries(self, problem: Problem, num_buckets: Sequence[int]) -> list[FloatArray]:

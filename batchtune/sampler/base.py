@@ -1,4 +1,4 @@
-"""The drop-in torch batch sampler that runs a recommendation."""
+"""What all of batchtune's batch samplers do: epochs, ranks, and going on in mid-epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,112 +18,74 @@ import torch.distributed  # noqa: TID253  # this module is torch's: the package 
 from torch.utils.data import Sampler  # noqa: TID253  # as above
 
 from batchtune.batching import epochs
+from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import ORDERINGS, Drawing, EpochBatches, Ordering
-from batchtune.batching.layout import Dealing, Layout, lay_out
-from batchtune.batching.table import BucketTable, OverlongError, bucketed, checked_lengths
+from batchtune.batching.layout import Dealing, Layout
+from batchtune.batching.table import OverlongError, checked_lengths, holding_all
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.manifests import ReadOptions, parse_scale
 from batchtune.manifests.reading import load_ordered_lengths
+from batchtune.results import SamplerConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _AT_ONCE = 1 << 18
 _MOST_RANKS = 1_000_000
-_OF_CONFIG = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
+_OF_EVERY_CONFIG = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch_ordering", "drop_last", "seed")
 _READING = {option.name for option in fields(ReadOptions)}
 
 
-class BucketBatchSampler(Sampler[list[int]]):
-    """Batches of examples of similar length, for `torch.utils.data.DataLoader(batch_sampler=...)`.
+class EpochBatchSampler(Sampler[list[int]]):
+    """A batch sampler's epochs: each shuffled anew, dealt to the ranks, and resumed where it was left.
 
-    An example belongs to the first bucket whose boundary is not below its length, and a batch holds examples of one
-    bucket, at most that bucket's batch size. Each epoch shuffles anew, from seed and epoch alone, so all ranks and all
-    runs agree on the batches.
-
-    Example::
-
-        sampler = BucketBatchSampler.from_config("batchtune-run/sampler.yaml", "train.csv")  # row i is dataset[i]
-        loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=pad, num_workers=4)
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)  # may be left out: each pass over the loader is the next epoch
-            for batch in loader:
-                ...
-
-    **Ranks.** `rank` and `world_size` come from `torch.distributed` when the sampler is first used, unless they are
-    given. Every rank has the same number of batches, and every example is in exactly one batch of one rank: if the
-    batches can't be dealt evenly, the largest are split in two until they can. (Only if even batches of one can't, as
-    with fewer examples than ranks, some are repeated: see `repeated_examples`.) Nothing else may deal the batches once
-    more: give Lightning's Trainer `use_distributed_sampler=False`; on several processes leave the loader out of
-    accelerate's `prepare`, or give `rank=0, world_size=1` here; with transformers' Trainer, return the loader from
-    `get_train_dataloader` as it is.
-
-    **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch, with any number of workers:
-    the state of a sampler in a plain DataLoader counts the batches that the loader has delivered, not those that its
-    workers have fetched ahead. With `torchdata.stateful_dataloader.StatefulDataLoader`, save the loader's own state.
-    A loader prepared by accelerate fetches one batch ahead: prepare a StatefulDataLoader, or give the number of batches
-    trained on, `state_dict(batches=...)`. It also counts epochs, from 0: after `load_state` call its `set_epoch`.
-
-    Args:
-        lengths: Shape (examples,), positive and finite: the length of each example, in the unit of the boundaries.
-            Lengths of fewer bits than float64 are compared with the boundaries rounded alike.
-        bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
-        bucket_batch_sizes: One for each boundary, at least 1.
-        shuffle: Whether to shuffle examples and batches. If not, examples keep their order within their buckets, and
-            batches come as a streaming sampler fills them: full ones when their last example is read, then the rest
-            bucket by bucket.
-        batch_ordering: `ascending` or `descending` sorts an epoch's batches by their longest length.
-        drop_last: Whether to leave out batches that are not full, and those at the end that are not enough for all
-            ranks. An epoch may then hold none at all; see `dropped_examples`.
-        seed: At least 0.
-        epoch: The first, at least 0.
-        rank: This process, from 0 on; with `world_size`.
-        world_size: Number of processes.
-        same_bucket: Whether at each step the batches of all ranks are of one bucket, so that none waits for another.
-            The rest of a bucket after full batches for all ranks is dealt evenly in smaller ones; if it is fewer
-            examples than ranks, others of the bucket are repeated.
-        overlong: Whether examples beyond the last boundary are an `error` or batches of a `single` example.
-
-    Raises:
-        ValueError: An argument breaks its rule; the message says which entry and what to do.
+    Attributes:
+        KIND: The `sampler` of the sampler.yaml files that it runs.
+        OPTIONS: The fields of these files that are arguments of its own.
     """
+
+    KIND: ClassVar[str]
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
         lengths: npt.ArrayLike,
+        batching: Batching,
         *,
-        bucket_boundaries: npt.ArrayLike,
-        bucket_batch_sizes: npt.ArrayLike,
-        shuffle: bool = True,
-        batch_ordering: Ordering = "random",
-        drop_last: bool = False,
-        seed: int = 0,
-        epoch: int = 0,
-        rank: int | None = None,
-        world_size: int | None = None,
-        same_bucket: bool = False,
-        overlong: Literal["error", "single"] = "error",
+        shuffle: bool,
+        batch_ordering: Ordering,
+        drop_last: bool,
+        seed: int,
+        epoch: int,
+        rank: int | None,
+        world_size: int | None,
+        same_bucket: bool,
+        overlong: Literal["error", "single"],
     ) -> None:
         if batch_ordering not in ORDERINGS:
             raise ValueError(f"batch_ordering must be one of {', '.join(ORDERINGS)}, got {batch_ordering!r}")
         if overlong not in ("error", "single"):
             raise ValueError(f"overlong must be error or single, got {overlong!r}")
-        self.seed, self.shuffle, self.drop_last = _whole("seed", seed), bool(shuffle), bool(drop_last)
+        self.seed, self.shuffle, self.drop_last = whole("seed", seed), bool(shuffle), bool(drop_last)
         self.batch_ordering: Ordering = batch_ordering
         self.same_bucket = bool(same_bucket)
         self._ranks = _checked_ranks(rank, world_size)
         values = checked_lengths(lengths)
-        self._table, buckets = bucketed(values, BucketTable.of(bucket_boundaries, bucket_batch_sizes), overlong)
-        self._grouped = epochs.group(buckets, self._table.num_buckets)
+        table = holding_all(values, batching.table, overlong)
+        self._batcher = replace(batching, table=table).batcher(values)
         # A copy, as the caller may change theirs between two epochs.
         self._lengths = None if batch_ordering == "random" else np.array(values)
-        table = [self._table.boundaries.tolist(), self._table.batch_sizes.tolist()]
-        options = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
-        digest = hashlib.blake2b(json.dumps([table, options]).encode(), digest_size=16)
+        edges = [table.boundaries.tolist(), table.batch_sizes.tolist()]
+        options: list[Any] = [self.shuffle, self.batch_ordering, self.drop_last, self.same_bucket]
+        if batching.pool_size is not None:
+            options += [batching.pool_size, batching.batch_overhead]
+        digest = hashlib.blake2b(json.dumps([edges, options]).encode(), digest_size=16)
         for start in range(0, values.size, _AT_ONCE):
             digest.update(np.ascontiguousarray(values[start : start + _AT_ONCE], dtype="<f8").data)
         self._digest = digest.hexdigest()
-        self._layout: Layout | None = None
         # Epoch and batch that the next pass begins with, and the last pass that gave a batch.
-        self._next = (_whole("epoch", epoch), 0)
+        self._next = (whole("epoch", epoch), 0)
         self._pass: _Pass | None = None
 
     @classmethod
@@ -135,28 +97,47 @@ class BucketBatchSampler(Sampler[list[int]]):
         length_of: Callable[[Any], float] | None = None,
         targets: npt.ArrayLike | None = None,
         **overrides: Any,
-    ) -> BucketBatchSampler:
-        """Make the sampler that the `sampler.yaml` at `path` describes.
+    ) -> Self:
+        """Make the sampler that the `sampler.yaml` at `path` describes; `sampler_from_config` does so for any class.
 
         Args:
-            path: Of the file.
+            path: Path of the file.
             lengths: The length of each example, in the unit of the file: an array; or the path of a manifest, whose
                 row i is example i; or a data set, with `length_of`.
-            length_of: An example of the data set → its length.
-            targets: Shape (examples,): the target lengths, where the table was tuned with some. They only serve to
-                tell whether these are the data that it was tuned on.
-            **overrides: Arguments of the class that go before those of the file; for a manifest also what
-                `batchtune.manifests.ReadOptions` holds, such as `length_key="duration"`, `length_scale="1/16000"`.
+            length_of: A function of an example of that data set that returns its length.
+            targets: Shape (examples,): the target lengths, where the data were tuned with some. They only serve to
+                recognise the data.
+            **overrides: Arguments of the class, which take precedence over the file; for a manifest also the fields of
+                `batchtune.manifests.ReadOptions`, such as `length_key="duration"` or `length_scale="1/16000"`.
 
         Warns:
-            UserWarning: The table was tuned on other lengths.
+            UserWarning: The file was tuned on other lengths.
 
         Raises:
             ResultError: The file is missing or damaged.
             ManifestError, UsageError: The manifest can't be read as asked.
-            ValueError: The lengths do not go with the file.
+            ValueError: The lengths do not match the file, or it describes a sampler of another class.
         """
         config = read_sampler_yaml(Path(path))
+        if config.sampler != cls.KIND:
+            raise ValueError(
+                f"{path} describes a sampler of the kind {config.sampler!r}, but {cls.__name__} is of the kind "
+                f"{cls.KIND!r}: use batchtune.sampler_from_config, which makes the one that the file describes"
+            )
+        return cls.of_config(config, path, lengths, length_of=length_of, targets=targets, **overrides)
+
+    @classmethod
+    def of_config(
+        cls,
+        config: SamplerConfig,
+        path: str | Path,
+        lengths: Any,
+        *,
+        length_of: Callable[[Any], float] | None = None,
+        targets: npt.ArrayLike | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Make the sampler as `from_config` does; `config` is what the file holds, of the kind of this class."""
         reading = {name: overrides.pop(name) for name in sorted(_READING & overrides.keys())}
         if isinstance(lengths, (str, Path)):
             if reading.get("length_scale") is not None:
@@ -172,7 +153,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             raise TypeError(f"{', '.join(reading)}: these are for the path of a manifest")
         elif length_of is not None:
             lengths = np.fromiter((length_of(lengths[index]) for index in range(len(lengths))), np.float64)
-        options = {name: getattr(config, name) for name in _OF_CONFIG}
+        options = {name: getattr(config, name) for name in (*_OF_EVERY_CONFIG, *cls.OPTIONS)}
         evidence = config.evidence
         try:
             made = cls(lengths, **{**options, **overrides})
@@ -185,9 +166,9 @@ class BucketBatchSampler(Sampler[list[int]]):
             known = "" if targets is not None else " (or together with target lengths, which `targets` can give)"
             limits = f", with {evidence.filters}" if evidence.filters else ""
             warnings.warn(
-                f"the bucket table of {path} was tuned on other lengths than these{known}{limits}: "
+                f"{path} was tuned on other lengths than these{known}{limits}: "
                 "it works, but batches may be smaller or padding larger than need be. Tune anew with `batchtune tune`.",
-                stacklevel=2,
+                stacklevel=3,
             )
         return made
 
@@ -208,14 +189,15 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     @property
     def repeated_examples(self) -> int:
-        """How many examples an epoch has twice, over all ranks; 0 unless too few are there to be dealt."""
-        return self._laid_out().repeated_examples
+        """How many examples this epoch has twice, over all ranks; 0 unless too few are there to be dealt."""
+        return self._layout().repeated_examples
 
     @property
     def dropped_examples(self) -> int:
         """How many examples this epoch leaves out, over all ranks; 0 without `drop_last`."""
-        layout, drawing = self._laid_out(), Drawing(shuffle=self.shuffle, seed=self.seed, epoch=self.epoch)
-        return epochs.dropped_examples(layout, epochs.drawn(layout, self._grouped.order, drawing))
+        drawing = self._drawing(self.epoch)
+        cut = self._batcher.equal_cut(drawing, self._dealing)
+        return epochs.dropped_examples(cut.layout, epochs.drawn(cut, drawing, self._lengths))
 
     @property
     def sampler(self) -> SimpleNamespace:
@@ -225,8 +207,8 @@ class BucketBatchSampler(Sampler[list[int]]):
     batch_sampler = sampler
 
     def __len__(self) -> int:
-        """Number of batches that this rank has in an epoch."""
-        return self._laid_out().starts.size // self.world_size
+        """Return the number of batches that this rank has, the same in every epoch and on every rank."""
+        return self._layout().batches_per_rank
 
     def __iter__(self) -> Iterator[list[int]]:
         self._pass = None
@@ -243,15 +225,27 @@ class BucketBatchSampler(Sampler[list[int]]):
         now.running = False
 
     def _epoch_batches(self, epoch: int) -> EpochBatches:
-        drawing = Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
-        return epochs.assemble(self._grouped, self._laid_out(), drawing, rank=self.rank, lengths=self._lengths)
+        drawing = self._drawing(epoch)
+        return epochs.assemble(
+            self._batcher.equal_cut(drawing, self._dealing), drawing, rank=self.rank, lengths=self._lengths
+        )
+
+    def _drawing(self, epoch: int) -> Drawing:
+        return Drawing(shuffle=self.shuffle, ordering=self.batch_ordering, seed=self.seed, epoch=epoch)
+
+    @property
+    def _dealing(self) -> Dealing:
+        return Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
+
+    def _layout(self, epoch: int | None = None) -> Layout:
+        return self._batcher.layout(self._drawing(self.epoch if epoch is None else epoch), self._dealing)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next; if it is the one that `load_state_dict` resumes, it goes on from there.
 
         Unless this is called, an iteration that has given its first batch is followed by the next epoch.
         """
-        wanted = _whole("epoch", epoch)
+        wanted = whole("epoch", epoch)
         if wanted != self._next[0] or (self._pass is not None and self._pass.running):
             self._next = (wanted, 0)
         self._pass = None
@@ -271,7 +265,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         """
         epoch, position = self._cursor
         if batches is not None:
-            epoch, position = self._after(_whole("batches", batches))
+            epoch, position = self._after(whole("batches", batches))
         elif (now := self._pass) is not None and now.delivered is None and now.workers:
             warnings.warn(
                 "the DataLoader's workers are ahead of the training, so this state would leave out batches: say how "
@@ -284,12 +278,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         """Let the next iteration go on where the state was taken.
 
         Raises:
-            ValueError: The state is of another sampler: other lengths, another table, seed or number of ranks.
+            ValueError: The state is of another sampler: other lengths, options, seed or number of ranks.
         """
         if not isinstance(state_dict, Mapping):
-            raise ValueError(f"not a state of a BucketBatchSampler: {type(state_dict).__name__} instead of a dict")
+            raise ValueError(f"not a state of a {type(self).__name__}: {type(state_dict).__name__} instead of a dict")
         if missing := {"epoch", "position", *self._identity} - state_dict.keys():
-            raise ValueError(f"not a state of a BucketBatchSampler: {', '.join(sorted(missing))} missing")
+            raise ValueError(f"not a state of a {type(self).__name__}: {', '.join(sorted(missing))} missing")
         for name, ours in self._identity.items():
             if state_dict[name] != ours:
                 differs = f"has {name} {state_dict[name]}, this sampler {ours}"
@@ -299,9 +293,9 @@ class BucketBatchSampler(Sampler[list[int]]):
                     f"the state {differs}: its batches are others. Make the sampler as it was, or begin the epoch anew "
                     "with set_epoch."
                 )
-        epoch, position = _whole("epoch", state_dict["epoch"]), _whole("position", state_dict["position"])
-        if position > len(self):
-            raise ValueError(f"the state is at batch {position}, but an epoch has {len(self)}")
+        epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
+        if position > (most := self._layout(epoch).batches_per_rank):
+            raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
         self._next, self._pass = (epoch, position), None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -337,12 +331,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return 0, 1
-
-    def _laid_out(self) -> Layout:
-        dealing = Dealing(world_size=self.world_size, same_bucket=self.same_bucket, drop_last=self.drop_last)
-        if self._layout is None or self._layout.dealing != dealing:
-            self._layout = lay_out(self._grouped.counts, self._table.batch_sizes, dealing)
-        return self._layout
 
 
 @dataclass(slots=True)
@@ -386,14 +374,15 @@ def _checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] 
         return None
     if rank is None or world_size is None:
         raise ValueError(f"rank and world_size go together, got rank {rank} and world_size {world_size}: give both")
-    if _whole("world_size", world_size) > _MOST_RANKS:
+    if whole("world_size", world_size) > _MOST_RANKS:
         raise ValueError(f"world_size must be at most {_MOST_RANKS:,}, got {world_size:,}")
-    if _whole("rank", rank) >= world_size:
+    if whole("rank", rank) >= world_size:
         raise ValueError(f"rank must be below world_size, got rank {rank} of {world_size}")
     return rank, world_size
 
 
-def _whole(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}")
+def whole(name: str, value: int, least: int = 0) -> int:
+    """Return the value as an int; raise ValueError if it is not a whole number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
     return int(value)

@@ -1,0 +1,311 @@
+"""The ways to make batches: from the buckets of a table, or from pools that are sorted by length.
+
+A bucket table pays for its edges: a batch is padded to its longest example, which may lie anywhere in the bucket, and
+each bucket leaves a rest. A sorted pool has neither. What it gives up is chance: two examples of like length that fall
+into one pool are likely to be batch mates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from batchtune.batching.epochs import EXAMPLES, Cut, Drawing
+from batchtune.batching.layout import Dealing, Indices, Layout, evened, index_dtype, lay_out
+from batchtune.batching.table import Buckets, BucketTable
+from batchtune.lengths import FloatArray, Histogram, IntArray
+
+# So many examples are sorted, or looked through for the best cut, at once.
+_AT_ONCE = 1 << 20
+# So many sizes of a batch are compared at each example: all, or these evenly spaced ones.
+_MOST_SIZES = 128
+# All epochs in pools have as many batches as the most of so many have; one with more is shuffled anew, so many times.
+_FIRST_EPOCHS, _ATTEMPTS = 3, 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batching:
+    """A way to make batches: what a sampler config comes down to.
+
+    Attributes:
+        table: The buckets. In pools, how many examples fit: as many as in the bucket of the batch's longest example.
+        pool_size: The most examples of a pool; None: batches are made in buckets.
+        batch_overhead: What a batch costs besides its padded length, in the unit of length: pools are then cut so that
+            the sum of both is least. None: each batch holds as many examples as fit.
+    """
+
+    table: BucketTable
+    pool_size: int | None = None
+    batch_overhead: float | None = None
+
+    def largest_batches(self, histogram: Histogram) -> tuple[IntArray, FloatArray]:
+        """Return the sizes and the longest lengths of the largest batch by each bucket's size that examples can form.
+
+        Buckets without an example are left out. In pools a batch may also hold examples of shorter buckets.
+        """
+        sizes, longest = self.table.largest_batches(histogram)
+        if self.pool_size is None:
+            return sizes, longest
+        up_to = histogram.cumulative[np.searchsorted(histogram.lengths, longest)]
+        most = self.table.batch_sizes[self.table.assign(longest)]
+        return np.minimum(np.minimum(most, up_to), self.pool_size), longest
+
+    def batcher(self, lengths: npt.NDArray[Any], targets: npt.NDArray[Any] | None = None) -> Batcher:
+        """Return the batcher of examples with these lengths, none of them beyond the last boundary."""
+        if self.pool_size is None:
+            return BucketBatcher(self.table.assign(lengths, targets), self.table.batch_sizes)
+        return PoolBatcher(lengths, self)
+
+
+class Batcher(ABC):
+    """A data set that can be cut into the batches of any epoch."""
+
+    @abstractmethod
+    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """Return the examples of an epoch, and where they are cut into batches."""
+
+    def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """Return a cut that has as many batches in every epoch, as trainers expect that ask for their number once."""
+        return self.cut(drawing, dealing)
+
+    def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
+        """Return where an epoch's examples are cut into batches, as many in every epoch."""
+        return self.equal_cut(drawing, dealing).layout
+
+
+class BucketBatcher(Batcher):
+    """Examples, bucket after bucket; they are cut at the same places in every epoch.
+
+    Attributes:
+        order: Shape (examples,): indices of examples; within a bucket in their own order.
+        counts: Shape (buckets,): number of examples in each bucket.
+        batch_sizes: Shape (buckets,).
+    """
+
+    def __init__(self, buckets: Buckets, batch_sizes: IntArray) -> None:
+        """Sort examples into their buckets; `buckets`, one for each example, of 8 or 16 bits is fast and lean."""
+        self.order = np.argsort(buckets, kind="stable").astype(index_dtype(buckets.size), copy=False)
+        self.counts = cast(IntArray, np.bincount(buckets, minlength=batch_sizes.size).astype(np.int64))
+        self.batch_sizes = batch_sizes
+        self._layout: Layout | None = None
+
+    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """As for every batcher.
+
+        A shuffle of all examples that are then sorted into buckets, as streaming samplers work, gives each bucket's
+        examples in a uniformly random order; so does a shuffle of each bucket.
+        """
+        layout = self.layout(drawing, dealing)
+        if not drawing.shuffle:
+            return Cut(self.order, layout)
+        random = drawing.stream(EXAMPLES)
+        order: Indices = self.order.copy()
+        for start, end in pairwise([0, *np.cumsum(self.counts).tolist()]):
+            random.shuffle(order[start:end])
+        return Cut(order, layout)
+
+    def layout(self, drawing: Drawing, dealing: Dealing) -> Layout:
+        """As for every batcher; the same in every epoch."""
+        if self._layout is None or self._layout.dealing != dealing:
+            self._layout = lay_out(self.counts, self.batch_sizes, dealing)
+        return self._layout
+
+
+class PoolBatcher(Batcher):
+    """Examples in pools: shuffled, taken so many at a time, sorted by length, cut into what fits.
+
+    All pools of an epoch are of one size, to within one example. The longest examples of a pool come first; of equally
+    long ones those that the shuffle put first. A batch takes as many as fit with its longest.
+    """
+
+    def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
+        assert batching.pool_size is not None
+        distinct, places = np.unique(lengths, return_inverse=True)
+        table, count = batching.table, lengths.size
+        # Shape (examples,): the place of its length among the distinct ones, from the longest: in as few bits as will
+        # do, so that sorting is fast.
+        self._places = (distinct.size - 1 - places).astype(np.min_scalar_type(distinct.size))
+        self._distinct: FloatArray = distinct[::-1].astype(np.float64)
+        self._buckets = table.assign(distinct[::-1])
+        self._batching = batching
+        self._pools = -(-count // batching.pool_size)
+        self._each = divmod(count, self._pools)
+        self._last: tuple[Drawing, Dealing, Cut] | None = None
+        self._per_rank: tuple[int, Dealing, int] | None = None
+
+    def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """As for every batcher."""
+        examples, steps = self._steps(drawing, dealing)
+        return Cut(examples, _dealt(steps) if dealing.drop_last or dealing.same_bucket else evened(steps))
+
+    def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        """As for every batcher.
+
+        An epoch with fewer batches than others has its largest ones split in two; one with more is shuffled anew.
+        With `drop_last` it is the other way round: what is too much is left out. The last cut is kept, for its number
+        of batches is asked for more than once.
+        """
+        if not drawing.shuffle:
+            return self.cut(drawing, dealing)
+        if self._last is None or self._last[:2] != (drawing, dealing):
+            self._last = (drawing, dealing, self._equal_cut(drawing, dealing))
+        return self._last[2]
+
+    def _equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
+        wanted = self._batches_per_rank(drawing.seed, dealing)
+        shuffles = [replace(drawing, attempt=attempt) for attempt in range(_ATTEMPTS)]
+        for shuffle in (*shuffles, Drawing(seed=drawing.seed)):  # the last is one of those that `wanted` comes from
+            examples, steps = self._steps(shuffle, dealing)
+            missing = wanted - _per_rank(steps)
+            if dealing.drop_last and missing <= 0:
+                return Cut(examples, replace(_dealt(steps), most_per_rank=wanted))
+            if not dealing.drop_last and missing >= 0:
+                break
+        return Cut(examples, _dealt(evened(steps, wanted * dealing.world_size // dealing.together)))
+
+    def _batches_per_rank(self, seed: int, dealing: Dealing) -> int:
+        if self._per_rank is None or self._per_rank[:2] != (seed, dealing):
+            firsts = (Drawing(seed=seed, epoch=epoch) for epoch in range(_FIRST_EPOCHS))
+            found = [_per_rank(self._steps(first, dealing)[1]) for first in firsts]
+            self._per_rank = (seed, dealing, min(found) if dealing.drop_last else max(found))
+        return self._per_rank[2]
+
+    def _steps(self, drawing: Drawing, dealing: Dealing) -> tuple[Indices, Layout]:
+        """Return the examples and what is cut from the pools: batches, or with `same_bucket` those of all ranks."""
+        examples = self._pooled(drawing)
+        parts = [self._cut_pools(examples, *part, dealing) for part in self._parts()]
+        starts, held, buckets, rest = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        dtype = index_dtype(examples.size)
+        return examples, Layout(
+            starts.astype(dtype), held.astype(dtype), buckets.astype(dtype), rest, dealing, examples.size, in_order=True
+        )
+
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (start, pools, examples of each): pools of one size, some at a time, so that they fit in the cache."""
+        each, more = self._each
+        for start, pools, size in ((0, more, each + 1), (more * (each + 1), self._pools - more, each)):
+            at_once = max(1, _AT_ONCE // size)
+            for first in range(0, pools, at_once):
+                yield start + first * size, min(at_once, pools - first), size
+
+    def _pooled(self, drawing: Drawing) -> Indices:
+        """Return the examples, pool after pool, each sorted."""
+        examples: Indices = np.arange(self._places.size, dtype=index_dtype(self._places.size))
+        if drawing.shuffle:
+            drawing.stream(EXAMPLES).shuffle(examples)
+        for start, pools, size in self._parts():
+            some = examples[start : start + pools * size].reshape(pools, size)
+            some[:] = np.take_along_axis(some, _stable_order(self._places[some]), axis=1)
+        return examples
+
+    def _cut_pools(
+        self, examples: Indices, start: int, pools: int, size: int, dealing: Dealing
+    ) -> tuple[IntArray, IntArray, IntArray, npt.NDArray[np.bool_]]:
+        """Return the starts, sizes and buckets of these pools' batches, and whether each is a rest."""
+        places = self._places[examples[start : start + pools * size]].reshape(pools, size)
+        buckets, together, overhead = self._buckets[places], dealing.together, self._batching.batch_overhead
+        # Sizes beyond the pool are as good as one beyond it, and do not overflow.
+        fits = np.minimum(self._batching.table.batch_sizes, size + 1) * together
+        if overhead is None or dealing.drop_last:
+            starts = _filled(buckets, fits)
+        else:
+            starts = _cheapest(self._distinct[places], fits[buckets], overhead * together)
+        held = np.diff(starts, append=places.size)
+        limiting = buckets.ravel()[starts].astype(np.int64)
+        rest = ((starts + held) % size == 0) & (held < fits[limiting])
+        if dealing.drop_last:
+            starts, held, limiting = starts[~rest], held[~rest], limiting[~rest]
+            rest = np.zeros(starts.size, dtype=np.bool_)
+        return starts + start, held, limiting, rest
+
+
+def _per_rank(steps: Layout) -> int:
+    """Return the number of batches of each rank once these are dealt."""
+    batches, dealing = steps.starts.size * steps.dealing.together, steps.dealing
+    return batches // dealing.world_size if dealing.drop_last else -(-batches // dealing.world_size)
+
+
+def _dealt(steps: Layout) -> Layout:
+    """Deal what was cut for all ranks of a step evenly to them."""
+    together = steps.dealing.together
+    if together == 1:
+        return steps
+    starts, held = steps.starts[:, np.newaxis], steps.batch_sizes[:, np.newaxis]
+    dealt = held // together + (np.arange(together) < held % together)
+    firsts = starts + np.cumsum(dealt, axis=1) - dealt
+    again = starts + np.arange(together) % held  # fewer examples than ranks: some are dealt again
+    return replace(
+        steps,
+        starts=np.where(dealt > 0, firsts, again).ravel().astype(steps.starts.dtype),
+        batch_sizes=np.maximum(dealt, 1).ravel().astype(steps.starts.dtype),
+        buckets=np.repeat(steps.buckets, together),
+        rest=np.repeat(steps.rest, together),
+    )
+
+
+def _stable_order(places: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Return the stable order of each row, by its lower and then its upper 16 bits, which numpy sorts by radix."""
+    if places.dtype.itemsize <= 2:
+        return np.argsort(places, axis=1, kind="stable")
+    order = np.argsort(places.astype(np.uint16), axis=1, kind="stable")
+    upper = np.take_along_axis((places >> 16).astype(np.uint16), order, axis=1)
+    return np.take_along_axis(order, np.argsort(upper, axis=1, kind="stable"), axis=1)
+
+
+def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
+    """Return where batches start that each hold as many as fit, in pools one after the other.
+
+    Args:
+        buckets: Shape (pools, examples): descending in each pool.
+        fits: Shape (buckets,): how many examples a batch holds whose longest is in the bucket.
+    """
+    pools, size = buckets.shape
+    keys = np.arange(pools)[:, np.newaxis] * fits.size + buckets
+    counts = np.bincount(keys.ravel(), minlength=pools * fits.size).reshape(pools, fits.size)
+    ends = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # shape (pools, buckets): where each bucket's examples end
+    at = np.zeros(pools, dtype=np.int64)
+    starts = []
+    for bucket in range(fits.size - 1, -1, -1):
+        # The batch that begins with the last of them may reach beyond.
+        batches = np.maximum(0, -(-(ends[:, bucket] - at) // fits[bucket]))
+        nth = np.arange(int(batches.sum())) - np.repeat(np.cumsum(batches) - batches, batches)
+        starts.append(np.repeat(at + np.arange(pools) * size, batches) + nth * fits[bucket])
+        at += batches * fits[bucket]
+    return np.sort(np.concatenate(starts))
+
+
+def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
+    """Return where batches start so that padded lengths and overheads are least in sum, in pools one after the other.
+
+    The cheapest way to cut what is left from each example on, from the last one back. Where more than 128 sizes are
+    possible, so many evenly spaced ones are compared.
+
+    Args:
+        lengths: Shape (pools, examples): descending in each pool.
+        fits: Of the same shape: how many examples a batch holds that begins there.
+        overhead: Of a batch.
+    """
+    pools, size = lengths.shape
+    cost = np.zeros((pools, size + 1))
+    taken = np.empty((pools, size), dtype=np.int64)
+    rows = np.arange(pools)
+    for at in range(size - 1, -1, -1):
+        most = np.minimum(fits[:, at], size - at)[:, np.newaxis]
+        parts = min(int(most.max()), _MOST_SIZES)
+        sizes = -(-most * np.arange(parts, 0, -1) // parts)  # of equal costs the largest batch is taken
+        sums = lengths[:, at, np.newaxis] * sizes + cost[rows[:, np.newaxis], at + sizes]
+        best = sums.argmin(axis=1)
+        cost[:, at], taken[:, at] = overhead + sums[rows, best], sizes[rows, best]
+    at_each, starts = np.zeros(pools, dtype=np.int64), []
+    while rows.size:
+        starts.append(rows * size + at_each)
+        at_each = at_each + taken[rows, at_each]
+        going = at_each < size
+        rows, at_each = rows[going], at_each[going]
+    return np.sort(np.concatenate(starts))

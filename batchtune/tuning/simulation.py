@@ -1,0 +1,131 @@
+"""Epochs in pools, simulated: their batches' shapes, how random they are, and what cutting them otherwise gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from batchtune.batching import epochs
+from batchtune.batching.batchers import Batching
+from batchtune.batching.epochs import Drawing, EpochShapes
+from batchtune.batching.layout import ON_ONE_RANK, Dealing
+from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.tuning.costs import StepSeconds
+from batchtune.tuning.sweep_settings import Ranks
+
+# Of more examples than this, and than so many pools hold, as many stand for all.
+_EXAMPLES, _POOLS = 1 << 20, 8
+# Epochs are simulated until so many examples were batched: at least 2, at most 8.
+_IN_ALL = 1 << 22
+# Pools are cut for the least cost where that gains so much, as it can only in pools of few batches; a few pools tell.
+_LEAST_GAIN = 0.003
+_MOST_BATCHES = 150
+_COMPARED_POOLS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedEpochs:
+    """Some epochs of a data set, or of examples that stand for it.
+
+    Attributes:
+        scale: The examples of the data set / those that were batched.
+        shapes: The batches of each epoch.
+        mates: How random they are, for the whole data set.
+        effective_buckets: How many times as often as in batches drawn from all examples mates meet again.
+        repeated_examples: How many an epoch deals twice, on average.
+    """
+
+    scale: float
+    shapes: list[EpochShapes]
+    mates: Mates
+    effective_buckets: float
+    repeated_examples: float
+
+    def seconds(self, step_seconds: StepSeconds, ranks: Ranks) -> FloatArray:
+        """Return the time of each epoch, shape (epochs,), as ranks take the batches in their order."""
+        return np.array([seconds_in_order(shapes, step_seconds, ranks) for shapes in self.shapes])
+
+
+def _sample(lengths: Lengths, taken: int) -> Lengths:
+    """Return so many examples, evenly taken in order of length, the longest among them."""
+    if lengths.count <= taken:
+        return lengths
+    chosen = np.arange(taken) * lengths.count // taken
+    targets = None if lengths.targets is None else lengths.targets[chosen]
+    return Lengths.of(lengths.values[chosen], targets, unit=lengths.unit)
+
+
+def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed: int) -> SimulatedEpochs:
+    """Simulate the first epochs with this seed, by the sampler's own steps.
+
+    Where some examples stand for many, batches are the same but for chance, as the pools are of the same size; only
+    two examples share a pool more often, by a ratio that is known.
+    """
+    assert batching.pool_size is not None
+    sample = _sample(lengths, max(_EXAMPLES, _POOLS * batching.pool_size))
+    batcher, cuts, shapes = batching.batcher(sample.values), [], []
+    for epoch in range(int(np.clip(_IN_ALL // sample.count, 2, 8))):
+        drawing = Drawing(seed=seed, epoch=epoch)
+        cuts.append(batcher.cut(drawing, dealing))
+        shapes.append(epochs.simulate(cuts[-1], drawing, sample.values, sample.targets))
+    mates, at_random = mates_in_cuts(cuts, sample.values), again_at_random(cuts[0].layout)
+    shares = [_share_of_pool(batching, count) for count in (lengths.count, sample.count)]
+    return SimulatedEpochs(
+        scale=lengths.count / sample.count,
+        shapes=shapes,
+        mates=replace(mates, again=mates.again * shares[0] / shares[1]),
+        effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
+        repeated_examples=float(np.mean([cut.layout.repeated_examples for cut in cuts])),
+    )
+
+
+def _share_of_pool(batching: Batching, count: int) -> float:
+    """The probability that a second example is in the pool of a first one."""
+    assert batching.pool_size is not None
+    each = count / -(-count // batching.pool_size)
+    return (each - 1) / (count - 1) if each > 1 else 1.0
+
+
+def seconds_in_order(shapes: EpochShapes, step_seconds: StepSeconds, ranks: Ranks) -> float:
+    """Return the time of an epoch's batches, which ranks take in turn, in their order."""
+    seconds = np.zeros(ranks.steps(len(shapes)) * ranks.world_size * ranks.accumulate)
+    seconds[: len(shapes)] = step_seconds(*shapes_of([shapes]))
+    return float(seconds.reshape(-1, ranks.accumulate, ranks.world_size).sum(axis=1).max(axis=1).sum())
+
+
+def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
+    """Return batch sizes, lengths, and targets where there are some, of all batches of some epochs."""
+    sizes = np.concatenate([one.batch_sizes for one in found]).astype(np.float64)
+    lengths = np.concatenate([one.lengths for one in found])
+    targets = [one.targets for one in found if one.targets is not None]
+    return (sizes, lengths, np.concatenate(targets)) if targets else (sizes, lengths)
+
+
+def cut_for_least_cost(batching: Batching, lengths: Lengths, step_seconds: StepSeconds, seed: int) -> Batching:
+    """Return the batching with the overhead of a batch, if cutting pools for the least cost gains more than 0.3%.
+
+    The overhead is that of the straight line through the times of an epoch's steps by their padded lengths; the gain
+    is of those times themselves, in the same epoch.
+    """
+    assert batching.pool_size is not None
+    sample = _sample(lengths, _COMPARED_POOLS * batching.pool_size)
+
+    def epoch_of(one: Batching) -> EpochShapes:
+        drawing = Drawing(seed=seed)
+        return epochs.simulate(
+            one.batcher(sample.values).cut(drawing, ON_ONE_RANK), drawing, sample.values, sample.targets
+        )
+
+    filled = epoch_of(batching)
+    pools = -(-sample.count // batching.pool_size)
+    padded, seconds = filled.batch_sizes * filled.lengths, np.asarray(step_seconds(*shapes_of([filled])))
+    if len(filled) > _MOST_BATCHES * pools or np.ptp(padded) == 0:
+        return batching
+    each, fixed = np.polyfit(padded, seconds, 1)
+    if not (each > 0 and fixed > 0):
+        return batching
+    cut = replace(batching, batch_overhead=float(f"{fixed / each:.3g}"))
+    gain = 1 - float(np.sum(step_seconds(*shapes_of([epoch_of(cut)])))) / float(seconds.sum())
+    return cut if gain > _LEAST_GAIN else batching
