@@ -200,7 +200,7 @@ class Pricing:
             simulation=Simulation(
                 epochs=epochs,
                 batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
-                repeated_examples=round(found.repeated_examples),
+                repeated_examples=round(found.repeated_examples * scale),
                 batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
                 seconds_deviation=None if seconds is None else deviation,
                 seconds_error=deviation * math.sqrt(scale / epochs),
