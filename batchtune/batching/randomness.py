@@ -79,12 +79,13 @@ def again_at_random(layout: Layout) -> float:
 
 def _met_again(first: Cut, second: Cut) -> float:
     """The share of the pairs of one epoch's batches that are in one batch of the other, too."""
-    batch_of = np.empty(second.layout.count, dtype=np.int64)
-    for_each = _positions(second.layout, np.arange(second.layout.starts.size))
-    batch_of[second.examples[for_each]] = np.repeat(np.arange(second.layout.starts.size), second.layout.batch_sizes)
+    batches = second.layout.starts.size
+    batch_of = np.arange(batches, batches + second.layout.count)  # an example that is left out meets nobody
+    for_each = _positions(second.layout, np.arange(batches))
+    batch_of[second.examples[for_each]] = np.repeat(np.arange(batches), second.layout.batch_sizes)
     layout, some = first.layout, _counted(first.layout)
     sizes = layout.batch_sizes[some].astype(np.float64)
-    keys = np.repeat(some, layout.batch_sizes[some]) * second.layout.starts.size
+    keys = np.repeat(some, layout.batch_sizes[some]) * (batches + second.layout.count)
     keys += batch_of[first.examples[_positions(layout, some)]]
     _, met = np.unique(keys, return_counts=True)
     mates = float(np.sum(sizes * (sizes - 1)))
