@@ -266,7 +266,7 @@ class VerifyPlan:
             if targets is None:
                 shapes = [BatchShape(size, length)]
             else:
-                start = int(np.searchsorted(-lengths, -length))  # the values descend
+                start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
                 # In pools a batch may hold any shorter example.
                 end = lengths.size if self.config.pool_size else start + int(self.counts[bucket])
                 at = start + int(targets[start:end].argmax())
