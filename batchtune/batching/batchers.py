@@ -217,6 +217,8 @@ def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
         fits: Shape (buckets,): how many examples a batch holds whose longest is in the bucket.
     """
     pools, size = buckets.shape
+    if size <= fits.size:
+        return _walked(fits[buckets])
     keys = np.arange(pools)[:, np.newaxis] * fits.size + buckets
     counts = np.bincount(keys.ravel(), minlength=pools * fits.size).reshape(pools, fits.size)
     ends = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # shape (pools, buckets): where each bucket's examples end
@@ -259,10 +261,16 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
             better = sums[rows, best] < least  # of equal costs the largest batch is taken
             least, chosen = np.where(better, sums[rows, best], least), np.where(better, sizes[best], largest)
         cost[:, at], taken[:, at] = overhead + least, chosen
-    at_each, starts = np.zeros(pools, dtype=np.int64), []
+    return _walked(taken)
+
+
+def _walked(taken: IntArray) -> IntArray:
+    """Return where batches start, in pools one after the other, that each take so many from their first example on."""
+    pools, size = taken.shape
+    rows, at, starts = np.arange(pools), np.zeros(pools, dtype=np.int64), []
     while rows.size:
-        starts.append(rows * size + at_each)
-        at_each = at_each + taken[rows, at_each]
-        going = at_each < size
-        rows, at_each = rows[going], at_each[going]
+        starts.append(rows * size + at)
+        at = at + taken[rows, at]
+        going = at < size
+        rows, at = rows[going], at[going]
     return np.sort(np.concatenate(starts))

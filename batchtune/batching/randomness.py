@@ -60,14 +60,17 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
 def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     """Return what was seen of mates in at least two epochs; `lengths`, shape (examples,), by index of the example."""
     again = [_met_again(first, second) for first, second in pairwise(cuts)]
-    examples, layout = cuts[0].examples, cuts[0].layout
-    some = _counted(layout)
-    sizes = layout.batch_sizes[some].astype(np.float64)
-    centred: FloatArray = lengths[examples[_positions(layout, some)]] - float(lengths.mean())
-    ends = np.concatenate(([0], np.cumsum(layout.batch_sizes[some], dtype=np.int64)))
-    sums, squares = (_sums(centred**power, ends) for power in (1, 2))
-    means = (sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0)
-    return Mates(float(np.mean(again)), _correlation(means, np.where(sizes > 1, sizes, 0), float(lengths.var())))
+    mean, products, examples = float(lengths.mean()), [], []
+    for cut in cuts:
+        some = _counted(cut.layout)
+        sizes = cut.layout.batch_sizes[some].astype(np.float64)
+        centred: FloatArray = lengths[cut.examples[_positions(cut.layout, some)]] - mean
+        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes[some], dtype=np.int64)))
+        sums, squares = (_sums(centred**power, edges) for power in (1, 2))
+        products.append((sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0))
+        examples.append(np.where(sizes > 1, sizes, 0))
+    correlation = _correlation(np.concatenate(products), np.concatenate(examples), float(lengths.var()))
+    return Mates(float(np.mean(again)), correlation)
 
 
 def again_at_random(layout: Layout) -> float:

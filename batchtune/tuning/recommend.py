@@ -96,7 +96,7 @@ def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str
     if not (proven := [row for row in fewer if not row.unproven]):
         return "all that need fewer batches than a fixed batch size have batch sizes that were not run"
     most = min(proven, key=lambda row: row.mates_again or 0.0)
-    return f"none is as random as --min-randomness asks; the most random is {_name(most)}, {_random(most)}"
+    return f"none is as random as --min-randomness asks; the most random are {_name(most)}, with {_random(most)}"
 
 
 def _again(row: Row) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import Drawing, EpochShapes
-from batchtune.batching.layout import ON_ONE_RANK, Dealing
+from batchtune.batching.layout import Dealing
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.costs import StepSeconds
@@ -49,12 +49,12 @@ class SimulatedEpochs:
 
 
 def _sample(lengths: Lengths, pool_size: int, pools: int) -> Lengths:
-    """Return the examples of so many pools, evenly taken in order of length, the longest among them."""
+    """Return the examples of so many pools, evenly taken in order of length: the middle one of as many neighbours."""
     in_all = -(-lengths.count // pool_size)
     if in_all <= pools:
         return lengths
     taken = lengths.count * pools // in_all  # so that pools are as large as those of all examples
-    chosen = np.arange(taken) * lengths.count // taken
+    chosen = (2 * np.arange(taken) + 1) * lengths.count // (2 * taken)
     targets = None if lengths.targets is None else lengths.targets[chosen]
     return Lengths.of(lengths.values[chosen], targets, unit=lengths.unit)
 
@@ -105,7 +105,9 @@ def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
     return (sizes, lengths, np.concatenate(targets)) if targets else (sizes, lengths)
 
 
-def cut_for_least_cost(batching: Batching, lengths: Lengths, step_seconds: StepSeconds, seed: int) -> Batching:
+def cut_for_least_cost(
+    batching: Batching, lengths: Lengths, step_seconds: StepSeconds, drawing: Drawing, dealing: Dealing
+) -> Batching:
     """Return the batching with the overhead of a batch, if cutting pools for the least cost gains more than 0.3%.
 
     The overhead is that of the straight line through the times of an epoch's steps by their padded lengths; the gain
@@ -119,10 +121,7 @@ def cut_for_least_cost(batching: Batching, lengths: Lengths, step_seconds: StepS
     sample = _sample(lengths, batching.pool_size, _COMPARED_POOLS)
 
     def epoch_of(one: Batching) -> EpochShapes:
-        drawing = Drawing(seed=seed)
-        return epochs.simulate(
-            one.batcher(sample.values).cut(drawing, ON_ONE_RANK), drawing, sample.values, sample.targets
-        )
+        return epochs.simulate(one.batcher(sample.values).cut(drawing, dealing), drawing, sample.values, sample.targets)
 
     filled = epoch_of(batching)
     padded, seconds = filled.batch_sizes * filled.lengths, np.asarray(step_seconds(*shapes_of([filled])))
