@@ -126,11 +126,13 @@ class PoolBatcher(Batcher):
 
     def __init__(self, lengths: npt.NDArray[Any], batching: Batching) -> None:
         assert batching.pool_size is not None
-        distinct, places = np.unique(lengths, return_inverse=True)
-        table, count = batching.table, lengths.size
+        distinct, table, count = np.unique(lengths), batching.table, lengths.size
         # Shape (examples,): the place of its length among the distinct ones, from the longest: in as few bits as will
         # do, so that sorting is fast.
-        self._places = (distinct.size - 1 - places).astype(np.min_scalar_type(distinct.size))
+        self._places = np.empty(count, dtype=np.min_scalar_type(distinct.size))
+        for start in range(0, count, _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            self._places[some] = distinct.size - 1 - np.searchsorted(distinct, lengths[some])
         self._distinct: FloatArray = distinct[::-1].astype(np.float64)
         self._buckets = table.assign(distinct[::-1])
         self._batching = batching
@@ -266,6 +268,8 @@ def _filled(buckets: Buckets, fits: IntArray) -> IntArray:
         fits: Shape (buckets,): how many examples a batch holds whose longest is in the bucket.
     """
     pools, size = buckets.shape
+    if size <= fits.size:
+        return _walked(fits[buckets])
     keys = np.arange(pools)[:, np.newaxis] * fits.size + buckets
     counts = np.bincount(keys.ravel(), minlength=pools * fits.size).reshape(pools, fits.size)
     ends = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]  # shape (pools, buckets): where each bucket's examples end
@@ -284,7 +288,7 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
     """Return where batches start so that padded lengths and overheads are least in sum, in pools one after the other.
 
     The cheapest way to cut what is left from each example on, from the last one back. Where more than 128 sizes are
-    possible, so many evenly spaced ones are compared.
+    possible, so many evenly spaced ones are compared, the largest among them.
 
     Args:
         lengths: Shape (pools, examples): descending in each pool.
@@ -294,18 +298,30 @@ def _cheapest(lengths: FloatArray, fits: IntArray, overhead: float) -> IntArray:
     pools, size = lengths.shape
     cost = np.zeros((pools, size + 1))
     taken = np.empty((pools, size), dtype=np.int64)
-    rows = np.arange(pools)
+    rows, spaced = np.arange(pools), np.arange(_MOST_SIZES, 0, -1)
     for at in range(size - 1, -1, -1):
-        most = np.minimum(fits[:, at], size - at)[:, np.newaxis]
-        parts = min(int(most.max()), _MOST_SIZES)
-        sizes = -(-most * np.arange(parts, 0, -1) // parts)  # of equal costs the largest batch is taken
-        sums = lengths[:, at, np.newaxis] * sizes + cost[rows[:, np.newaxis], at + sizes]
-        best = sums.argmin(axis=1)
-        cost[:, at], taken[:, at] = overhead + sums[rows, best], sizes[rows, best]
-    at_each, starts = np.zeros(pools, dtype=np.int64), []
+        length, largest = lengths[:, at], np.minimum(fits[:, at], size - at)
+        least, chosen = length * largest + cost[rows, at + largest], largest
+        most = int(largest.max())
+        step = -(-most // _MOST_SIZES)
+        if smaller := (most - 1) // step:
+            sizes = spaced[-smaller:] * step
+            sums = cost[:, at + sizes[0] : at : -step] + length[:, np.newaxis] * sizes
+            sums[sizes >= largest[:, np.newaxis]] = np.inf
+            best = sums.argmin(axis=1)
+            better = sums[rows, best] < least  # of equal costs the largest batch is taken
+            least, chosen = np.where(better, sums[rows, best], least), np.where(better, sizes[best], largest)
+        cost[:, at], taken[:, at] = overhead + least, chosen
+    return _walked(taken)
+
+
+def _walked(taken: IntArray) -> IntArray:
+    """Return where batches start, in pools one after the other, that each take so many from their first example on."""
+    pools, size = taken.shape
+    rows, at, starts = np.arange(pools), np.zeros(pools, dtype=np.int64), []
     while rows.size:
-        starts.append(rows * size + at_each)
-        at_each = at_each + taken[rows, at_each]
-        going = at_each < size
-        rows, at_each = rows[going], at_each[going]
+        starts.append(rows * size + at)
+        at = at + taken[rows, at]
+        going = at < size
+        rows, at = rows[going], at[going]
     return np.sort(np.concatenate(starts))

@@ -134,11 +134,6 @@ def index_dtype(largest: int) -> type[np.signedinteger[Any]]:
     return np.int32 if largest <= np.iinfo(np.int32).max else np.int64
 
 
-def batches_per_rank(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> int:
-    """Return the number of batches of each rank in an epoch, without making them; arguments as for `tally`."""
-    return tally(counts, batch_sizes, dealing).batches // dealing.world_size
-
-
 def _full_batches(counts: IntArray, batch_sizes: IntArray, dealing: Dealing) -> IntArray:
     """Shape (buckets,): the number of full batches, as many for each rank where these are of one bucket."""
     # Sizes beyond any count are as good as one beyond it, and do not overflow.

@@ -60,17 +60,21 @@ def mates_in_buckets(histogram: Histogram, table: BucketTable, tally: Tally) -> 
 def mates_in_cuts(cuts: list[Cut], lengths: npt.NDArray[Any]) -> Mates:
     """Return what was seen of mates in at least two epochs; `lengths`, shape (examples,), by index of the example."""
     again = [_met_again(first, second) for first, second in pairwise(cuts)]
-    examples, layout = cuts[0].examples, cuts[0].layout
-    sizes = layout.batch_sizes.astype(np.float64)
-    centred: FloatArray = lengths[examples] - float(lengths.mean())
-    starts = layout.starts.astype(np.int64)
-    sums, squares = (_sums(centred**power, starts, starts + layout.batch_sizes) for power in (1, 2))
-    means = (sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0)
-    return Mates(float(np.mean(again)), _correlation(means, np.where(sizes > 1, sizes, 0), float(lengths.var())))
+    mean, products, examples = float(lengths.mean()), [], []
+    for cut in cuts:
+        some = _counted(cut.layout)
+        sizes = cut.layout.batch_sizes[some].astype(np.float64)
+        centred: FloatArray = lengths[cut.examples[_positions(cut.layout, some)]] - mean
+        edges = np.concatenate(([0], np.cumsum(cut.layout.batch_sizes[some], dtype=np.int64)))
+        sums, squares = (_sums(centred**power, edges) for power in (1, 2))
+        products.append((sums**2 - squares) / np.maximum(sizes * (sizes - 1), 1.0))
+        examples.append(np.where(sizes > 1, sizes, 0))
+    correlation = _correlation(np.concatenate(products), np.concatenate(examples), float(lengths.var()))
+    return Mates(float(np.mean(again)), correlation)
 
 
 def again_at_random(layout: Layout) -> float:
-    """Return how often mates met again if batches of these sizes were drawn from all examples."""
+    """Return how often mates met again if those of each example were drawn from all others, as many as it has."""
     sizes = layout.batch_sizes.astype(np.float64)
     mates = sizes * (sizes - 1)
     return float(np.sum(mates * (sizes - 1)) / (mates.sum() * (layout.count - 1))) if mates.any() else 0.0
@@ -78,18 +82,22 @@ def again_at_random(layout: Layout) -> float:
 
 def _met_again(first: Cut, second: Cut) -> float:
     """The share of the pairs of one epoch's batches that are in one batch of the other, too."""
-    batch_of = np.empty(second.layout.count, dtype=np.int64)
-    for_each = _positions(second.layout, np.arange(second.layout.starts.size))
-    batch_of[second.examples[for_each]] = np.repeat(np.arange(second.layout.starts.size), second.layout.batch_sizes)
-    layout = first.layout
-    step = max(1, layout.count // _COUNTED)
-    some = np.arange(0, layout.starts.size, step)
+    batches = second.layout.starts.size
+    batch_of = np.arange(batches, batches + second.layout.count)  # an example that is left out meets nobody
+    for_each = _positions(second.layout, np.arange(batches))
+    batch_of[second.examples[for_each]] = np.repeat(np.arange(batches), second.layout.batch_sizes)
+    layout, some = first.layout, _counted(first.layout)
     sizes = layout.batch_sizes[some].astype(np.float64)
-    keys = np.repeat(some, layout.batch_sizes[some]) * second.layout.starts.size
+    keys = np.repeat(some, layout.batch_sizes[some]) * (batches + second.layout.count)
     keys += batch_of[first.examples[_positions(layout, some)]]
     _, met = np.unique(keys, return_counts=True)
     mates = float(np.sum(sizes * (sizes - 1)))
     return float(np.sum(met * (met - 1.0))) / mates if mates else 0.0
+
+
+def _counted(layout: Layout) -> IntArray:
+    """Return the batches in which pairs are counted."""
+    return np.arange(0, layout.starts.size, max(1, layout.count // _COUNTED))
 
 
 def _positions(layout: Layout, batches: IntArray) -> IntArray:
@@ -99,11 +107,9 @@ def _positions(layout: Layout, batches: IntArray) -> IntArray:
     return np.repeat(layout.starts[batches] - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
 
 
-def _sums(values: FloatArray, starts: IntArray, ends: IntArray | None = None) -> FloatArray:
-    """The sum of values[start:end] for each; without ends, each runs up to the next start, and the last is an end."""
-    so_far = np.concatenate(([0.0], np.cumsum(values)))
-    sums: FloatArray = np.diff(so_far[starts]) if ends is None else so_far[ends] - so_far[starts]
-    return sums
+def _sums(values: FloatArray, edges: IntArray) -> FloatArray:
+    """The sums of the values between each edge and the next."""
+    return np.diff(np.concatenate(([0.0], np.cumsum(values)))[edges])
 
 
 def _correlation(products: FloatArray, examples: FloatArray, variance: float) -> float | None:

@@ -42,7 +42,7 @@ def cautions(lengths: Lengths, limits: Limits, num_buckets: Sequence[int], rows:
     yield from longer_than(lengths, limit, "max_batch_length", _OVERLONG)
     for name, strategy in STRATEGIES.items():
         yield from strategy.cautions(lengths, limit, [row for row in rows if row.strategy == name])
-    if max(num_buckets) > distinct:
+    if max(num_buckets) > distinct and any(row.pool_size is None for row in rows):
         values = "only one value" if distinct == 1 else f"only {distinct} different values"
         yield (
             f"up to {max(num_buckets)} buckets were asked for, but the lengths take {values}: "

@@ -101,7 +101,7 @@ def _settings(tuned: Sweep, row: Row) -> SweepSettings:
         recorded = msgspec.convert(tuned.settings, SweptWith)
         return SweepSettings(
             strategies=(row.strategy,),
-            num_buckets=(row.num_buckets,),
+            num_buckets=(row.num_buckets,) if row.pool_size is None else (1,),
             pool_sizes=() if row.pool_size is None else (row.pool_size,),
             max_batch_size=recorded.max_batch_size,
             seed=recorded.seed,

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchtune.batching.batchers import Batching
-from batchtune.batching.epochs import EpochShapes
+from batchtune.batching.epochs import Drawing, EpochShapes
 from batchtune.batching.expectation import ExpectedBatches, expected_batches
-from batchtune.batching.layout import Dealing, Tally
+from batchtune.batching.layout import ON_ONE_RANK, Dealing, Tally
 from batchtune.batching.randomness import Mates, mates_in_buckets
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
@@ -164,10 +164,10 @@ class Pricing:
 
         Ranks take the batches in turn, in their order. All epochs have as many batches of each size.
         """
-        numbers, step = np.unique(epochs[0].batch_sizes, return_counts=True), self.step_seconds
+        step = self.step_seconds
         padded = sum(float(np.sum(epoch.batch_sizes * epoch.lengths)) for epoch in epochs) / len(epochs)
         return EpochCost(
-            tally=Tally(*(each[:, np.newaxis] for each in numbers)),
+            tally=_tally_of(epochs[0]),
             padded_length=max(padded, self.total),
             seconds=None
             if step is None
@@ -180,27 +180,28 @@ class Pricing:
 
     def cut_for_least_cost(self, batching: Batching) -> Batching:
         """Return pools with the overhead of a batch, if cutting them for the least cost is worth it; see there."""
-        step = self.step_seconds
-        return batching if step is None else cut_for_least_cost(batching, self.lengths, step, self.seed)
+        step, drawing = self.step_seconds, Drawing(seed=self.seed)
+        dealing = self.ranks.dealing if self.ranks.same_bucket else ON_ONE_RANK
+        return batching if step is None else cut_for_least_cost(batching, self.lengths, step, drawing, dealing)
 
     def _of_pools(self, batching: Batching) -> EpochCost:
         """Return the mean cost of the first epochs with this seed."""
         found = simulate_epochs(batching, self.lengths, self.ranks.dealing, self.seed)
         ranks, step, epochs, scale = self.ranks.world_size, self.step_seconds, len(found.shapes), found.scale
         numbers = np.array([len(one) for one in found.shapes])
-        mean = self.of_shapes(found.shapes)
+        padded = float(np.mean([np.sum(one.batch_sizes * one.lengths) for one in found.shapes]))
         seconds = None if step is None else found.seconds(step, self.ranks)
         # Of `scale` times as many pools, which are independent.
         deviation = 0.0 if seconds is None else float(seconds.std(ddof=1)) * math.sqrt(scale)
-        cost = replace(
-            mean,
-            padded_length=max(mean.padded_length * scale, self.total),
+        cost = EpochCost(
+            tally=_tally_of(found.shapes[0]),
+            padded_length=max(padded * scale, self.total),
             mates=found.mates,
             effective_buckets=found.effective_buckets,
             simulation=Simulation(
                 epochs=epochs,
                 batches=ranks * max(1, round(float(numbers.mean()) * scale / ranks)),
-                repeated_examples=round(found.repeated_examples),
+                repeated_examples=round(found.repeated_examples * scale),
                 batches_deviation=float(numbers.std(ddof=1)) * math.sqrt(scale),
                 seconds_deviation=None if seconds is None else deviation,
                 seconds_error=deviation * math.sqrt(scale / epochs),
@@ -270,6 +271,12 @@ class Pricing:
             batches_deviation=simulation.batches_deviation if simulation else None,
             epoch_seconds_deviation=simulation.seconds_deviation if simulation else None,
         )
+
+
+def _tally_of(epoch: EpochShapes) -> Tally:
+    """The number of batches of each size, as if of one bucket."""
+    sizes, numbers = np.unique(epoch.batch_sizes, return_counts=True)
+    return Tally(sizes[:, np.newaxis], numbers[:, np.newaxis])
 
 
 def estimated_epoch_seconds(

@@ -47,7 +47,7 @@ def recommend(
 
     Pools must need fewer batches than the fixed batch size, too, have only sizes that are proven, and cost at least 1%
     less than the table. They must be as random as `min_randomness` asks, or else as the table. Of those within 1% of
-    the fastest the most random are taken. With `few_shapes`, which pools can't promise, there are none.
+    the fastest the most random are taken. With `few_shapes`, which pools can't promise, none is taken.
     """
     tables, pools = ([at for at, row in enumerate(rows) if (row.pool_size is None) is of] for of in (True, False))
     table, reason = None, "no table was swept"
@@ -90,13 +90,13 @@ def recommend(
 
 def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str:
     if few_shapes:
-        return "with --multiple-of few shapes are wanted, which pools can't promise"
-    if all(row.batches >= fixed.batches for row in rows):
+        return "--multiple-of asks for few shapes, which pools can't promise"
+    if not (fewer := [row for row in rows if row.batches < fixed.batches]):
         return f"none needs fewer batches than a fixed batch size of {fixed.batch_size}"
-    if all(row.unproven for row in rows):
-        return "none has only sizes that were run"
-    most = min(rows, key=lambda row: row.mates_again or 0.0)
-    return f"none is as random as --min-randomness asks; the most random is {_name(most)}, {_random(most)}"
+    if not (proven := [row for row in fewer if not row.unproven]):
+        return "all that need fewer batches than a fixed batch size have batch sizes that were not run"
+    most = min(proven, key=lambda row: row.mates_again or 0.0)
+    return f"none is as random as --min-randomness asks; the most random are {_name(most)}, with {_random(most)}"
 
 
 def _again(row: Row) -> str:

@@ -9,16 +9,16 @@ import numpy as np
 from batchtune.batching import epochs
 from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import Drawing, EpochShapes
-from batchtune.batching.layout import ON_ONE_RANK, Dealing
+from batchtune.batching.layout import Dealing
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.tuning.costs import StepSeconds
 from batchtune.tuning.sweep_settings import Ranks
 
-# Of more examples than this, and than so many pools hold, as many stand for all.
-_EXAMPLES, _POOLS = 1 << 20, 8
+# At least so many examples, and at least so many pools, stand for more.
+_EXAMPLES, _POOLS = 1 << 19, 4
 # Epochs are simulated until so many examples were batched: at least 2, at most 8.
-_IN_ALL = 1 << 22
+_IN_ALL = 1 << 21
 # Pools are cut for the least cost where that gains so much, as it can only in pools of few batches; a few pools tell.
 _LEAST_GAIN = 0.003
 _MOST_BATCHES = 150
@@ -48,11 +48,13 @@ class SimulatedEpochs:
         return np.array([seconds_in_order(shapes, step_seconds, ranks) for shapes in self.shapes])
 
 
-def _sample(lengths: Lengths, taken: int) -> Lengths:
-    """Return so many examples, evenly taken in order of length, the longest among them."""
-    if lengths.count <= taken:
+def _sample(lengths: Lengths, pool_size: int, pools: int) -> Lengths:
+    """Return the examples of so many pools, evenly taken in order of length: the middle one of as many neighbours."""
+    in_all = -(-lengths.count // pool_size)
+    if in_all <= pools:
         return lengths
-    chosen = np.arange(taken) * lengths.count // taken
+    taken = lengths.count * pools // in_all  # so that pools are as large as those of all examples
+    chosen = (2 * np.arange(taken) + 1) * lengths.count // (2 * taken)
     targets = None if lengths.targets is None else lengths.targets[chosen]
     return Lengths.of(lengths.values[chosen], targets, unit=lengths.unit)
 
@@ -64,7 +66,7 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     two examples share a pool more often, by a ratio that is known.
     """
     assert batching.pool_size is not None
-    sample = _sample(lengths, max(_EXAMPLES, _POOLS * batching.pool_size))
+    sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-_EXAMPLES // batching.pool_size)))
     batcher, cuts, shapes = batching.batcher(sample.values), [], []
     for epoch in range(int(np.clip(_IN_ALL // sample.count, 2, 8))):
         drawing = Drawing(seed=seed, epoch=epoch)
@@ -103,25 +105,27 @@ def shapes_of(found: list[EpochShapes]) -> tuple[FloatArray, ...]:
     return (sizes, lengths, np.concatenate(targets)) if targets else (sizes, lengths)
 
 
-def cut_for_least_cost(batching: Batching, lengths: Lengths, step_seconds: StepSeconds, seed: int) -> Batching:
+def cut_for_least_cost(
+    batching: Batching, lengths: Lengths, step_seconds: StepSeconds, drawing: Drawing, dealing: Dealing
+) -> Batching:
     """Return the batching with the overhead of a batch, if cutting pools for the least cost gains more than 0.3%.
 
     The overhead is that of the straight line through the times of an epoch's steps by their padded lengths; the gain
     is of those times themselves, in the same epoch.
     """
     assert batching.pool_size is not None
-    sample = _sample(lengths, _COMPARED_POOLS * batching.pool_size)
+    histogram = lengths.histogram
+    sizes = batching.table.batch_sizes[batching.table.assign(histogram.lengths)]
+    if min(batching.pool_size, lengths.count) * np.average(1 / sizes, weights=histogram.counts) > _MOST_BATCHES:
+        return batching
+    sample = _sample(lengths, batching.pool_size, _COMPARED_POOLS)
 
     def epoch_of(one: Batching) -> EpochShapes:
-        drawing = Drawing(seed=seed)
-        return epochs.simulate(
-            one.batcher(sample.values).cut(drawing, ON_ONE_RANK), drawing, sample.values, sample.targets
-        )
+        return epochs.simulate(one.batcher(sample.values).cut(drawing, dealing), drawing, sample.values, sample.targets)
 
     filled = epoch_of(batching)
-    pools = -(-sample.count // batching.pool_size)
     padded, seconds = filled.batch_sizes * filled.lengths, np.asarray(step_seconds(*shapes_of([filled])))
-    if len(filled) > _MOST_BATCHES * pools or np.ptp(padded) == 0:
+    if np.ptp(padded) == 0:
         return batching
     each, fixed = np.polyfit(padded, seconds, 1)
     if not (each > 0 and fixed > 0):

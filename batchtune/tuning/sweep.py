@@ -224,6 +224,6 @@ def _cap_caution(current: Current, recommended: Row | None, max_batch_size: int 
     if recommended is not None and max(recommended.batch_sizes) > most:
         swept = "" if max_batch_size is None else f" (--max-batch-size {max_batch_size})"
         yield (
-            f"{name} of {YOURS} allows {most:,} examples in a batch, the recommended table up to "
+            f"{name} of {YOURS} allows {most:,} examples in a batch, the recommendation up to "
             f"{max(recommended.batch_sizes):,}{swept}: to keep your limit, sweep with --max-batch-size {most}"
         )

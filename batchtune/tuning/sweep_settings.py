@@ -165,12 +165,12 @@ def parse_pool_sizes(text: str) -> tuple[int, ...]:
     """
     sizes = []
     for part in (part.strip() for part in text.split(",")):
-        if part != "all" and (not re.fullmatch(r"\d{1,15}", part) or int(part) == 0):
+        if part != "all" and not re.fullmatch(r"0*[1-9]\d{0,99}", part):
             raise UsageError(
                 f"the size of a pool must be a number of examples, from 1 on, got {shortened(part)}",
                 "Write 20000, a list such as 1000,20000, or all.",
             )
-        sizes.append(_ALL if part == "all" else int(part))
+        sizes.append(_ALL if part == "all" else min(int(part), _ALL))
     return tuple(sorted(set(sizes)))
 
 

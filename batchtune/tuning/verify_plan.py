@@ -286,7 +286,7 @@ class VerifyPlan:
             if targets is None:
                 shapes = [BatchShape(size, length)]
             else:
-                start = int(np.searchsorted(-lengths, -length))  # the values descend
+                start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
                 # In pools its others may be shorter than those of the bucket.
                 alone = self.config.pool_size is None or size == 1
                 end = start + int(self.counts[bucket]) if alone else lengths.size

@@ -64,10 +64,8 @@ def test_every_example_is_in_one_batch_except_counted_repeats(
 def test_examples_repeat_only_if_batches_of_one_are_too_few(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
-    dealing = Dealing(world_size=world_size)
-    grouped, layout = laid_out(lengths, sizes, dealing)
-    steps = layouts.batches_per_rank(grouped.counts, sizes, dealing)
-    assert layout.repeated_examples == max(0, steps * world_size - lengths.size)
+    layout = cut(lengths, sizes, Dealing(world_size=world_size), drawing).layout
+    assert layout.repeated_examples == max(0, layout.batches_per_rank * world_size - lengths.size)
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5), DRAWINGS)
@@ -76,9 +74,9 @@ def test_same_bucket_repeats_only_if_fewer_than_ranks_remain(
     lengths: FloatArray, sizes: IntArray, world_size: int, drawing: Drawing
 ) -> None:
     dealing = Dealing(world_size=world_size, same_bucket=True)
-    grouped, layout = laid_out(lengths, sizes, dealing)
-    left = grouped.counts % (sizes * world_size)
-    assert layout.repeated_examples == sum(world_size - rest for rest in left if 0 < rest < world_size)
+    left = BucketTable(BOUNDARIES, sizes).counts(Lengths.of(lengths).histogram) % (sizes * world_size)
+    repeated = cut(lengths, sizes, dealing, drawing).layout.repeated_examples
+    assert repeated == sum(world_size - rest for rest in left if 0 < rest < world_size)
 
 
 @given(LENGTHS, SIZES, DEALINGS, DRAWINGS)
@@ -86,8 +84,7 @@ def test_same_bucket_repeats_only_if_fewer_than_ranks_remain(
 def test_all_ranks_have_as_many_batches_as_counted(
     lengths: FloatArray, sizes: IntArray, dealing: Dealing, drawing: Drawing
 ) -> None:
-    grouped, _ = laid_out(lengths, sizes, dealing)
-    counted = layouts.batches_per_rank(grouped.counts, sizes, dealing)
+    counted = cut(lengths, sizes, dealing, drawing).layout.batches_per_rank
     for rank in of_all_ranks(lengths, sizes, dealing, drawing):
         assert len(rank) == len(list(rank)) == counted
 
@@ -269,7 +266,7 @@ def test_batch_sizes_beyond_any_count_are_no_matter(same_bucket: bool) -> None:
     counts, sizes = np.array([10_000]), np.array([2**53])
     made = layouts.lay_out(counts, sizes, dealing).batch_sizes
     assert (made.size, made.sum()) == (5000, 10_000)
-    assert layouts.batches_per_rank(counts, sizes, dealing) == 1
+    assert layouts.tally(counts, sizes, dealing).batches == dealing.world_size
 
 
 def test_float32_lengths_do_not_exceed_the_last_boundary() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from timed_trials import timed_trial
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.expectation import expected_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.cost import StepTimes, fit_step_seconds
@@ -142,7 +143,7 @@ def run(make: Callable[[np.random.Generator, float], Law], noise: Noise, seed: i
     pricing = Pricing(
         lengths=LENGTHS, total=LENGTHS.total, max_batch_length=MOST, step_seconds=StepTimes.of(trials, model)
     )
-    row = pricing.row("quantile", "length", TABLE.boundaries.size, TABLE)
+    row = pricing.row("quantile", "length", TABLE.boundaries.size, Batching(TABLE))
     assert row.estimated_epoch_seconds is not None and row.estimated_epoch_error_seconds is not None
     expected = noise.mean * expected_batches(LENGTHS.histogram, TABLE).sum_of(law)
     sizes, longest = one_epoch()

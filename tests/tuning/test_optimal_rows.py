@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.results import Row
@@ -78,7 +79,7 @@ def least_by_brute_force(lengths: Lengths, sizes: IntArray, seconds: Seconds | N
     for buckets in range(1, ends.size + 1):
         for inner in combinations(range(ends.size - 1), buckets - 1):
             chosen = [*inner, ends.size - 1]
-            row = pricing.row("any", "frontier", buckets, BucketTable(ends[chosen], sizes[chosen]))
+            row = pricing.row("any", "frontier", buckets, Batching(BucketTable(ends[chosen], sizes[chosen])))
             found = [*found[: buckets - 1], min([*found[-1:], cost(row)])]
     return found
 

@@ -12,7 +12,6 @@ from batchtune.batching.expectation import BatchCost, expected_batches
 from batchtune.batching.table import BucketTable, batch_sizes_for
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.results import RankTimes
-from batchtune.tuning import epoch_cost
 from batchtune.tuning.rank_times import rank_times
 
 SPEECH = np.random.default_rng(2).gamma(5, 2, 3000).round(2) + 1
@@ -174,7 +173,7 @@ def test_few_lengths_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(4).gamma(5, 2, 20_000)
     table = quantile_table(values, 6)
     about = times(values, table, 8)
-    monkeypatch.setattr(epoch_cost, "_LENGTHS_OF_RANKS", values.size)
+    monkeypatch.setattr("batchtune.tuning.rank_times._LENGTHS_OF_RANKS", values.size)
     exact = times(values, table, 8)
     assert about.independent_epoch_seconds == pytest.approx(exact.independent_epoch_seconds, rel=3e-4)
 

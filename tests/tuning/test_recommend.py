@@ -16,6 +16,8 @@ def row(
     strategy: str = "optimal",
     sizing: Sizing = "length",
     unproven: int | None = None,
+    again: float | None = None,
+    pool_size: int | None = None,
 ) -> Row:
     return Row(
         strategy=strategy,
@@ -33,7 +35,13 @@ def row(
         effective_buckets=1.0,
         estimated_epoch_seconds=seconds,
         unproven=unproven,
+        mates_again=again,
+        pool_size=pool_size,
     )
+
+
+def pools(batches: int, size: int, again: float, seconds: float | None = None, *, unproven: int | None = None) -> Row:
+    return row(batches, 60, seconds, strategy="pooled", unproven=unproven, again=again, pool_size=size)
 
 
 def fixed(batches: int, shuffled: float | None = None, by_length: float | None = None) -> list[Baseline]:
@@ -201,3 +209,94 @@ def test_without_a_bend_there_is_no_knee(costs: list[float], buckets: list[float
 
 def test_a_curve_that_bulges_away_has_no_knee() -> None:
     assert knee([1.0, 2.0, 3.0], [3.0, 2.8, 1.0], [0, 1, 2]) is None
+
+
+TABLE = row(1000, 12, 100.0, again=0.05)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (pools(980, 5000, 0.05, 98.9), 1),
+        (pools(980, 5000, 0.05, 99.1), 0),  # less than 1% faster
+        (pools(980, 5000, 0.06, 90.0), 0),  # less random
+        (pools(980, 5000, 0.04, 90.0, unproven=1), 0),
+        (pools(980, 5000, 0.04, 90.0, unproven=0), 1),
+        (pools(2000, 5000, 0.01, 90.0), 0),  # as many batches as with a fixed batch size
+    ],
+)
+def test_pools_are_recommended_if_faster_and_as_random(found: Row, expected: int) -> None:
+    chosen = recommend([TABLE, found], fixed(2000))
+    assert (chosen.row, chosen.table) == (expected, 0)
+
+
+def test_of_pools_as_fast_as_the_fastest_the_most_random_win() -> None:
+    rows = [pools(900, 1000, 0.01, 95.0), pools(850, 5000, 0.03, 90.5), pools(840, 9000, 0.05, 90.0), TABLE]
+    chosen = recommend(rows, fixed(2000))
+    assert (chosen.row, chosen.table) == (1, 3)
+
+
+def test_pools_need_no_more_randomness_than_is_asked_for() -> None:
+    rows = [TABLE, pools(900, 5000, 0.2, 90.0), pools(800, 9000, 0.5, 80.0)]
+    assert recommend(rows, fixed(2000)).row == 0
+    assert recommend(rows, fixed(2000), min_randomness=0.8).row == 1
+    chosen = recommend(rows, fixed(2000), min_randomness=0.96)
+    assert (chosen.row, chosen.table) == (None, None)
+    chosen = recommend([*rows, pools(990, 1000, 0.001, 120.0)], fixed(2000), min_randomness=0.96)
+    assert (chosen.row, chosen.table) == (3, None)  # slower than the table, which is not random enough
+
+
+def test_with_few_shapes_no_pools_are_recommended() -> None:
+    assert recommend([TABLE, pools(900, 5000, 0.01, 50.0)], fixed(2000), few_shapes=True).row == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "min_randomness", "few_shapes", "reason"),
+    [
+        (
+            [TABLE, pools(980, 5000, 0.021, 95.0)],
+            None,
+            False,
+            "pools of 5000 take an estimated 1 min 35 s an epoch (980 batches), 5.0% less than the best table (1 min "
+            "40 s, optimal with 12 buckets), and batch mates meet again in 2.1% of cases (with the table 5.0%); a "
+            "fixed batch size of 24 needs 1190",
+        ),
+        (
+            [pools(980, 5000, 0.021)],
+            None,
+            False,
+            "pools of 5000 need 980 batches; a fixed batch size of 24 needs 1190",
+        ),
+        (
+            [pools(980, 5000, 0.021)],
+            None,
+            True,
+            "no pools can be recommended: --multiple-of asks for few shapes, which pools can't promise",
+        ),
+        (
+            [pools(1190, 5000, 0.021)],
+            None,
+            False,
+            "no pools can be recommended: none needs fewer batches than a fixed batch size of 24",
+        ),
+        (
+            [pools(1190, 1000, 0.001), pools(980, 5000, 0.021, unproven=2)],
+            None,
+            False,
+            "no pools can be recommended: all that need fewer batches than a fixed batch size have batch sizes that "
+            "were not run",
+        ),
+        (
+            [pools(1190, 1000, 0.001), pools(980, 5000, 0.021), pools(970, 9000, 0.1)],
+            0.99,
+            False,
+            "no pools can be recommended: none is as random as --min-randomness asks; the most random are pools of "
+            "5000, with 0.979",
+        ),
+    ],
+)
+def test_the_reason_says_why_pools(
+    rows: list[Row], min_randomness: float | None, few_shapes: bool, reason: str
+) -> None:
+    found = recommend(rows, fixed(1190), min_randomness=min_randomness, few_shapes=few_shapes)
+    assert found.reason == reason

@@ -37,6 +37,7 @@ def step_seconds(batch_sizes: FloatArray, lengths: FloatArray) -> FloatArray:
 
 
 PROBED = Costs(frontier=frontier, step_seconds=step_seconds, device_name="made")
+TABLES = tuple(name for name, strategy in STRATEGIES.items() if not strategy.in_pools)
 
 
 def swept(
@@ -58,13 +59,13 @@ def only_row(result: Sweep) -> Row:
 
 
 def test_there_is_a_row_for_every_strategy_and_bucket_count() -> None:
-    rows = [(row.strategy, row.num_buckets, row.sizing) for row in swept(SPEECH).rows]
-    assert rows == [(name, n, "length") for name in STRATEGIES for n in (3, 8)]
+    rows = [(row.strategy, row.num_buckets, row.sizing) for row in swept(SPEECH, strategies=TABLES).rows]
+    assert rows == [(name, n, "length") for name in TABLES for n in (3, 8)]
 
 
 def test_with_a_frontier_only_optimal_is_swept_both_ways() -> None:
-    rows = [(row.strategy, row.sizing) for row in swept(SPEECH, costs=PROBED, num_buckets=(5,)).rows]
-    assert rows == [*((name, "length") for name in STRATEGIES), ("optimal", "frontier")]
+    rows = [(row.strategy, row.sizing) for row in swept(SPEECH, costs=PROBED, strategies=TABLES, num_buckets=(5,)).rows]
+    assert rows == [*((name, "length") for name in TABLES), ("optimal", "frontier")]
 
 
 def test_frontier_rows_take_the_largest_batch_that_fits() -> None:
@@ -179,6 +180,7 @@ def test_the_sweep_holds_its_settings_and_the_device() -> None:
     assert result.settings == {
         "strategies": ["linear"],
         "num_buckets": [2],
+        "pool_sizes": [],
         "max_batch_size": 4,
         "seed": 7,
         "multiple_of": None,
@@ -353,11 +355,12 @@ def test_several_ranks_wait_for_each_other() -> None:
 
 
 def test_a_table_less_random_than_asked_for_is_not_recommended() -> None:
-    free = swept(SPEECH, num_buckets=(2, 4, 8)).recommended_row
-    chosen = SweepSettings(num_buckets=(2, 4, 8), min_randomness=0.4)
+    free = swept(SPEECH, strategies=TABLES, num_buckets=(2, 4, 8)).recommended_row
+    assert free is not None and free.randomness is not None
+    chosen = SweepSettings(strategies=TABLES, num_buckets=(2, 4, 8), min_randomness=(1 + free.randomness) / 2)
     held = sweep(Lengths.of(SPEECH), 300, chosen, NONE_KNOWN).recommended_row
-    assert free is not None and held is not None
-    assert 1 / free.effective_buckets < 0.4 <= 1 / held.effective_buckets
+    assert held is not None and held.randomness is not None and chosen.min_randomness is not None
+    assert free.randomness < chosen.min_randomness <= held.randomness
 
 
 def test_the_current_config_is_a_row_beside_the_others() -> None:
@@ -395,9 +398,9 @@ def test_rows_within_the_error_of_the_fastest_are_equal_to_it() -> None:
 def test_the_curve_and_its_knee_are_rows_of_the_sweep() -> None:
     result = swept(SPEECH, costs=PROBED, num_buckets=tuple(range(1, 21)))
     seconds = [result.rows[index].estimated_epoch_seconds for index in result.trade_off]
-    spread = [result.rows[index].effective_buckets for index in result.trade_off]
+    again = [result.rows[index].mates_again for index in result.trade_off]
     assert seconds == sorted(seconds, key=lambda each: each or 0)
-    assert spread == sorted(spread, reverse=True)
+    assert again == sorted(again, key=lambda each: each or 0, reverse=True)
     assert result.knee in result.trade_off
 
 

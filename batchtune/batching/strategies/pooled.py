@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from batchtune.batching.strategies.base import Problem, Strategy
-from batchtune.lengths import FloatArray
+from batchtune.lengths import FloatArray, Lengths
+from batchtune.results import Row
 
 
 class Pooled(Strategy):
@@ -19,3 +20,18 @@ class Pooled(Strategy):
         """Return the longest lengths of each run of equal batch sizes, whatever the number asked for."""
         lengths, sizes = problem.histogram.lengths, problem.batch_sizes
         return [lengths[np.append(np.flatnonzero(np.diff(sizes)), lengths.size - 1)] for _ in num_buckets]
+
+    def cautions(self, lengths: Lengths, max_batch_length: float, rows: Sequence[Row]) -> Iterator[str]:
+        """Warn of pools that are too small to fill a batch of typical examples."""
+        median, small = float(lengths.values[lengths.count // 2]), []
+        for row in rows:
+            assert row.pool_size is not None
+            fits = row.batch_sizes[int(np.searchsorted(row.boundaries, median))]
+            if row.pool_size < min(fits, lengths.count):
+                small.append((row.pool_size, fits))
+        if small:
+            largest, fits = max(small)
+            yield (
+                f"pools of {largest:,}{' and fewer' if len(small) > 1 else ''} are smaller than a batch can be, which "
+                f"holds {fits:,} examples of the median length: larger pools need fewer batches"
+            )
