@@ -28,8 +28,7 @@ from batchtune.reports.html.figure import (
     thinned,
     time_unit,
 )
-from batchtune.reports.summary import FIXED_BASELINE
-from batchtune.reports.tables import current_name, series_name
+from batchtune.reports.rows import FIXED_BASELINE, current_name, series_name
 from batchtune.results import Baseline, LowerBound, Row, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
