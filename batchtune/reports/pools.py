@@ -14,19 +14,9 @@ _FASTER = 0.01
 _RANDOMNESS_DIGITS = 1e3
 
 
-def sampler_sentence(sweep: Sweep, row: Row) -> str:
-    """Say what runs recommended pools, and what all else gets instead."""
-    own, table = "Pools need batchtune's own sampler", best_table(sweep)
-    if table is None:
-        return f"{own}: no bucket table is recommended for frameworks that can't take it."
-    return (
-        f"{own}: frameworks that can't take it get the best table, {row_name(table)} ({_cost(sweep, table)}, "
-        f"{_compared_cost(sweep, table, row)})."
-    )
-
-
 def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say what recommended pools are not made for, and how they vary from epoch to epoch."""
+    yield _sampler(sweep, row)
     yield (
         "Pools make batches of many shapes: if you compile a model for each shape, sweep with --multiple-of, which "
         "recommends a table of few."
@@ -41,6 +31,17 @@ def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
     if row.epoch_seconds_deviation is not None and row.estimated_epoch_seconds:
         time = f"; the time varies by {format_share(row.epoch_seconds_deviation / row.estimated_epoch_seconds)}"
     yield f"The sampler's len() can differ from epoch to epoch: {batches}{time}."
+
+
+def _sampler(sweep: Sweep, row: Row) -> str:
+    """Say what runs recommended pools, and what all else gets instead."""
+    own, table = "Pools need batchtune's own sampler", best_table(sweep)
+    if table is None:
+        return f"{own}: no bucket table is recommended for frameworks that can't take it."
+    return (
+        f"{own}: frameworks that can't take it get the best table, {row_name(table)} ({_cost(sweep, table)}, "
+        f"{_compared_cost(sweep, table, row)})."
+    )
 
 
 def format_correlation(correlation: float) -> str:

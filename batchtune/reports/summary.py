@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from batchtune.reports.pools import pool_sentences, sampler_sentence
+from batchtune.reports.pools import pool_sentences
 from batchtune.reports.rows import CURRENT, compared, fixed_baseline, row_name, swept_kinds
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
@@ -97,8 +97,6 @@ def _evidence(results: RunResults) -> list[str]:
             share = format_percent(free / probe.device.limit_bytes)
             left = f", and leaves {format_size(free)} ({share} of the limit) free"
         said.append(f"Every batch size was run, or is no larger than one that was{left}.")
-    if row.pool_size is not None:
-        said.append(sampler_sentence(sweep, row))
     now = sweep.current
     if now is not None and sweep.current_fits is not False:  # a warning says what does not fit
         timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
@@ -269,12 +267,14 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
             yield f"batchtune tune MANIFEST --workload W --force{run}", "probe anew"
         yield verify, "run these batches again"
     else:
-        yield config, f"the config, for {'Bucket' if row.pool_size is None else 'Pooled'}BatchSampler"
+        in_pools = row.pool_size is not None
+        yield config, f"the config, for {'Pooled' if in_pools else 'Bucket'}BatchSampler"
         if results.probe is None:
             yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
         elif verification is None:
             yield verify, "run these batches for real"
-        yield f"batchtune export{folder} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
+        others = "pools, or the best table for others" if in_pools else "the same for SpeechBrain, NeMo, ..."
+        yield f"batchtune export{folder} --to FRAMEWORK", others
     yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
 
 

@@ -119,20 +119,21 @@ def rows_table(sweep: Sweep) -> Table:
 
 def comparison_table(sweep: Sweep, row: Row) -> Table:
     """Lay the recommended row next to what it is compared with, and the user's own config even if it can't fit."""
-    timed = sweep.has_times
+    timed, in_pools = sweep.has_times, row.pool_size is not None
+    brief = timed and in_pools  # one line has no room for more
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [("recommended", row)]
     lines += [(name.removeprefix("a "), other) for name, other in compared(sweep)]
     if sweep.current is not None and sweep.current_fits is False:
         lines.append((f"{CURRENT} ({DOES_NOT_FIT})", sweep.current))
     if (table := best_table(sweep)) is not None and table is not row:
-        lines.append((f"best table ({table.strategy}, {counted(len(table.boundaries), 'bucket')})", table))
+        lines.append((f"best table ({counted(len(table.boundaries), 'bucket')})", table))
     lines.append(("lower bound", sweep.lower_bound))
     rows = [
         {
             "": name,
             "batches": format_number(other.batches),
-            "padding": None if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
-            "meet again": known(mates_again(sweep, other), format_share),
+            "padding": None if isinstance(other, LowerBound) or brief else format_percent(other.padding_ratio),
+            "meet again": known(mates_again(sweep, other), format_share) if in_pools else None,
             "estimated epoch": known(other.estimated_epoch_seconds, format_seconds) if timed else None,
             "relative": _against(other, row, timed),
         }
