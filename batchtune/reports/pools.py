@@ -82,13 +82,14 @@ def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
     if not faster:
         return None
     pools = min(faster, key=lambda other: (other.mates_again or 0.0, cost_of(other, timed=timed)))
-    less = f"{row_name(pools).capitalize()} would need {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
+    verb = "take" if timed else "need"
+    less = f"{row_name(pools).capitalize()} would {verb} {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
     if sweep.settings.get("multiple_of") is not None:
         return f"{less}, but make batches of more shapes than --multiple-of leaves."
     least = math.floor((pools.randomness or 0.0) * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS
     return (
         f"{less}, but {format_share(pools.mates_again or 0.0)} of their batch mates are mates again in the next epoch "
-        f"instead of {format_share(again)}; --min-randomness {least:g} would recommend them."
+        f"instead of {format_share(again)}; --min-randomness {least:g} allows that."
     )
 
 

@@ -52,8 +52,9 @@ def mates_again(sweep: Sweep, one: Row | Baseline | LowerBound) -> float | None:
         return None
     if isinstance(one, Row):
         return one.mates_again
+    count = sweep.lengths.count
     # Drawn at random, any other example is as likely a mate.
-    return (one.batch_size - 1) / max(1, sweep.lengths.count - 1) if one.name == FIXED_BASELINE else None
+    return (min(one.batch_size, count) - 1) / max(1, count - 1) if one.name == FIXED_BASELINE else None
 
 
 def format_share(share: float) -> str:

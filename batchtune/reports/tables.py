@@ -213,13 +213,13 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
             "“Meet again” is the share of batch mates that are mates again in the next epoch: less is more random."
         )
     notes.append("1 effective bucket is full randomness; more means that fewer examples can meet in a batch.")
-    pools = [row for row in rows if row.simulated_epochs and row.batches_deviation is not None]
+    pools = [row for row in rows if row.simulated_epochs]
     if pools:
         most = max(row.batches_deviation or 0.0 for row in pools)
+        varied = f"; their numbers of batches vary by {most:.2g} at most (standard deviation)" if most else ""
         notes.append(
             "Size is the number of buckets, or of examples in a pool. The figures of pools are means over "
-            f"{pools[0].simulated_epochs} simulated epochs; their numbers of batches vary by {most:.2g} at most "
-            "(standard deviation)."
+            f"{pools[0].simulated_epochs} simulated epochs{varied}."
         )
     return notes
 
