@@ -56,9 +56,9 @@ def randomness_sentence(sweep: Sweep, row: Row) -> str | None:
         return None
     others = [(name, mates_again(sweep, other)) for name, other in compared(sweep)]
     against = " and ".join(f"{format_share(share)} with {name}" for name, share in others if share is not None)
-    alike = (
-        "" if row.length_correlation is None else f"; the lengths of mates correlate by {row.length_correlation:.3f}"
-    )
+    alike = ""
+    if row.length_correlation is not None:
+        alike = f"; the lengths of mates correlate by {format_correlation(row.length_correlation)}"
     return (
         f"{format_share(again)} of batch mates are mates again in the next epoch"
         f"{f', against {against}' if against else ''}{alike}."

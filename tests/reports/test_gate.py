@@ -15,6 +15,7 @@ from report_records import (
     made_lengths,
     made_sweep,
     made_verification,
+    pooled_sweep,
     whole_sweep,
     without_recommendation,
 )
@@ -132,11 +133,21 @@ def test_a_limit_in_per_cent_is_answered_in_per_cent() -> None:
         ("fill", 0.98, 1.0, "2%", "holds"),
         ("fill", 0.9799, 1.0, "2%", "fails"),
         ("mean_batch_size", 90.0, 100.0, "9.9%", "fails"),
+        ("mates_again", 0.103, 0.1, "2%", "fails"),
+        ("length_correlation", -0.1, -0.1, "0%", "holds"),
+        ("length_correlation", -0.09, -0.1, "9%", "fails"),
     ],
 )
 def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float, rule: str, expected: str) -> None:
     ours_sweep, theirs_sweep = with_row(**{field: ours}), with_row(**{field: theirs})
     assert outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [("11.2%", "holds"), ("11.1%", "fails")])
+def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
+    ours, theirs = with_row(mates_again=0.2), with_row(mates_again=0.1)
+    assert outcome(f"randomness worse {allowed}", ours, baseline=theirs) == expected
+    assert outcome("randomness worse 0%", theirs, baseline=ours) == "holds"
 
 
 def test_a_worse_value_is_told_with_the_baselines() -> None:
@@ -180,6 +191,40 @@ def test_a_verification_is_held_to_rules(rule: str, expected: str) -> None:
 
 def test_a_verification_that_does_not_hold_fails() -> None:
     assert outcome("verify.holds == false", verification=failed_verification()) == "fails"
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("mates_again > 20%", "holds"),
+        ("mates_again >= 20%", "fails"),
+        ("randomness < 0.8", "holds"),
+        ("randomness <= 80%", "fails"),
+        ("current.randomness < 99%", "holds"),
+        ("pool_size > 9999", "fails"),
+        ("length_correlation > 99%", "fails"),
+        ("simulated_epochs < 8", "holds"),
+        ("batches_deviation > 1.5", "holds"),
+        ("epoch_seconds_deviation > 0.3", "fails"),
+    ],
+)
+def test_pools_are_held_to_rules(rule: str, expected: str) -> None:
+    assert outcome(rule, pooled_sweep()) == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "sweep", "why"),
+    [
+        ("pool_size > 0", SWEEP, "pool_size is not known (null): only pools have it, and this is a bucket table"),
+        ("randomness < 1", SWEEP, "an older batchtune swept; run `batchtune sweep-buckets` again"),
+        ("batch_overhead > 0", pooled_sweep(), "these pools are cut into batches of as many examples as fit"),
+        ("randomness > 80", pooled_sweep(), "randomness is from 0 to 1, and 80 is not: write 8% or 0.08"),
+        ("pool_size worse 2%", pooled_sweep(), "pool_size can't be worse"),
+    ],
+)
+def test_what_is_not_known_of_pools_says_why(rule: str, sweep: Sweep, why: str) -> None:
+    verdict = verdict_of(rule, RuleInputs(sweep=sweep, baseline=sweep))
+    assert verdict.outcome == "error" and why in verdict.message
 
 
 def test_other_records_can_be_named() -> None:
@@ -364,6 +409,12 @@ def test_drift_is_told_with_what_it_costs() -> None:
         "by 0.034 (Kolmogorov-Smirnov, to within 0.001), and 12 examples are beyond the last boundary.",
         "On them the table costs 3.3% more than a newly tuned one: 655 batches against 634.",
     ]
+
+
+def test_drift_from_pools_is_told_as_theirs() -> None:
+    assert drift_sentences(made_drift(), pooled_sweep().recommended_row)[1] == (
+        "On them the pools cost 3.3% more than newly tuned ones of that size: 655 batches against 634."
+    )
 
 
 def test_unchanged_lengths_are_told_as_such() -> None:
