@@ -366,4 +366,6 @@ def _verification(inputs: RuleInputs) -> Verification:
             raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
         if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
             raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
+        if (found.pool_size, found.batch_overhead) != (row.pool_size, row.batch_overhead):
+            raise NotKnownError("verify.json is not of the recommended pools: run `batchtune verify` again")
     return found

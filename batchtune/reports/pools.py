@@ -23,14 +23,14 @@ def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
     )
     if row.simulated_epochs is None or row.batches_deviation is None:
         return
-    batches = f"{format_number(row.batches)} batches in each of {row.simulated_epochs} simulated ones"
+    batches = f"{format_number(row.batches)} in each of {row.simulated_epochs} simulated epochs"
     if row.batches_deviation:
-        spread = f"{format_number(row.batches)} ± {row.batches_deviation:.2g} batches"
-        batches = f"{spread} in {row.simulated_epochs} simulated ones (mean and standard deviation)"
+        spread = f"{format_number(row.batches)} ± {row.batches_deviation:.2g}"
+        batches = f"{spread} in {row.simulated_epochs} simulated epochs (mean and standard deviation)"
     time = ""
     if row.epoch_seconds_deviation is not None and row.estimated_epoch_seconds:
-        time = f"; the time varies by {format_share(row.epoch_seconds_deviation / row.estimated_epoch_seconds)}"
-    yield f"The sampler's len() can differ from epoch to epoch: {batches}{time}."
+        time = f" The time varies by {format_share(row.epoch_seconds_deviation / row.estimated_epoch_seconds)}."
+    yield f"How many batches pools give depends on the shuffle: {batches}; the sampler's len() is exact.{time}"
 
 
 def _sampler(sweep: Sweep, row: Row) -> str:

@@ -331,6 +331,7 @@ class Verification(Measured, frozen=True, kw_only=True):
 
     Attributes:
         bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as `sampler.yaml` had it.
+        pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
         steps: Shuffled steps that passed.
         planned_steps: Shuffled steps that were to be run; None where time decided.
@@ -373,6 +374,8 @@ class Verification(Measured, frozen=True, kw_only=True):
     reasons: list[str]
     warnings: list[str]
     proposal: Proposal | None
+    pool_size: Size | None = None
+    batch_overhead: Amount | None = None
 
     def problems(self) -> Iterator[str]:
         """As for every record."""

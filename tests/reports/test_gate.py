@@ -193,6 +193,22 @@ def test_a_verification_that_does_not_hold_fails() -> None:
     assert outcome("verify.holds == false", verification=failed_verification()) == "fails"
 
 
+def test_a_verification_of_other_pools_judges_nothing() -> None:
+    sweep = pooled_sweep()
+    row = sweep.recommended_row
+    assert row is not None
+    ran = {"bucket_boundaries": row.boundaries, "bucket_batch_sizes": row.batch_sizes}
+    same = replace(made_verification(), **ran, pool_size=row.pool_size)
+    assert outcome("verify.holds == false", sweep, verification=same) == "holds"
+    for other in (None, 4000):
+        verification = replace(same, pool_size=other)
+        verdict = verdict_of("verify.holds == false", RuleInputs(sweep=sweep, verification=verification))
+        assert (verdict.outcome, verdict.message) == (
+            "error",
+            "verify.json is not of the recommended pools: run `batchtune verify` again",
+        )
+
+
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [

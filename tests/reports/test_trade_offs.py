@@ -148,8 +148,8 @@ def test_pools_tell_what_they_cant_do() -> None:
     )
     assert shapes.startswith("Pools make batches of many shapes") and "--multiple-of" in shapes
     assert lengths == (
-        "The sampler's len() can differ from epoch to epoch: 622 ± 1.5 batches in 8 simulated ones (mean and standard "
-        "deviation); the time varies by 0.204%."
+        "How many batches pools give depends on the shuffle: 622 ± 1.5 in 8 simulated epochs (mean and standard "
+        "deviation); the sampler's len() is exact. The time varies by 0.204%."
     )
 
 
@@ -157,7 +157,7 @@ def test_pools_without_a_table_name_none() -> None:
     sweep = msgspec.structs.replace(pooled_sweep(recommended=COUNT), recommended_table=None)
     sampler, _, lengths = pool_sentences(sweep, recommended(sweep))
     assert sampler.endswith("no bucket table is recommended for frameworks that can't take it.")
-    assert "612 batches in each of 8 simulated ones" in lengths
+    assert "612 in each of 8 simulated epochs" in lengths
 
 
 def test_pools_that_beat_the_recommended_table_are_named() -> None:
