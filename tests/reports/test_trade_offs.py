@@ -6,12 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from report_records import COUNT, made_sweep, pooled_sweep, whole_sweep, without_recommendation
 
 from batchtune.reports import FORMATS, RunResults, render, summary_sentences
 from batchtune.reports.pools import faster_pools_sentence, pool_sentences
 from batchtune.reports.trade_offs import trade_off_sentences, trade_off_tables
 from batchtune.results import Row, Saturation, Sweep
+from batchtune.tuning.recommend import recommend
 
 
 def recommended(sweep: Sweep) -> Row:
@@ -176,6 +179,29 @@ def test_pools_that_cant_be_recommended_are_not_named(change: dict[str, Any]) ->
     rows = [msgspec.structs.replace(row, **change) if row.pool_size else row for row in sweep.rows]
     sweep = msgspec.structs.replace(sweep, rows=rows)
     assert faster_pools_sentence(sweep, recommended(sweep)) is None
+
+
+ROWS = st.lists(st.tuples(st.integers(600, 700), st.integers(1, 999), st.integers(1, 20)), min_size=1, max_size=5)
+
+
+@given(tables=ROWS, pools=ROWS)
+@settings(deadline=None)
+def test_the_randomness_that_allows_pools_recommends_some(
+    tables: list[tuple[int, int, int]], pools: list[tuple[int, int, int]]
+) -> None:
+    sweep, replace = made_sweep(timed=False), msgspec.structs.replace
+    rows = []
+    for (batches, again, size), is_table in [*((one, True) for one in tables), *((one, False) for one in pools)]:
+        row = replace(sweep.rows[-1], batches=batches, mates_again=again / 1000)
+        cut = replace(row, boundaries=[*range(1, size + 1)], batch_sizes=[24] * size)
+        rows.append(cut if is_table else replace(row, pool_size=1000 * size))
+    index, _, table = recommend(rows, sweep.baselines)
+    assert index is not None and table is not None
+    text = faster_pools_sentence(replace(sweep, rows=rows, recommended=index, recommended_table=table), rows[index])
+    if text is not None:
+        least = float(text.partition("--min-randomness ")[2].split()[0])
+        allowed = recommend(rows, sweep.baselines, min_randomness=least).row
+        assert allowed is not None and rows[allowed].pool_size is not None
 
 
 def test_every_format_shows_it_all() -> None:

@@ -257,7 +257,7 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
         data.append(_mark("knee", chart.place(sweep.rows[sweep.knee]), "--ink", ring))
     x_axis = axis("effective buckets")
     if by_mates:
-        x_axis = axis("batch mates that are mates again in the next epoch (%)", type="log")
+        x_axis = axis("batch mates that meet again (%)", type="log")
     return chart.view(x_axis, data)
 
 
