@@ -15,7 +15,6 @@ from report_records import (
     made_lengths,
     made_sweep,
     made_verification,
-    pooled_sweep,
     whole_sweep,
     without_recommendation,
 )
@@ -143,13 +142,6 @@ def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float
     assert outcome(f"{field} worse {rule}", ours_sweep, baseline=theirs_sweep) == expected
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [("11.2%", "holds"), ("11.1%", "fails")])
-def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
-    ours, theirs = with_row(mates_again=0.2), with_row(mates_again=0.1)
-    assert outcome(f"randomness worse {allowed}", ours, baseline=theirs) == expected
-    assert outcome("randomness worse 0%", theirs, baseline=ours) == "holds"
-
-
 def test_a_worse_value_is_told_with_the_baselines() -> None:
     evidence = RuleInputs(sweep=with_row(batches=655), baseline=with_row(batches=634))
     verdict = verdict_of("batches worse 2%", evidence)
@@ -191,56 +183,6 @@ def test_a_verification_is_held_to_rules(rule: str, expected: str) -> None:
 
 def test_a_verification_that_does_not_hold_fails() -> None:
     assert outcome("verify.holds == false", verification=failed_verification()) == "fails"
-
-
-def test_a_verification_of_other_pools_judges_nothing() -> None:
-    sweep = pooled_sweep()
-    row = sweep.recommended_row
-    assert row is not None
-    ran = {"bucket_boundaries": row.boundaries, "bucket_batch_sizes": row.batch_sizes}
-    same = replace(made_verification(), **ran, pool_size=row.pool_size)
-    assert outcome("verify.holds == false", sweep, verification=same) == "holds"
-    for other in (None, 4000):
-        verification = replace(same, pool_size=other)
-        verdict = verdict_of("verify.holds == false", RuleInputs(sweep=sweep, verification=verification))
-        assert (verdict.outcome, verdict.message) == (
-            "error",
-            "verify.json is not of the recommended pools: run `batchtune verify` again",
-        )
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("mates_again > 20%", "holds"),
-        ("mates_again >= 20%", "fails"),
-        ("randomness < 0.8", "holds"),
-        ("randomness <= 80%", "fails"),
-        ("current.randomness < 99%", "holds"),
-        ("pool_size > 9999", "fails"),
-        ("length_correlation > 99%", "fails"),
-        ("simulated_epochs < 8", "holds"),
-        ("batches_deviation > 1.5", "holds"),
-        ("epoch_seconds_deviation > 0.3", "fails"),
-    ],
-)
-def test_pools_are_held_to_rules(rule: str, expected: str) -> None:
-    assert outcome(rule, pooled_sweep()) == expected
-
-
-@pytest.mark.parametrize(
-    ("rule", "sweep", "why"),
-    [
-        ("pool_size > 0", SWEEP, "pool_size is not known (null): only pools have it, and this is a bucket table"),
-        ("randomness < 1", SWEEP, "an older batchtune swept; run `batchtune sweep-buckets` again"),
-        ("batch_overhead > 0", pooled_sweep(), "these pools are cut into batches of as many examples as fit"),
-        ("randomness > 80", pooled_sweep(), "randomness is from 0 to 1, and 80 is not: write 8% or 0.08"),
-        ("pool_size worse 2%", pooled_sweep(), "pool_size can't be worse"),
-    ],
-)
-def test_what_is_not_known_of_pools_says_why(rule: str, sweep: Sweep, why: str) -> None:
-    verdict = verdict_of(rule, RuleInputs(sweep=sweep, baseline=sweep))
-    assert verdict.outcome == "error" and why in verdict.message
 
 
 def test_other_records_can_be_named() -> None:
@@ -425,12 +367,6 @@ def test_drift_is_told_with_what_it_costs() -> None:
         "by 0.034 (Kolmogorov-Smirnov, to within 0.001), and 12 examples are beyond the last boundary.",
         "On them the table costs 3.3% more than a newly tuned one: 655 batches against 634.",
     ]
-
-
-def test_drift_from_pools_is_told_as_theirs() -> None:
-    assert drift_sentences(made_drift(), pooled_sweep().recommended_row)[1] == (
-        "On them the pools cost 3.3% more than newly tuned ones of that size: 655 batches against 634."
-    )
 
 
 def test_unchanged_lengths_are_told_as_such() -> None:

@@ -11,7 +11,8 @@ import pytest
 from html_records import full_results, with_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_records import POOLS, made_probe, made_sweep, pooled_sweep, whole_sweep, without_recommendation
+from pooled_records import POOLS, pooled_sweep
+from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
 
 from batchtune.cost.models import predict
 from batchtune.reports.html import figures

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from html_records import CONFIGS, full_results, hostile_full_results
-from report_records import made_sweep, pooled_sweep
+from pooled_records import pooled_sweep
+from report_records import made_sweep
 
 from batchtune.reports import RunResults
 from batchtune.reports.html import figures, render

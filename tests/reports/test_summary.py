@@ -13,7 +13,6 @@ from report_records import (
     made_sweep,
     made_verification,
     partly_proven_sweep,
-    pooled_sweep,
     proven_probe,
     proven_sweep,
     with_recommended,
@@ -184,24 +183,6 @@ def test_todays_practice_is_speechbrain_with_10_to_20_buckets(swept: tuple[int, 
 )
 def test_a_ratio_has_three_digits_and_keeps_its_zeros(value: float, text: str) -> None:
     assert format_ratio(value) == text
-
-
-def test_recommended_pools_are_named_by_their_size() -> None:
-    assert summary_of(pooled_sweep())[0] == (
-        "Set pools of 10,000 examples with max_batch_length = 600 s: 1.37 times faster than your current config."
-    )
-
-
-def test_pools_alone_that_are_not_recommended_say_why() -> None:
-    sweep = pooled_sweep()
-    pools = [row for row in sweep.rows if row.pool_size is not None]
-    reason = "no pools can be recommended: none has only sizes that were run"
-    alone = msgspec.structs.replace(
-        sweep, rows=pools, recommended=None, recommended_table=None, trade_off=[], knee=None, reason=reason
-    )
-    assert summary_of(alone)[0] == "No pools can be recommended: none has only sizes that were run."
-    results = RunResults(name="run", probe=None, sweep=alone)
-    assert next(iter(next_steps(results))) == ("batchtune sweep-buckets MANIFEST", "compare bucket tables, too")
 
 
 BOTH = RunResults(name="run", probe=made_probe(), sweep=made_sweep())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from report_records import made_sweep, pooled_sweep, proven_sweep, whole_sweep, with_recommended, without_recommendation
+from report_records import made_sweep, proven_sweep, whole_sweep, with_recommended, without_recommendation
 
-from batchtune.reports import RunResults
-from batchtune.reports.table import UNKNOWN
-from batchtune.reports.tables import chosen_rows, comparison_table, full_tables, rows_table
+from batchtune.reports.tables import chosen_rows, comparison_table, rows_table
 from batchtune.results import Sweep
 
 
@@ -141,37 +139,3 @@ def test_tables_with_unproven_sizes_are_marked() -> None:
     assert {cell[-1] for index, cell in enumerate(buckets) if index != table.marked} == {"*"}
     assert "* marks tables with batch sizes that are not proven to fit." in table.notes
     assert not any("*" in note for note in rows_table(made_sweep()).notes)
-
-
-def test_pools_are_shown_by_their_size() -> None:
-    sweep = pooled_sweep(recommended=4000)
-    table = rows_table(sweep)
-    assert (table.title, table.columns[1].title) == ("Bucket tables compared with pools", "size")
-    assert [row[1] for row in table.rows if row[0] == "pooled"] == ["1000", "4000", "10,000", "28,539"]
-    assert table.marked is not None and table.rows[table.marked][:2] == ("pooled", "4000")
-    assert ("optimal", "13") in [row[:2] for row in table.rows]
-
-
-def test_recommended_pools_are_compared_with_the_best_table() -> None:
-    sweep = pooled_sweep()
-    assert sweep.recommended_row is not None
-    table = comparison_table(sweep, sweep.recommended_row)
-    again = [column.title for column in table.columns].index("meet again")
-    shown = {row[0]: row[again] for row in table.rows}
-    assert (shown["recommended"], shown["best table (13 buckets)"], shown["lower bound"]) == ("20%", "4.09%", UNKNOWN)
-    assert shown["fixed batch size of 24"] == "0.0806%"  # 23 of 28,538 others
-
-
-def test_what_limits_a_batch_in_pools_is_laid_out() -> None:
-    sweep = pooled_sweep()
-    rows = [msgspec.structs.replace(row, batch_overhead=12.0) if row.pool_size else row for row in sweep.rows]
-    limits = list(full_tables(RunResults(name="run", probe=None, sweep=msgspec.structs.replace(sweep, rows=rows))))[1]
-    assert limits.title == "The most examples of a batch, by its longest (pools of 10,000 examples)"
-    assert limits.rows[-1] == ("24.52 s", "24", "588.6 s")
-    assert limits.notes[0] == "24 of 40 lengths shown; all are in sampler.yaml."
-    assert "an overhead of 12 s a batch" in limits.notes[1]
-
-
-def test_files_without_mates_show_effective_buckets_alone() -> None:
-    assert "meet again" not in titles(whole_sweep()) and "effective buckets" in titles(whole_sweep())
-    assert {"meet again", "effective buckets"} < set(titles(pooled_sweep()))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pooled_records import pooled_sweep
 from report_records import (
     failed_verification,
     hostile_results,
@@ -25,7 +26,6 @@ from report_records import (
     made_trial,
     made_verification,
     partly_proven_sweep,
-    pooled_sweep,
     proven_probe,
     proven_sweep,
     whole_sweep,

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from report_records import COUNT, made_sweep, pooled_sweep, whole_sweep, without_recommendation
+from report_records import made_sweep, whole_sweep, without_recommendation
 
 from batchtune.reports import FORMATS, RunResults, render, summary_sentences
-from batchtune.reports.pools import faster_pools_sentence, pool_sentences
 from batchtune.reports.trade_offs import trade_off_sentences, trade_off_tables
-from batchtune.results import Row, Saturation, Sweep
-from batchtune.tuning.recommend import recommend
-
-
-def recommended(sweep: Sweep) -> Row:
-    assert sweep.recommended_row is not None
-    return sweep.recommended_row
+from batchtune.results import Saturation, Sweep
 
 
 def sentence(sweep: Sweep, begins: str) -> str:
@@ -123,85 +112,6 @@ def test_the_saturation_table_marks_the_limit_that_is_enough() -> None:
     table = list(trade_off_tables(whole_sweep()))[1]
     assert table.marked is not None
     assert table.rows[table.marked] == ("300 s", "22.51", "3 min 30 s", "95.2%")
-
-
-def test_how_often_mates_meet_again_is_told() -> None:
-    assert sentence(pooled_sweep(), "20% of batch mates") == (
-        "20% of batch mates are mates again in the next epoch, against 0.45% with your current config and 0.0806% with "
-        "a fixed batch size of 24; the lengths of mates correlate by 0.998."
-    )
-
-
-def test_the_curve_of_tables_and_pools_tells_their_randomness() -> None:
-    sweep = pooled_sweep()
-    assert sentence(sweep, "The curve") == (
-        "The curve of speed against randomness bends at pools of 1000 examples: 2.3% of batch mates are mates again, "
-        "at 1.04× the cost of the fastest."
-    )
-    curve = next(trade_off_tables(sweep))
-    assert curve.marked is not None
-    assert curve.rows[curve.marked] == ("pooled 10,000", "0.8000", "0.998", "45.88", "0.37", "1.01×")
-
-
-def test_pools_tell_what_they_cant_do() -> None:
-    sampler, shapes, lengths = pool_sentences(pooled_sweep(), recommended(pooled_sweep()))
-    assert sampler == (
-        "Pools need batchtune's own sampler: frameworks that can't take it get the best table, optimal with 13 buckets "
-        "(an estimated 3 min 20 s an epoch, 2.2% more)."
-    )
-    assert shapes.startswith("Pools make batches of many shapes") and "--multiple-of" in shapes
-    assert lengths == (
-        "How many batches pools give depends on the shuffle: 622 ± 1.5 in 8 simulated epochs (mean and standard "
-        "deviation); the sampler's len() is exact. The time varies by 0.204%."
-    )
-
-
-def test_pools_without_a_table_name_none() -> None:
-    sweep = msgspec.structs.replace(pooled_sweep(recommended=COUNT), recommended_table=None)
-    sampler, _, lengths = pool_sentences(sweep, recommended(sweep))
-    assert sampler.endswith("no bucket table is recommended for frameworks that can't take it.")
-    assert "612 in each of 8 simulated epochs" in lengths
-
-
-def test_pools_that_beat_the_recommended_table_are_named() -> None:
-    sweep = pooled_sweep(recommended=None)
-    assert sentence(sweep, "Pools of") == (
-        "Pools of 4000 examples would take an estimated 3 min 17 s an epoch, 1.4% less, but 9% of their batch mates "
-        "are mates again in the next epoch instead of 4.09%; --min-randomness 0.91 allows that."
-    )
-    padded = msgspec.structs.replace(sweep, settings={**sweep.settings, "multiple_of": 8})
-    assert sentence(padded, "Pools of").endswith("but make batches of more shapes than --multiple-of leaves.")
-
-
-@pytest.mark.parametrize("change", [{"unproven": 1}, {"batches": 1190}, {"estimated_epoch_seconds": 199.0}])
-def test_pools_that_cant_be_recommended_are_not_named(change: dict[str, Any]) -> None:
-    sweep = pooled_sweep(recommended=None)
-    rows = [msgspec.structs.replace(row, **change) if row.pool_size else row for row in sweep.rows]
-    sweep = msgspec.structs.replace(sweep, rows=rows)
-    assert faster_pools_sentence(sweep, recommended(sweep)) is None
-
-
-ROWS = st.lists(st.tuples(st.integers(600, 700), st.integers(1, 999), st.integers(1, 20)), min_size=1, max_size=5)
-
-
-@given(tables=ROWS, pools=ROWS)
-@settings(deadline=None)
-def test_the_randomness_that_allows_pools_recommends_some(
-    tables: list[tuple[int, int, int]], pools: list[tuple[int, int, int]]
-) -> None:
-    sweep, replace = made_sweep(timed=False), msgspec.structs.replace
-    rows = []
-    for (batches, again, size), is_table in [*((one, True) for one in tables), *((one, False) for one in pools)]:
-        row = replace(sweep.rows[-1], batches=batches, mates_again=again / 1000)
-        cut = replace(row, boundaries=[*range(1, size + 1)], batch_sizes=[24] * size)
-        rows.append(cut if is_table else replace(row, pool_size=1000 * size))
-    index, _, table = recommend(rows, sweep.baselines)
-    assert index is not None and table is not None
-    text = faster_pools_sentence(replace(sweep, rows=rows, recommended=index, recommended_table=table), rows[index])
-    if text is not None:
-        least = float(text.partition("--min-randomness ")[2].split()[0])
-        allowed = recommend(rows, sweep.baselines, min_randomness=least).row
-        assert allowed is not None and rows[allowed].pool_size is not None
 
 
 def test_every_format_shows_it_all() -> None:
