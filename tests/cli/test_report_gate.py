@@ -310,7 +310,7 @@ def test_the_run_folder_comes_from_the_settings(batchtune: Run, swept: Path, tmp
     if setting == "project":
         (tmp_path / "pyproject.toml").write_text('[tool.batchtune]\nrun = "kept"\n')
     assert batchtune("report", "--fail-if", FAILS, env=env).returncode == 3
-    assert "BucketBatchSampler" in batchtune("export", "--to", "pytorch", env=env).stdout
+    assert "kept/sampler.yaml" in batchtune("export", "--to", "pytorch", env=env).stdout
 
 
 def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, swept: Path, tmp_path: Path) -> None:
