@@ -358,16 +358,16 @@ def _speechbrain_row(num_buckets: int, timed: bool) -> Row:
     batch_size = int(2.718281828 ** (2 * NormalDist().inv_cdf(num_buckets / (num_buckets + 1))))
     batches = -(-COUNT // batch_size) + (1 if num_buckets == 20 else 0)
     boundaries = [MAX_BATCH_LENGTH / (batch_size + 0.4) * (i + 1) for i in range(num_buckets)]
-    return _row("speechbrain", boundaries, batches, TOTAL_SECONDS / 0.78, 1, 1.0, timed)
+    return made_row("speechbrain", boundaries, batches, TOTAL_SECONDS / 0.78, 1, 1.0, timed)
 
 
 def _filled_row(strategy: str, num_buckets: int, batches: int, timed: bool) -> Row:
     boundaries = [round(24.525 * ((i + 1) / num_buckets) ** 0.75, 3) for i in range(num_buckets)]
     padded = TOTAL_SECONDS / (1 - 0.4 / num_buckets)
-    return _row(strategy, boundaries, batches, padded, num_buckets, 0.7 * num_buckets, timed)
+    return made_row(strategy, boundaries, batches, padded, num_buckets, 0.7 * num_buckets, timed)
 
 
-def _row(
+def made_row(
     strategy: str,
     boundaries: list[float],
     batches: int,

@@ -26,20 +26,39 @@ Value = float | int | bool
 
 # Rule field → field of `results.Drift`.
 DRIFT_FIELDS = {"drift": "distance", "stale": "stale", "beyond": "beyond", "changed": "changed"}
-HIGHER_IS_BETTER = frozenset({"fill", "mean_batch_size"})
+HIGHER_IS_BETTER = frozenset({"fill", "mean_batch_size", "randomness"})
 LOWER_IS_BETTER = frozenset(
     {
         *("batches", "steps", "padded_length", "padding_ratio", "used_buckets", "batch_size_variation"),
         *("estimated_epoch_seconds", "estimated_epoch_error_seconds", "repeated_examples", "unproven"),
-        "effective_buckets",  # fewer: more examples can meet
+        *("batches_deviation", "epoch_seconds_deviation"),
+        # More examples can meet.
+        *("effective_buckets", "mates_again", "length_correlation"),
     }
 )
 # Between 0 and 1: a limit outside would be a rule that always or never fails.
-SHARES = frozenset({"padding_ratio", "current.padding_ratio", "drift"})
+SHARES = frozenset(
+    {
+        *("padding_ratio", "current.padding_ratio", "drift"),
+        *("mates_again", "current.mates_again", "randomness", "current.randomness"),
+    }
+)
 # These may be written in per cent.
 RATIOS = SHARES | {
     *("fill", "current.fill", "batch_size_variation", "current.batch_size_variation", "stale"),
-    *("verify.time_ratio", "verify.time_ratio_spread"),
+    *("verify.time_ratio", "verify.time_ratio_spread", "length_correlation", "current.length_correlation"),
+}
+# Fields of a row that a bucket table has none of.
+_OF_POOLS = frozenset(
+    {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
+)
+# Why other fields of a row may be null.
+_WHY_UNKNOWN = {
+    "unproven": "only a sweep of batches that were probed knows it",
+    "batch_overhead": "these pools are cut into batches of as many examples as fit",
+    "epoch_seconds_deviation": "no step times are known",
+    "length_correlation": "all lengths, or no two examples of any batch, are alike; or an older batchtune swept",
+    **dict.fromkeys(("mates_again", "randomness"), "an older batchtune swept; run `batchtune sweep-buckets` again"),
 }
 
 _EXAMPLE = (
@@ -201,12 +220,12 @@ def _how_much_worse(rule: Rule, value: Value, other: Value, inputs: RuleInputs) 
     in_baseline = f"{_digits(other)} in the baseline{'' if same else ' (which has other lengths)'}"
     ours, theirs, allowed = _exact(value), _exact(other), _exact(rule.limit)
     more = theirs - ours if rule.field in HIGHER_IS_BETTER else ours - theirs
-    fails = more > allowed * theirs
+    fails = more > allowed * abs(theirs)
     if more <= 0:
         return fails, f"no worse than {in_baseline}"
     if theirs == 0:
         return fails, f"worse than {in_baseline}"
-    share = _distinct(more / theirs * 100, allowed * 100)
+    share = _distinct(more / abs(theirs) * 100, allowed * 100)
     return fails, f"{share}% worse than {in_baseline}, {'above' if fails else 'within'} {rule.written}"
 
 
@@ -244,6 +263,8 @@ def all_fields() -> dict[str, Field]:
     fields = [
         *_fields("", Row, _recommended),
         *_fields("current.", Row, _current),
+        Field("randomness", _recommended, ("randomness",), False),
+        Field("current.randomness", _current, ("randomness",), False),
         *_fields("verify.", Verification, _verification),
         *_fields("bound.", LowerBound, lambda inputs: _sweep(inputs).lower_bound),
         Field("max_batch_length", _sweep, ("max_batch_length",), False),
@@ -299,8 +320,12 @@ def _value_in(record: Record, field: Field, where: str = "") -> Value:
     value: Any = record
     for name in field.path:
         value = None if value is None else getattr(value, name)
-    remedy = ": only a sweep of batches that were probed knows it" if field.path == ("unproven",) else ""
-    known: Value = _known(value, f"{field.name} is not known{where} (null){remedy}")
+    why = ""
+    if isinstance(record, Row):
+        name = field.path[-1]
+        in_table = name in _OF_POOLS and record.pool_size is None
+        why = "only pools have it, and this is a bucket table" if in_table else _WHY_UNKNOWN.get(name, "")
+    known: Value = _known(value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}")
     return known
 
 
@@ -341,4 +366,6 @@ def _verification(inputs: RuleInputs) -> Verification:
             raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
         if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
             raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
+        if (found.pool_size, found.batch_overhead) != (row.pool_size, row.batch_overhead):
+            raise NotKnownError("verify.json is not of the recommended pools: run `batchtune verify` again")
     return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from batchtune.batching.strategies import STRATEGIES
+from batchtune.reports.pools import pool_sentences
+from batchtune.reports.rows import CURRENT, compared, fixed_baseline, row_name, swept_kinds
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences, verification_warnings
-from batchtune.results import SAMPLER_FILE, Baseline, Device, Drift, Probe, Row, Sweep, Verdict, cost_of, unproven_sizes
+from batchtune.results import SAMPLER_FILE, Device, Drift, Probe, Row, Sweep, Verdict, cost_of, unproven_sizes
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import (
     counted,
@@ -22,8 +23,6 @@ from batchtune.units import (
     with_full_stop,
 )
 
-FIXED_BASELINE = "fixed-random"
-CURRENT = "your current config"
 _AS_FAST = "as fast as"
 # Less than this part of what fits is worth a word; a rounded limit is not.
 _LOW_LIMIT = 0.95
@@ -46,6 +45,7 @@ def summary_sentences(results: RunResults) -> list[str]:
     if row is not None:
         said += [*_savings(sweep, row), *evidence, *_waste(sweep, row)]
         said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
+        said += pool_sentences(sweep, row) if row.pool_size is not None else []
         said += trade_off_sentences(sweep)
     elif fixed is not None:
         size = format_number(fixed.batch_size)
@@ -63,32 +63,6 @@ def brief_sentences(results: RunResults) -> list[str]:
     return [*_headlines(results), *_evidence(results), *frontier]
 
 
-def compared(sweep: Sweep) -> list[tuple[str, Row | Baseline]]:
-    """Name what the recommended row is compared with: the user's own config or today's practice, a fixed batch size."""
-    others: list[tuple[str, Row | Baseline]] = []
-    if sweep.current is not None and sweep.current_fits is not False:
-        others.append((CURRENT, sweep.current))
-    elif (today := today_row(sweep)) is not None and today[1] is not sweep.recommended_row:
-        others.append(today)
-    if (fixed := fixed_baseline(sweep)) is not None:
-        others.append((f"a fixed batch size of {format_number(fixed.batch_size)}", fixed))
-    return others
-
-
-def today_row(sweep: Sweep) -> tuple[str, Row] | None:
-    """Return name and row of today's practice, with the most buckets that were swept; None if none was."""
-    known = [
-        (STRATEGIES[row.strategy].practice(row.num_buckets), row) for row in sweep.rows if row.strategy in STRATEGIES
-    ]
-    named = [(name, row) for name, row in known if name is not None]
-    return max(named, key=lambda one: one[1].num_buckets, default=None)
-
-
-def fixed_baseline(sweep: Sweep) -> Baseline | None:
-    """Return the largest fixed batch size, its batches drawn at random; None where it was not computed."""
-    return next((baseline for baseline in sweep.baselines if baseline.name == FIXED_BASELINE), None)
-
-
 def describe_device(device: Device) -> str:
     """Return the device and the limit that was enforced: `NVIDIA H200, limited to 126 GiB of 140 GiB`."""
     return f"{device.name}, limited to {format_size(device.limit_bytes)} of {format_size(device.total_bytes)}"
@@ -103,7 +77,10 @@ def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]
         sentences.append(_what_to_set(results.sweep))
     elif results.probe is not None and not troubles_only:
         sentences.append(_limit(results.probe))
-    return sentences + (drift_sentences(results.drift) if results.drift is not None else [])
+    if results.drift is not None:
+        row = results.sweep.recommended_row if results.sweep is not None else None
+        sentences += drift_sentences(results.drift, row)
+    return sentences
 
 
 def _evidence(results: RunResults) -> list[str]:
@@ -125,17 +102,22 @@ def _evidence(results: RunResults) -> list[str]:
         timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
         is_equal = timed and row.equal_to_best and now.equal_to_best  # the headline says so
         if not is_equal and (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0):
-            said.append("Your current config is better than the recommended table: keep it.")
+            what = "table" if row.pool_size is None else "pools"
+            said.append(f"Your current config is better than the recommended {what}: keep it.")
     return said
 
 
 def _what_to_set(sweep: Sweep) -> str:
     """Say it, and compare it with the first of the others: `: 1.34 times faster than your current config`."""
     row = sweep.recommended_row
+    if row is None and swept_kinds(sweep) == "pools":
+        return with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
     if row is None:
         return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
     count, others, advantage = len(row.boundaries), compared(sweep), ""
-    buckets = "1 bucket" if count == 1 else f"{format_number(count)} buckets"
+    what = f"{'1 bucket' if count == 1 else f'{format_number(count)} buckets'} ({row.strategy})"
+    if row.pool_size is not None:
+        what = row_name(row)
     # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
     limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit
@@ -148,7 +130,7 @@ def _what_to_set(sweep: Sweep) -> str:
             advantage = f": {speed} {name}{', but the estimates may be off by as much' if equal else ''}"
         elif other.batches:
             advantage = f": {_fewer(row.batches, other.batches)} than with {name}"
-    return f"Set {buckets} ({row.strategy}) with {sizes}{advantage}."
+    return f"Set {what} with {sizes}{advantage}."
 
 
 def _savings(sweep: Sweep, row: Row) -> list[str]:
@@ -158,7 +140,7 @@ def _savings(sweep: Sweep, row: Row) -> list[str]:
     named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
     needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
     if seconds is None:
-        cost = "Step times are not known, so tables are compared by batches"
+        cost = f"Step times are not known, so {swept_kinds(sweep)} are compared by batches"
         saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
     else:
         cost = f"One epoch is estimated at {format_seconds(seconds)}"
@@ -176,8 +158,9 @@ def _waste(sweep: Sweep, row: Row) -> list[str]:
         ratios.append(seconds / bound.estimated_epoch_seconds)
     above = " and ".join(format_percent(max(0.0, ratio - 1)) for ratio in ratios)
     against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in compared(sweep)]
+    nothing = "no bucket table" if swept_kinds(sweep) == "tables" else "neither bucket tables nor pools"
     return [
-        f"The bound that no bucket table can beat is {' and '.join(what)}: this is {above} above it.",
+        f"The bound that {nothing} can beat is {' and '.join(what)}: this is {above} above it.",
         _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
     ]
 
@@ -245,20 +228,22 @@ def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
     return f"Of {counted(len(verdicts), 'rule')}, {' and '.join(parts)}."
 
 
-def drift_sentences(drift: Drift) -> list[str]:
-    """Say how far the other lengths are from those of the run, and what that costs."""
+def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
+    """Say how far the other lengths are from those of the run, and what that costs with the recommended row."""
     examples = counted(drift.lengths.count, "example")
     if not drift.changed:
         return [f"The manifest has the same lengths as the run: {examples}."]
     beyond = f"{counted(drift.beyond, 'example')} {'is' if drift.beyond == 1 else 'are'}" if drift.beyond else "none is"
-    times = ""
+    times, tuned, anew = "", "the table costs", "a newly tuned one"
+    if row is not None and row.pool_size is not None:
+        tuned, anew = "the pools cost", "newly tuned ones of that size"
     if drift.epoch_seconds is not None and drift.retuned_epoch_seconds is not None:
         ours, retuned = format_seconds(drift.epoch_seconds), format_seconds(drift.retuned_epoch_seconds)
         times = f"{ours} against {retuned} an epoch, "
     return [
         f"The lengths of the manifest ({examples}) differ from those of the run: their distributions differ by "
         f"{drift.distance:.3f} (Kolmogorov-Smirnov, to within 0.001), and {beyond} beyond the last boundary.",
-        f"On them the table costs {format_percent(drift.stale)} more than a newly tuned one: {times}"
+        f"On them {tuned} {format_percent(drift.stale)} more than {anew}: {times}"
         f"{drift.batches:,} batches against {drift.retuned_batches:,}.",
     ]
 
@@ -272,8 +257,11 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     verify = f"batchtune verify{folder} MANIFEST{_own_workload(results)}"
     if sweep is None:
         yield f"batchtune sweep-buckets MANIFEST{run}", "find the buckets that waste least"
-    elif sweep.recommended is None:
-        yield f"batchtune sweep-buckets MANIFEST --num-buckets 20:60{run}", "compare more buckets"
+    elif (row := sweep.recommended_row) is None:
+        if swept_kinds(sweep) == "pools":
+            yield f"batchtune sweep-buckets MANIFEST{run}", "compare bucket tables, too"
+        else:
+            yield f"batchtune sweep-buckets MANIFEST --num-buckets 20:60{run}", "compare more buckets"
     elif verification is not None and not verification.holds:
         # Without a proposal memory was not what failed: the reasons say what to do.
         if verification.proposal is not None and verification.proposal.verified:
@@ -282,12 +270,14 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
             yield f"batchtune tune MANIFEST --workload W --force{run}", "probe anew"
         yield verify, "run these batches again"
     else:
-        yield config, "the config, for BucketBatchSampler"
+        in_pools = row.pool_size is not None
+        yield config, f"the config, for {'Pooled' if in_pools else 'Bucket'}BatchSampler"
         if results.probe is None:
             yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
         elif verification is None:
             yield verify, "run these batches for real"
-        yield f"batchtune export{folder} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."
+        others = "pools, or the best table for others" if in_pools else "the same for SpeechBrain, NeMo, ..."
+        yield f"batchtune export{folder} --to FRAMEWORK", others
     yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
 
 

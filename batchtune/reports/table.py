@@ -23,8 +23,8 @@ _RUNNING_TEXT = {"message", "fails if", "found"}
 # A narrow terminal leaves these out, the last first; others never, as they tell rows apart.
 _SPARE = (
     *("cost", "randomness", "gain", "throughput", "relative", "estimated epoch", "largest batch", "closed by"),
-    *("against fixed", "proven by", "batches", "peak memory", "padding", "step time", "mean batch", "trial"),
-    *("effective buckets", "over length alone", "variation"),
+    *("against fixed", "proven by", "batches", "peak memory", "meet again", "padding", "step time", "mean batch"),
+    *("trial", "effective buckets", "length correlation", "over length alone", "variation"),
 )
 
 

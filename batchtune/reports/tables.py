@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchtune.batching.strategies import STRATEGIES
+from batchtune.reports.rows import (
+    CURRENT,
+    DOES_NOT_FIT,
+    best_table,
+    compared,
+    current_name,
+    fixed_baseline,
+    format_share,
+    knows_mates,
+    mates_again,
+    row_name,
+    series_name,
+    swept_kinds,
+    today_row,
+)
 from batchtune.reports.run import RunResults
-from batchtune.reports.summary import CURRENT, compared, fixed_baseline, today_row
 from batchtune.reports.table import (
     UNKNOWN,
     Table,
@@ -21,11 +35,10 @@ from batchtune.reports.table import (
 from batchtune.reports.trade_offs import trade_off_tables
 from batchtune.reports.verification import proposal_table, verification_tables
 from batchtune.results import Baseline, LowerBound, Probe, Row, Sweep, Trial, Verdict, cost_of
-from batchtune.units import format_length, format_number, format_percent, format_seconds, format_size
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
 
 # Of tables whose batch sizes are not all proven.
 _MARK = "*"
-_DOES_NOT_FIT = "does not fit"
 _MAX_FRONTIER_POINTS = 24
 # Strategies that take fewer buckets than they may where more would cost more.
 _BY_COST = {name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes}
@@ -82,39 +95,45 @@ def rows_table(sweep: Sweep) -> Table:
         lines.append((current_name(sweep), sweep.current))
     lines += [(baseline.name, baseline) for baseline in sweep.baselines]
     lines.append(("lower bound", sweep.lower_bound))
-    rows = []
+    rows, of_pools = [], swept_kinds(sweep) != "tables"
     for name, one in lines:
         row = one if isinstance(one, Row) else None
         mean = row.mean_batch_size if row else sweep.lengths.count / one.batches
         rows.append(
             {
                 "strategy": name,
-                "buckets": f"{_buckets(row)}{_MARK if row.unproven else ''}" if row else None,
+                "size" if of_pools else "buckets": known(row, _size),
                 "batches": format_number(one.batches),
                 "padding": None if isinstance(one, LowerBound) else format_percent(one.padding_ratio),
                 "mean batch": None if isinstance(one, LowerBound) else f"{mean:.1f}",
+                "meet again": known(mates_again(sweep, one), format_share),
                 "effective buckets": f"{row.effective_buckets:.1f}" if row else None,
                 "estimated epoch": known(one.estimated_epoch_seconds, format_seconds) if timed else None,
                 "against fixed": None if fixed is None else _against(fixed, one, timed),
             }
         )
     marked = None if sweep.recommended is None else chosen.index(sweep.recommended)
-    return make_table("Bucket tables compared", rows, _notes(sweep, chosen), marked, len(chosen))
+    title = "Bucket tables compared with pools" if of_pools else "Bucket tables compared"
+    return make_table(title, rows, _notes(sweep, chosen), marked, len(chosen))
 
 
 def comparison_table(sweep: Sweep, row: Row) -> Table:
     """Lay the recommended row next to what it is compared with, and the user's own config even if it can't fit."""
-    timed = sweep.has_times
+    timed, in_pools = sweep.has_times, row.pool_size is not None
+    brief = timed and in_pools  # one line has no room for more
     lines: list[tuple[str, Row | Baseline | LowerBound]] = [("recommended", row)]
     lines += [(name.removeprefix("a "), other) for name, other in compared(sweep)]
     if sweep.current is not None and sweep.current_fits is False:
-        lines.append((f"{CURRENT} ({_DOES_NOT_FIT})", sweep.current))
+        lines.append((f"{CURRENT} ({DOES_NOT_FIT})", sweep.current))
+    if (table := best_table(sweep)) is not None and table is not row:
+        lines.append((f"best table ({counted(len(table.boundaries), 'bucket')})", table))
     lines.append(("lower bound", sweep.lower_bound))
     rows = [
         {
             "": name,
             "batches": format_number(other.batches),
-            "padding": None if isinstance(other, LowerBound) else format_percent(other.padding_ratio),
+            "padding": None if isinstance(other, LowerBound) or brief else format_percent(other.padding_ratio),
+            "meet again": known(mates_again(sweep, other), format_share) if in_pools else None,
             "estimated epoch": known(other.estimated_epoch_seconds, format_seconds) if timed else None,
             "relative": _against(other, row, timed),
         }
@@ -124,30 +143,21 @@ def comparison_table(sweep: Sweep, row: Row) -> Table:
     return make_table("", rows, notes, marked=0)
 
 
-def current_name(sweep: Sweep) -> str:
-    """Return what tables and charts call the user's own config; it says so where its batches can't fit."""
-    return f"current ({_DOES_NOT_FIT})" if sweep.current_fits is False else "current"
-
-
-def series_name(row: Row) -> str:
-    """Return what tables and charts call a row's strategy and sizing: `optimal (frontier)`."""
-    return row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})"
-
-
 def chosen_rows(sweep: Sweep) -> list[int]:
     """Choose the rows worth a look; return their indices, in the sweep's order.
 
-    Of each strategy and sizing: the fewest and the most buckets, and the best; of the recommended one
-    also its neighbours; and today's practice.
+    Of each strategy and sizing: the fewest and the most buckets, or the smallest and the largest pools, and the best;
+    of the recommended one also its neighbours; and today's practice, and the best table.
     """
     timed, today = sweep.has_times, today_row(sweep)
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(sweep.rows):
         groups.setdefault(series_name(row), []).append(index)
     chosen = {index for index, row in enumerate(sweep.rows) if today is not None and row is today[1]}
+    chosen |= {index for index in (sweep.recommended_table,) if index is not None}
     for members in groups.values():
-        members.sort(key=lambda index: sweep.rows[index].num_buckets)
-        # Sorted by buckets: the first of equals has the fewest.
+        members.sort(key=lambda index: sweep.rows[index].pool_size or sweep.rows[index].num_buckets)
+        # Sorted by size: the first of equals has the fewest buckets, or the smallest pools.
         best = min(members, key=lambda index: cost_of(sweep.rows[index], timed=timed) or 0.0)
         chosen |= {members[0], members[-1], best}
         if sweep.recommended in members:
@@ -156,8 +166,13 @@ def chosen_rows(sweep: Sweep) -> list[int]:
     return sorted(chosen)
 
 
+def _size(row: Row) -> str:
+    """Return the size of pools, or the buckets as asked for, `12 of 20` where the table has fewer; `*`: unproven."""
+    mark = _MARK if row.unproven else ""
+    return f"{format_number(row.pool_size) if row.pool_size is not None else _buckets(row)}{mark}"
+
+
 def _buckets(row: Row) -> str:
-    """Return the buckets as asked for; `12 of 20` where the table has fewer."""
     fewer = f"{format_number(len(row.boundaries))} of " if len(row.boundaries) < row.num_buckets else ""
     return f"{fewer}{format_number(row.num_buckets)}"
 
@@ -193,13 +208,27 @@ def _notes(sweep: Sweep, chosen: list[int]) -> list[str]:
         what = "time" if sweep.has_times else "batches"
         size = format_number(fixed.batch_size)
         notes.append(f"“Against fixed” is a fixed batch size of {size}'s {what} divided by the row's.")
+    if knows_mates(sweep):
+        notes.append(
+            "“Meet again” is the share of batch mates that are mates again in the next epoch: less is more random."
+        )
     notes.append("1 effective bucket is full randomness; more means that fewer examples can meet in a batch.")
+    pools = [row for row in rows if row.simulated_epochs]
+    if pools:
+        most = max(row.batches_deviation or 0.0 for row in pools)
+        varied = f"; their numbers of batches vary by {most:.2g} at most (standard deviation)" if most else ""
+        notes.append(
+            "Size is the number of buckets, or of examples in a pool. The figures of pools are means over "
+            f"{pools[0].simulated_epochs} simulated epochs{varied}."
+        )
     return notes
 
 
 def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     """Lay out the recommended buckets, each with the trial that proves its batch size, where one is known."""
     unit, uses = sweep.lengths.unit, sweep.buckets
+    if row.pool_size is not None:
+        return _limits_table(row, unit)
     trials = {trial.index: trial for trial in probe.trials} if probe else {}
     proven = [use.proven_by for use in uses] if len(uses) == len(row.boundaries) else [None] * len(row.boundaries)
     rows = []
@@ -221,6 +250,27 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
     if any(use.proven_by is not None and use.examples < use.batch_size for use in uses):
         notes.append("A bucket with fewer examples than its batch size was proven for as many as it holds.")
     return make_table(f"Recommended buckets ({row.strategy})", rows, notes)
+
+
+def _limits_table(row: Row, unit: str | None) -> Table:
+    """Lay out how many examples a batch of recommended pools holds, by its longest."""
+    limits = list(zip(row.boundaries, row.batch_sizes, strict=True))
+    shown = spread(limits, _MAX_FRONTIER_POINTS)
+    rows = [
+        {
+            "up to": format_length(boundary, unit),
+            "batch size": format_number(size),
+            "largest batch": format_length(boundary * size, unit),
+        }
+        for boundary, size in shown
+    ]
+    notes = [*shown_of(len(shown), len(limits), " lengths", "sampler.yaml")]
+    if row.batch_overhead is not None:
+        notes.append(
+            "Pools are cut where the sum of padded lengths is least, with an overhead of "
+            f"{format_length(row.batch_overhead, unit)} a batch: batches may hold fewer examples."
+        )
+    return make_table(f"The most examples of a batch, by its longest ({row_name(row)})", rows, notes)
 
 
 def _frontier_table(probe: Probe) -> Table:

@@ -29,7 +29,9 @@ _BRIEF_LINES = 20
 # Of the gate's verdicts, by their first cell.
 _OUTCOME_STYLES = {"holds": "green", "fails": "bold red", "error": "bold yellow"}
 # For a terminal whose encoding lacks our own signs.
-_PLAIN = str.maketrans({"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ": "u", "“": '"', "”": '"', "\ufffd": "?"})
+_PLAIN = str.maketrans(
+    {"▶": ">", TIMES: "x", UNKNOWN: "-", "…": "...", "µ": "u", "±": "+-", "“": '"', "”": '"', "\ufffd": "?"}
+)
 
 
 def render(results: RunResults, *, full: bool = True) -> str:

@@ -1,9 +1,12 @@
-"""What else a sweep shows: equal tables, speed against randomness, ranks, saturation, tables over two lengths."""
+"""What else a sweep shows: equal rows, speed against randomness, ranks, saturation, tables over two lengths."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from batchtune.reports.pools import faster_pools_sentence, format_correlation, randomness_sentence
+from batchtune.reports.rows import format_share, knows_mates, mates_again, row_name, swept_kinds
 from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
@@ -22,15 +25,19 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
     if row is not None and row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
         error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
         equal = sum(other.equal_to_best is True for other in sweep.rows)
-        of_all = f"; {equal} of {len(sweep.rows)} tables are equal to the fastest within that error"
+        of_all = f"; {equal} of {len(sweep.rows)} {swept_kinds(sweep)} are equal to the fastest within that error"
         yield f"The measured steps give the time to within {error} (two standard errors){of_all if equal > 1 else ''}."
+    if row is not None:
+        yield from filter(None, (faster_pools_sentence(sweep, row), randomness_sentence(sweep, row)))
     if sweep.knee is not None:
         knee = sweep.rows[sweep.knee]
         costs = [cost_of(other, timed=sweep.has_times) or 0.0 for other in sweep.rows]
-        times = format_times(costs[sweep.knee], min(costs))
+        times, again = format_times(costs[sweep.knee], min(costs)), mates_again(sweep, knee)
+        random = f"{knee.effective_buckets:.1f} effective buckets"
+        if again is not None:
+            random = f"{format_share(again)} of batch mates are mates again"
         yield (
-            f"The curve of speed against randomness bends at {knee.strategy} with "
-            f"{counted(len(knee.boundaries), 'bucket')}: {knee.effective_buckets:.1f} effective buckets"
+            f"The curve of speed against randomness bends at {row_name(knee)}: {random}"
             f"{f', at {times} the cost of the fastest' if times else ''}."
         )
     if row is not None:
@@ -62,11 +69,12 @@ def _ranks(sweep: Sweep, row: Row) -> Iterator[str]:
         (format_seconds(seconds), format_percent(max(0.0, seconds / ranks.without_waiting_epoch_seconds - 1)))
         for seconds in (ranks.independent_epoch_seconds, ranks.same_bucket_epoch_seconds)
     )
-    which = "all of the same bucket" if sweep.settings.get("same_bucket") else "each rank with any batch"
+    alike = "of the same bucket" if row.pool_size is None else "that lie next to each other in a pool"
+    which = f"all {alike}" if sweep.settings.get("same_bucket") else "each rank with any batch"
     yield (
         f"On {sweep.settings.get('world_size')} ranks an epoch takes {independent[0]} if each rank takes any batch "
-        f"({independent[1]} more than if none waited), {same[0]} ({same[1]} more) if all take batches of the same "
-        f"bucket; {counted(row.steps or 0, 'step')}, {which}."
+        f"({independent[1]} more than if none waited), {same[0]} ({same[1]} more) if all take batches {alike}; "
+        f"{counted(row.steps or 0, 'step')}, {which}."
     )
 
 
@@ -124,23 +132,31 @@ def _curve_table(sweep: Sweep) -> Table:
     shown = spread(indices, _MAX_CURVE_POINTS, kept)
     fastest = cost_of(sweep.rows[indices[0]], timed=timed)
     rows = []
+    kinds, known_mates = swept_kinds(sweep), knows_mates(sweep)
     for index in shown:
         row = sweep.rows[index]
         sizing, knee = "" if row.sizing == "length" else " (frontier)", " (knee)" if index == sweep.knee else ""
+        size, again = format_number(row.pool_size or len(row.boundaries)), row.mates_again
+        random = f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None
+        if known_mates and again is not None:  # rounded down, as --min-randomness is to be given
+            random = f"{math.floor(1e4 * (1 - again)) / 1e4:.4f}"
         rows.append(
             {
-                "table": f"{row.strategy} {len(row.boundaries)}{sizing}{knee}",
-                "effective buckets": f"{row.effective_buckets:.1f}",
-                "randomness": f"{1 / row.effective_buckets:.3f}" if row.effective_buckets else None,
+                "table" if kinds == "tables" else "strategy": f"{row.strategy} {size}{sizing}{knee}",
+                "effective buckets": None if known_mates else f"{row.effective_buckets:.1f}",
+                "randomness": random,
+                "length correlation": known(row.length_correlation, format_correlation),
                 "mean batch": format_number(row.mean_batch_size),
                 "variation": known(row.batch_size_variation, "{:.2f}".format),
                 "cost": format_times(cost_of(row, timed=timed), fastest),
             }
         )
-    notes = (
-        f"Cost is a multiple ({TIMES}) of the fastest's. No table swept is cheaper and more random than one of these.",
-        *shown_of(len(shown), len(indices), " tables on the curve", "sweep.json"),
-    )
+    notes = [
+        f"Cost is a multiple ({TIMES}) of the fastest's. Nothing swept is cheaper and more random than one of these.",
+        *shown_of(len(shown), len(indices), f" {kinds} on the curve", "sweep.json"),
+    ]
+    if known_mates:
+        notes.append("Randomness is the share of batch mates that are not mates again in the next epoch.")
     marked = shown.index(sweep.recommended) if sweep.recommended in shown else None
     return make_table("Speed against randomness", rows, notes, marked)
 
@@ -166,7 +182,8 @@ def _saturation_table(sweep: Sweep, saturation: Saturation) -> Table:
     ]
     if row is not None and row.sizing == "frontier" and row.estimated_epoch_seconds and best:
         share = sweep.lengths.total / row.estimated_epoch_seconds / best
-        notes.append(f"The recommended table, with measured batch sizes, reaches {format_percent(share)} of that best.")
+        what = "table, with measured batch sizes, reaches" if row.pool_size is None else "pools, as measured, reach"
+        notes.append(f"The recommended {what} {format_percent(share)} of that best.")
     marked = None if at is None else shown.index(at)
     return make_table("Throughput by max_batch_length", rows, notes, marked)
 

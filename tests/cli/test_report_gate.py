@@ -166,6 +166,18 @@ def test_the_runs_own_lengths_are_no_drift(batchtune: Run, swept: Path) -> None:
     assert batchtune("report", swept, "--manifest", manifest, *rules).returncode == 0
 
 
+def test_pools_are_held_to_rules_and_to_new_lengths(batchtune: Run, swept: Path) -> None:
+    manifest, swept_with = swept.parent / "train.csv", ["--max-batch-length", 60, "--strategy", "pooled"]
+    assert batchtune("sweep-buckets", manifest, *swept_with, "--pool-size", "100,300").returncode == 0
+    rules = ["randomness < 50%", "mates_again > 50%", "batches_deviation > 20", "stale > 0", "changed == true"]
+    given = [part for rule in rules for part in ("--fail-if", rule)]
+    ran = batchtune("report", "--json", "--manifest", manifest, *given)
+    assert ran.returncode == 0, ran.stderr
+    assert "Set pools of 300 examples with max_batch_length = 60" in ran.stdout
+    ran = batchtune("report", "--baseline", swept, "--fail-if", "pool_size < 500", "--fail-if", "randomness worse 0%")
+    assert ran.returncode == 3 and "pool_size is 300, which is < 500" in ran.stdout
+
+
 def test_an_unreadable_manifest_is_an_error_of_its_rules(batchtune: Run, swept: Path, tmp_path: Path) -> None:
     ran = batchtune(
         "report", swept, "--manifest", "gone.csv", "--fail-if", "stale > 2%", "--fail-if", HOLDS, "--junit-xml", "g.xml"
@@ -298,7 +310,7 @@ def test_the_run_folder_comes_from_the_settings(batchtune: Run, swept: Path, tmp
     if setting == "project":
         (tmp_path / "pyproject.toml").write_text('[tool.batchtune]\nrun = "kept"\n')
     assert batchtune("report", "--fail-if", FAILS, env=env).returncode == 3
-    assert "BucketBatchSampler" in batchtune("export", "--to", "pytorch", env=env).stdout
+    assert "kept/sampler.yaml" in batchtune("export", "--to", "pytorch", env=env).stdout
 
 
 def test_what_was_read_and_what_a_run_needs_is_not_overwritten(batchtune: Run, swept: Path, tmp_path: Path) -> None:

@@ -132,6 +132,9 @@ def test_a_limit_in_per_cent_is_answered_in_per_cent() -> None:
         ("fill", 0.98, 1.0, "2%", "holds"),
         ("fill", 0.9799, 1.0, "2%", "fails"),
         ("mean_batch_size", 90.0, 100.0, "9.9%", "fails"),
+        ("mates_again", 0.103, 0.1, "2%", "fails"),
+        ("length_correlation", -0.1, -0.1, "0%", "holds"),
+        ("length_correlation", -0.09, -0.1, "9%", "fails"),
     ],
 )
 def test_worse_is_a_share_of_the_baseline(field: str, ours: float, theirs: float, rule: str, expected: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from html_records import full_results, with_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pooled_records import POOLS, pooled_sweep
 from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
 
 from batchtune.cost.fitting import predict
@@ -137,6 +138,59 @@ def test_the_trade_off_curve_meets_its_rows_and_rings_the_knee() -> None:
 
 def test_the_trade_off_curve_is_drawn_only_over_its_own_cost() -> None:
     assert "no table beats these" not in traces(randomness_figure(sweep_of_everything()), view=1)
+
+
+def test_tables_and_pools_are_drawn_by_how_often_mates_meet() -> None:
+    sweep = pooled_sweep()
+    figure = randomness_figure(sweep)
+    drawn = traces(figure)
+    assert drawn["pooled"]["marker"]["symbol"] == "diamond"
+    assert drawn["pooled"]["x"] == pytest.approx([again / 10 for _, _, again in POOLS.values()])
+    assert "<b>pools of 4000 examples</b>" in drawn["pooled"]["hovertext"][1]
+    assert "9% of batch mates meet again" in drawn["pooled"]["hovertext"][1]
+    assert drawn["optimal"]["x"][0] == pytest.approx(0.45 * 7)
+    assert drawn["fixed-random"]["x"] == pytest.approx([100 * 23 / 28_538])
+    assert (drawn["current"]["x"], drawn["recommended"]["x"]) == (pytest.approx([0.45]), [20.0])
+    on_curve = [100 * (sweep.rows[index].mates_again or 0.0) for index in sweep.trade_off]
+    assert drawn["nothing beats these"]["x"] == pytest.approx(sorted(on_curve))
+    assert figure.views[0].layout["xaxis"]["type"] == "log" and "diamonds" in figure.caption
+
+
+def test_the_close_up_holds_the_fastest_rows_alone() -> None:
+    figure = randomness_figure(pooled_sweep())
+    assert [view.label for view in figure.views] == ["time", "time, close up", "batches"]
+    low, high = (10**end for end in figure.views[1].layout["yaxis"]["range"])
+    drawn = traces(figure, view=1)
+    assert all(low < y < high for name in ("pooled", "optimal", "quantile") for y in drawn[name]["y"])
+    assert not any(low < y < high for y in drawn["speechbrain"]["y"])
+
+
+def test_pools_are_a_level_where_the_axis_is_buckets() -> None:
+    drawn = traces(buckets_figure(pooled_sweep()))
+    assert "pooled" not in drawn and "recommended" not in drawn
+    level = drawn["recommended: pools of 10,000 examples"]["y"]
+    assert level == pytest.approx([3.2626] * len(level), rel=1e-3)  # minutes
+    assert not any("pools" in name for name in traces(buckets_figure(pooled_sweep(recommended=None))))
+
+
+def test_a_sweep_of_pools_alone_has_no_chart_of_buckets() -> None:
+    sweep = pooled_sweep()
+    pools = [row for row in sweep.rows if row.pool_size is not None]
+    alone = msgspec.structs.replace(
+        sweep, rows=pools, recommended=2, recommended_table=None, trade_off=[3, 2, 1, 0], knee=None
+    )
+    (figure,) = cost_figures(alone)
+    assert figure.name == "randomness" and "a size of pools" in figure.caption
+
+
+def test_batches_of_one_have_no_mates_and_no_place() -> None:
+    sweep = pooled_sweep()
+    rows = [msgspec.structs.replace(row, mates_again=0.0) for row in sweep.rows]
+    assert [figure.name for figure in cost_figures(msgspec.structs.replace(sweep, rows=rows))] == ["sweep"]
+
+
+def test_pools_have_no_boundaries_in_the_histogram() -> None:
+    assert list(traces(histogram_figure(with_data(pooled_sweep())))) == ["examples"]
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])

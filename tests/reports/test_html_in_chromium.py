@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from html_records import CONFIGS, full_results, hostile_full_results
+from pooled_records import pooled_sweep
 from report_records import made_sweep
 
 from batchtune.reports import RunResults
@@ -149,6 +150,20 @@ def test_a_charts_buttons_show_its_other_view(light: Opened) -> None:
         light.page.locator("[data-views=sweep] button", has_text=button).click()
         light.page.locator("#plot-sweep .ytitle", has_text=shown).wait_for()
         assert light.page.locator("[data-views=sweep] [aria-pressed=true]").text_content() == button
+
+
+def test_a_pool_tells_its_size_in_the_close_up_too(opened: Open) -> None:
+    with opened(render(RunResults(name="run", probe=None, sweep=pooled_sweep()))) as report:
+        plot = report.page.locator("#plot-randomness")
+        plot.scroll_into_view_if_needed()
+        plot.locator(".xtick", has_text="0.1").first.wait_for(state="attached")
+        report.page.locator("[data-views=randomness] button", has_text="close up").click()
+        plot.locator(".xtick", has_text="0.1").first.wait_for(state="detached")
+        pools = plot.locator(".scatterlayer .trace", has=report.page.locator(".point")).nth(6)
+        pools.locator(".point").nth(1).hover(force=True)
+        text = plot.locator(".hoverlayer .hovertext").first.text_content()
+        assert text is not None and "pools of 4000 examples" in text and "of batch mates meet again" in text
+        assert report.complaints == []
 
 
 def test_the_filter_of_the_trial_log_keeps_matching_rows(light: Opened) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from pooled_records import pooled_sweep
 from report_records import (
     failed_verification,
     hostile_results,
@@ -50,13 +51,17 @@ RUNS = {
     "everything": RunResults(
         name="librispeech-100", probe=made_probe(), sweep=whole_sweep(), verification=made_verification()
     ),
+    "pooled": RunResults(name="librispeech-100", probe=made_probe(), sweep=pooled_sweep()),
     "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
     "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
     "nothing-recommended": RunResults(name="librispeech-100", probe=None, sweep=without_recommendation(made_sweep())),
 }
 
 
-BRIEF = ("proven", "partly-proven", "does-not-hold", "everything", "probe", "sweep-untimed", "nothing-recommended")
+BRIEF = (
+    *("proven", "partly-proven", "does-not-hold", "everything", "pooled"),
+    *("probe", "sweep-untimed", "nothing-recommended"),
+)
 
 
 def printed(results: RunResults, console: Console, *, full: bool = True) -> str:

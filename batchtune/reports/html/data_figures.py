@@ -52,7 +52,7 @@ def histogram_figure(sweep: Sweep) -> Figure | None:
     widths = [float(f"{0.94 * (one.to - one.from_):.6g}") for one in shown]
     data = [bars("examples", values, "--hue-1", width=widths, marker={"opacity": 0.65})]
     title, half, most, ends = "Lengths", "", "", ""
-    if row is not None:
+    if row is not None and row.pool_size is None:
         title, ends = f"{title}, and where the buckets end", " The lines are the boundaries of the recommended buckets."
         table = zip(range(1, len(row.boundaries) + 1), row.boundaries, row.batch_sizes, strict=True)
         lines: list[Point] = []

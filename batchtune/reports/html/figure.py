@@ -23,7 +23,7 @@ Layout = dict[str, Any]
 Point = tuple[float | None, float | None, str]
 
 # The page has this many colours for series.
-HUES = 6
+HUES = 7
 # A chart with more points is no clearer; the page's size is bounded by it.
 MOST_POINTS = 400
 # A longer name would leave no room for the chart; hover texts have it in full.

@@ -6,7 +6,6 @@ Each has a view by time, where all rows have one, and a view by batches; `timed`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -28,56 +27,98 @@ from batchtune.reports.html.figure import (
     thinned,
     time_unit,
 )
-from batchtune.reports.summary import FIXED_BASELINE
-from batchtune.reports.tables import current_name, series_name
+from batchtune.reports.rows import (
+    FIXED_BASELINE,
+    current_name,
+    format_share,
+    knows_mates,
+    mates_again,
+    row_name,
+    series_name,
+    swept_kinds,
+)
 from batchtune.results import Baseline, LowerBound, Row, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 # What is compared is drawn while the rows have at least half of the scale; rows that cost about the same need no more.
 _LEAST_SPREAD = 1.5
+# Rows that cost no more than this, as a multiple of the fastest's, are in the close-up.
+_NEAR = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """What the rows are compared with: a line at its cost, or a point at its effective buckets, if it has any."""
+    """What the rows are compared with: a line at its cost, or a point where it lies in randomness, if that is known."""
 
     name: str
     cost: float
     dash: str
-    effective: float | None = None
+    color: str = "--faint"
+    randomness: float | None = None
     symbol: str = ""
 
 
 def cost_figures(sweep: Sweep) -> list[Figure]:
-    """Draw what an epoch costs, against the number of buckets and against effective buckets; none without rows."""
-    measures = [timed for timed in (True, False) if (sweep.has_times or not timed) and _rows(sweep, timed)]
-    if not measures:
-        return []
-    timed = measures[0]
-    best = min(_rows(sweep, timed), key=lambda row: (_cost(row, timed), row.num_buckets))
-    lowest = f"{series_name(best)} with {counted(best.num_buckets, 'bucket')}: {_words(_cost(best, timed), timed)}"
-    others = [f"{other.name} {_words(other.cost, timed)}" for other in _others(sweep, timed)]
-    return [
-        Figure(
-            name="sweep",
-            title="What an epoch costs, by number of buckets",
-            caption=f"Lowest is {'; '.join([lowest, *others])}.",
-            views=tuple(_buckets_view(sweep, timed) for timed in measures),
-        ),
-        Figure(
-            name="randomness",
-            title="Speed against randomness",
-            caption="Each point is a table: lower is faster, further left is more random (1 effective bucket: any two "
-            "examples can meet in a batch). No table swept is both faster and more random than one on the line.",
-            views=tuple(_randomness_view(sweep, timed) for timed in measures),
-        ),
-    ]
+    """Draw what an epoch costs, against the number of buckets and against randomness; none without rows."""
+    measures = [True, False] if sweep.has_times else [False]
+    tables, placed = ([timed for timed in measures if rows(sweep, timed)] for rows in (_tables, _placed_rows))
+    figures = []
+    if tables:
+        best = min(_tables(sweep, tables[0]), key=lambda row: (_cost(row, tables[0]), row.num_buckets))
+        lowest = f"{series_name(best)} with {counted(best.num_buckets, 'bucket')}"
+        costs = [(lowest, _cost(best, tables[0])), *((other.name, other.cost) for other in _levels(sweep, tables[0]))]
+        (first, cost), *others = [(name, _words(cost, tables[0])) for name, cost in costs]
+        figures.append(
+            Figure(
+                name="sweep",
+                title="What an epoch costs, by number of buckets",
+                caption=f"Lowest is {'; '.join([f'{first}: {cost}', *(f'{name} {words}' for name, words in others)])}.",
+                views=tuple(_buckets_view(sweep, timed) for timed in tables),
+            )
+        )
+    if placed:
+        kinds = swept_kinds(sweep)
+        point = {"tables": "a table", "pools": "a size of pools"}.get(kinds, "a table, or pools (diamonds)")
+        random = "1 effective bucket: any two examples can meet in a batch"
+        if knows_mates(sweep):
+            random = "batch mates are less often mates again in the next epoch"
+        figures.append(
+            Figure(
+                name="randomness",
+                title="Speed against randomness",
+                caption=f"Each point is {point}: lower is faster, further left is more random ({random}). Nothing "
+                "swept is both faster and more random than what lies on the line.",
+                views=(*_randomness_views(sweep, placed[0]), *(_randomness_view(sweep, timed) for timed in placed[1:])),
+            )
+        )
+    return figures
 
 
 def _rows(sweep: Sweep, timed: bool) -> list[Row]:
     return [
         row for row in sweep.rows if drawable(row.effective_buckets) and drawable(_cost(row, timed), logarithmic=True)
     ]
+
+
+def _tables(sweep: Sweep, timed: bool) -> list[Row]:
+    return [row for row in _rows(sweep, timed) if row.pool_size is None]
+
+
+def _placed_rows(sweep: Sweep, timed: bool) -> list[Row]:
+    return [row for row in _rows(sweep, timed) if _place(sweep, row) is not None]
+
+
+def _place(sweep: Sweep, one: Row | Baseline) -> float | None:
+    """Return where something lies in randomness: per cent of batch mates that meet again, or its effective buckets.
+
+    None where that is not known, or it has no mates.
+    """
+    if knows_mates(sweep):
+        again = 100 * (mates_again(sweep, one) or 0.0)
+        return again if drawable(again, logarithmic=True) else None
+    if isinstance(one, Row):
+        return one.effective_buckets if drawable(one.effective_buckets) else None
+    return 1.0 if one.name == FIXED_BASELINE else None  # any two examples can meet in a batch drawn at random
 
 
 def _cost(costed: Row | Baseline | LowerBound, timed: bool) -> float:
@@ -93,23 +134,45 @@ def _words(cost: float, timed: bool) -> str:
 def _others(sweep: Sweep, timed: bool) -> list[_Other]:
     """Return what the rows are compared with, without those of unknown cost."""
     others = [
-        # Any two examples can meet in a batch drawn at random.
-        _Other(one.name, _cost(one, timed), dash, 1.0 if one.name == FIXED_BASELINE else None, "x")
+        _Other(one.name, _cost(one, timed), dash, randomness=_place(sweep, one), symbol="x")
         for one, dash in zip(sweep.baselines, cycle(("dash", "dashdot")), strict=False)
     ]
     if (current := sweep.current) is not None:
-        effective = current.effective_buckets if drawable(current.effective_buckets) else None
         symbol = "square-x-open" if sweep.current_fits is False else "square"
-        others.append(_Other(current_name(sweep), _cost(current, timed), "longdash", effective, symbol))
+        place = _place(sweep, current)
+        others.append(_Other(current_name(sweep), _cost(current, timed), "longdash", randomness=place, symbol=symbol))
     others.append(_Other("lower bound", _cost(sweep.lower_bound, timed), "dot"))
     return [other for other in others if drawable(other.cost, logarithmic=True)]
+
+
+def _placed_others(sweep: Sweep, timed: bool) -> list[_Other]:
+    return [other for other in _others(sweep, timed) if other.randomness is not None]
+
+
+def _levels(sweep: Sweep, timed: bool) -> list[_Other]:
+    """Return what is drawn as a line where the axis is the number of buckets: recommended pools, too."""
+    row, others = sweep.recommended_row, _others(sweep, timed)
+    if row is None or row.pool_size is None or not drawable(_cost(row, timed), logarithmic=True):
+        return others
+    return [
+        _Other(f"recommended: {row_name(row)}", _cost(row, timed), "solid", _hues(sweep)[series_name(row)]),
+        *others,
+    ]
+
+
+def _hues(sweep: Sweep) -> dict[str, str]:
+    """Return the colour of each series, the same in all charts."""
+    names = dict.fromkeys(map(series_name, sweep.rows))
+    return {name: f"--hue-{number % HUES}" for number, name in enumerate(names)}
 
 
 class _Chart:
     """The rows on a scale of costs, and what they are compared with."""
 
-    def __init__(self, sweep: Sweep, timed: bool, others: list[_Other], x: Callable[[Row], float]) -> None:
-        self.sweep, self.timed, self.x, self.rows = sweep, timed, x, _rows(sweep, timed)
+    def __init__(
+        self, sweep: Sweep, rows: list[Row], others: list[_Other], *, timed: bool, by_randomness: bool
+    ) -> None:
+        self.sweep, self.rows, self.timed, self.by_randomness = sweep, rows, timed, by_randomness
         costs = [_cost(row, timed) for row in self.rows]
         # Higher costs would press the rows flat, also on a logarithmic axis.
         highest = max(costs) * max(max(costs) / min(costs), _LEAST_SPREAD)
@@ -119,20 +182,23 @@ class _Chart:
         self.size, self.unit = time_unit(max(self.costs)) if timed else (1.0, "")
 
     def place(self, row: Row) -> Point:
-        return self.x(row), _cost(row, self.timed) / self.size, _row_text(row, self.sweep, self.timed)
+        x = _place(self.sweep, row) if self.by_randomness else row.num_buckets
+        return x, _cost(row, self.timed) / self.size, _row_text(row, self.sweep, self.timed)
 
     def strategies(self, **style: Any) -> list[Trace]:
-        """Draw the rows of each strategy and sizing, by number of buckets."""
-        groups: dict[str, list[Row]] = {}
-        for row in self.rows:
-            groups.setdefault(series_name(row), []).append(row)
-        shown = [thinned(sorted(members, key=lambda row: row.num_buckets)) for members in groups.values()]
-        return [
-            points(name, map(self.place, members), f"--hue-{number % HUES}", **style)
-            for number, (name, members) in enumerate(zip(groups, shown, strict=True))
-        ]
+        """Draw the rows of each strategy and sizing, by size; pools as diamonds."""
+        traces = []
+        for name, hue in _hues(self.sweep).items():
+            members = [row for row in self.rows if series_name(row) == name]
+            shown = thinned(sorted(members, key=lambda row: row.pool_size or row.num_buckets))
+            looks = dict(style)
+            if shown and shown[0].pool_size is not None:
+                looks["marker"] = {**style.get("marker", {}), "symbol": "diamond", "size": 10}
+            if shown:
+                traces.append(points(name, map(self.place, shown), hue, **looks))
+        return traces
 
-    def view(self, x_axis: Layout, data: list[Trace], *, notes_at_left: bool) -> View:
+    def view(self, x_axis: Layout, data: list[Trace]) -> View:
         """Return the view, with the mark of the recommended row over everything else."""
         if (row := self.sweep.recommended_row) is not None and row in self.rows:
             star = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
@@ -140,8 +206,8 @@ class _Chart:
         notes = [
             {
                 "text": label(f"↑ {other.name}: {_words(other.cost, self.timed)}, above this scale"),
-                **({"xref": "paper", "x": 0} if notes_at_left else {"xref": "x", "x": other.effective}),
-                **{"xanchor": "left", "xshift": 8, "yref": "paper", "y": 1, "yanchor": "top", "yshift": -18 * number},
+                **{"xref": "paper", "x": 0, "xanchor": "left", "xshift": 8},
+                **{"yref": "paper", "y": 1, "yanchor": "top", "yshift": -18 * number},
                 **{"showarrow": False, "font": {"size": 12, "color": "--faint"}},
             }
             for number, other in enumerate(self.above)
@@ -158,7 +224,7 @@ class _Chart:
 
 
 def _buckets_view(sweep: Sweep, timed: bool) -> View:
-    chart = _Chart(sweep, timed, _others(sweep, timed), lambda row: row.num_buckets)
+    chart = _Chart(sweep, _tables(sweep, timed), _levels(sweep, timed), timed=timed, by_randomness=False)
     counts = [row.num_buckets for row in chart.rows]
     span = min(counts) - 0.5, max(counts) + 0.5
     data = []
@@ -166,31 +232,63 @@ def _buckets_view(sweep: Sweep, timed: bool) -> View:
         # Of many points, to show the value wherever the pointer meets the line.
         level = [(x, other.cost / chart.size, "") for x in np.linspace(*span, 49).tolist()]
         text, line = hover(other.name, _words(other.cost, timed)), {"width": 1.5, "dash": other.dash}
-        data.append(points(other.name, level, "--faint", mode="lines", line=line, hovertext=text))
+        data.append(points(other.name, level, other.color, mode="lines", line=line, hovertext=text))
     few: Layout = {"dtick": 1} if max(counts) - min(counts) <= 20 else {}
     x_axis = axis("number of buckets", range=list(span), tickformat=",d", **few)
-    return chart.view(x_axis, data + chart.strategies(), notes_at_left=True)
+    return chart.view(x_axis, data + chart.strategies())
 
 
 def _randomness_view(sweep: Sweep, timed: bool) -> View:
-    others = [other for other in _others(sweep, timed) if other.effective is not None]
-    chart = _Chart(sweep, timed, others, lambda row: row.effective_buckets)
-    data = []
-    curve = [sweep.rows[index] for index in sweep.trade_off]
+    chart = _Chart(sweep, _placed_rows(sweep, timed), _placed_others(sweep, timed), timed=timed, by_randomness=True)
+    data, by_mates = [], knows_mates(sweep)
+    curve = [sweep.rows[index] for index in sweep.trade_off if sweep.rows[index] in chart.rows]
     # The curve was found by the cost that the sweep recommends by; by another it is none.
     if len(curve) > 1 and timed == sweep.has_times:
-        places = sorted(chart.place(row) for row in curve if drawable(_cost(row, timed), logarithmic=True))
         dotted = {"mode": "lines", "line": {"width": 1.5, "dash": "dot"}, "hoverinfo": "skip"}
-        data.append(points("no table beats these", thinned(places), "--faint", **dotted))
+        name = "no table beats these" if swept_kinds(sweep) == "tables" else "nothing beats these"
+        data.append(points(name, thinned(sorted(map(chart.place, curve))), "--faint", **dotted))
     data += chart.strategies(mode="markers", marker={"size": 7, "opacity": 0.85})
     for other in chart.others:
-        text = hover(other.name, _words(other.cost, timed), f"{other.effective:.1f} effective buckets")
+        text = hover(other.name, _words(other.cost, timed), _random(other.randomness or 0.0, by_mates=by_mates))
         marker = {"symbol": other.symbol, "size": 11}
-        data.append(_mark(other.name, (other.effective, other.cost / chart.size, text), "--ink", marker))
+        data.append(_mark(other.name, (other.randomness, other.cost / chart.size, text), "--ink", marker))
     if sweep.knee is not None and sweep.rows[sweep.knee] in chart.rows:
         ring = {"symbol": "circle-open", "size": 17, "line": {"color": "--ink", "width": 2}}
         data.append(_mark("knee", chart.place(sweep.rows[sweep.knee]), "--ink", ring))
-    return chart.view(axis("effective buckets"), data, notes_at_left=False)
+    x_axis = axis("effective buckets")
+    if by_mates:
+        x_axis = axis("batch mates that meet again (%)", type="log")
+    return chart.view(x_axis, data)
+
+
+def _randomness_views(sweep: Sweep, timed: bool) -> list[View]:
+    """Return the view of all rows, and one of the fastest rows alone, if the others press them flat."""
+    whole, rows = _randomness_view(sweep, timed), _placed_rows(sweep, timed)
+    lowest = min(_cost(row, timed) for row in rows)
+    near = [row for row in rows if _cost(row, timed) <= lowest * _NEAR]
+    if not knows_mates(sweep) or len(near) in (1, len(rows)):
+        return [whole]
+    size = _Chart(sweep, rows, _placed_others(sweep, timed), timed=timed, by_randomness=True).size
+    places, costs = [_place(sweep, row) or 0.0 for row in near], [_cost(row, timed) / size for row in near]
+    x_axis, y_axis = whole.layout["xaxis"], whole.layout["yaxis"]
+    few: Layout = {"tickvals": None, "ticktext": None, "nticks": 8}
+    layout = {
+        "xaxis": {**x_axis, "range": _log_range(places)},
+        "yaxis": {**y_axis, "range": _log_range(costs), **few},
+        "annotations": [],
+    }
+    return [whole, View(f"{whole.label}, close up", whole.data, layout)]
+
+
+def _log_range(values: list[float]) -> list[float]:
+    """Return the range of a logarithmic axis, with some room on both sides."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    room = 0.06 * max(high - low, 0.02)
+    return [low - room, high + room]
+
+
+def _random(place: float, *, by_mates: bool) -> str:
+    return f"{format_share(place / 100)} of batch mates meet again" if by_mates else f"{place:.1f} effective buckets"
 
 
 def _mark(name: str, point: Point, color: str, marker: Layout) -> Trace:
@@ -201,10 +299,16 @@ def _row_text(row: Row, sweep: Sweep, timed: bool) -> str:
     costs = [_words(_cost(row, kind), kind) for kind in (timed, not timed) if cost_of(row, timed=kind) is not None]
     if row.estimated_epoch_error_seconds is not None and timed:
         costs[0] += f" ± {format_seconds(row.estimated_epoch_error_seconds)}"
+    again, title = mates_again(sweep, row), f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}"
+    if row.pool_size is not None:
+        title = row_name(row)
+    if row.batches_deviation is not None:
+        costs[-1] += f" ± {row.batches_deviation:.2g} from epoch to epoch"
     return hover(
-        f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}",
+        title,
         *costs,
         f"padding {format_percent(row.padding_ratio)}",
         f"mean batch {row.mean_batch_size:.1f}, {row.effective_buckets:.1f} effective buckets",
+        "" if again is None else _random(100 * again, by_mates=True),
         f"largest batch {format_length(row.largest_padded_length, sweep.lengths.unit)}",
     )
