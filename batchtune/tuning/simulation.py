@@ -68,11 +68,9 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     assert batching.pool_size is not None
     sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-_EXAMPLES // batching.pool_size)))
     batcher, cuts, shapes = batching.batcher(sample.values), [], []
-    # As many batches in every epoch, as the sampler makes them: of all examples, not of some.
-    cut_into_batches = batcher.equal_cut if sample is lengths else batcher.cut
     for epoch in range(int(np.clip(_IN_ALL // sample.count, 2, 8))):
         drawing = Drawing(seed=seed, epoch=epoch)
-        cuts.append(cut_into_batches(drawing, dealing))
+        cuts.append(batcher.cut(drawing, dealing))
         shapes.append(epochs.simulate(cuts[-1], drawing, sample.values, sample.targets))
     mates, at_random = mates_in_cuts(cuts, sample.values), again_at_random(cuts[0].layout)
     shares = [_share_of_pool(batching, count) for count in (lengths.count, sample.count)]
