@@ -25,7 +25,7 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 _AT_ONCE = 1 << 20
 # So many sizes of a batch are compared at each example: all, or these evenly spaced ones.
 _MOST_SIZES = 128
-# All epochs in pools have as many batches as the most of so many have; one with more is shuffled anew, so many times.
+# All epochs in pools have as many batches as the most of the first ones; one with more is shuffled anew, so many times.
 _FIRST_EPOCHS, _ATTEMPTS = 3, 32
 
 
@@ -68,7 +68,10 @@ class Batcher(ABC):
 
     @abstractmethod
     def cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
-        """Return the examples of an epoch, and where they are cut into batches."""
+        """Return the examples of an epoch, and where they are cut into batches.
+
+        In pools one epoch may have a few batches more than another.
+        """
 
     def equal_cut(self, drawing: Drawing, dealing: Dealing) -> Cut:
         """Return a cut that has as many batches in every epoch, as trainers expect that ask for their number once."""

@@ -262,7 +262,7 @@ def epoch(bench: Bench) -> None:
                     )
                 one.measured.append(stepped.step_seconds)
     for name, one in samplers.items():
-        _epoch_figure(bench, name, one, samplers["the recommended table"])
+        _epoch_figure(bench, name, one, samplers["the best table"])
 
 
 def _probed(bench: Bench, lengths: Lengths, settings: ProbeSettings) -> Probe:
@@ -281,11 +281,11 @@ def _probed(bench: Bench, lengths: Lengths, settings: ProbeSettings) -> Probe:
 
 def _epochs(lengths: Lengths, found: Probe, swept: Sweep) -> dict[str, tuple[FloatArray, list[list[int]]]]:
     """The lengths in the order of a data set, shuffled, and each sampler's batches of them."""
-    if swept.recommended_row is None:
+    if swept.recommended_table is None:
         raise Missing(f"no table is recommended: {swept.reason}")
     values = lengths.values[np.random.default_rng(0).permutation(lengths.count)]
     size = swept.baselines[0].batch_size
-    epochs = {"the recommended table": with_batchtune(values, lengths, found, swept)}
+    epochs = {"the best table": with_batchtune(values, lengths, found, swept)}
     for count in SPEECHBRAIN_BUCKETS:
         epochs[f"SpeechBrain's DynamicBatchSampler, {count} buckets"] = list(
             speechbrain_batches(
@@ -331,7 +331,7 @@ def _epoch_figure(bench: Bench, name: str, one: Sampled, recommended: Sampled) -
     predicted = float(one.predicted.sum())
     slower = one.seconds / recommended.seconds if recommended.measured else math.nan
     bench.record.figure(
-        f"an epoch with {name}: batches, padding; time, against the recommended table; measured against predicted",
+        f"an epoch with {name}: batches, padding; time, against the best table; measured against predicted",
         f"{len(one.shapes)}, {one.padding_ratio:.1%}; {one.seconds:.1f} s ± {one.error:.1%}, {slower:.2f} times; "
         f"{one.seconds / predicted:.2f} times",
         batches=len(one.shapes),
