@@ -80,7 +80,7 @@ def recommend(
     reason = f"{_name(row)} {needs}"
     if table is not None:
         reason += (
-            f", {1 - costs[chosen] / costs[table]:.1%} less than the best table ({_shown(rows[table], timed)}, "
+            f", {1 - costs[chosen] / costs[table]:.1%} {'less' if timed else 'fewer'} than the best table ({_shown(rows[table], timed)}, "
             f"{_name(rows[table])}), and batch mates meet again in {_again(row)} of cases (with the table "
             f"{_again(rows[table])})"
         )

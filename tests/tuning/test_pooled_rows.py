@@ -9,6 +9,7 @@ import pytest
 
 from batchtune import PooledBatchSampler
 from batchtune.batching.batchers import Batching
+from batchtune.batching.strategies import STRATEGIES
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
 from batchtune.lengths import FloatArray, Lengths
@@ -163,6 +164,8 @@ def test_few_or_equal_examples_are_no_matter(values: list[float], pool_size: int
 def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
     sizes = [row.pool_size for row in swept(MANY, costs=Costs()).rows]
     assert sizes == [1000, 1500, 2400, 3600, 5500, 8500, 13_000, 20_000]
+    twelve = SweepSettings().numbers(STRATEGIES["pooled"], 12_000)
+    assert twelve == (1000, 1400, 2000, 2900, 4100, 8400, 12_000)  # 5,900 would be three pools, as 4,100
     assert [row.pool_size for row in swept(Lengths.of([3.0, 4.0])).rows] == [2]
     assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [20, 1500]
 
@@ -185,10 +188,7 @@ def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None
 
 def test_pools_that_fill_no_batch_are_warned_of() -> None:
     (warning,) = [one for one in swept(SPEECH, 2, 10, 400, costs=Costs()).warnings if "pools" in one]
-    assert warning == (
-        "pools of 10 and fewer are smaller than a batch can be, which holds 24 examples of the median length: larger "
-        "pools need fewer batches"
-    )
+    assert warning == ("pools of 10 examples or fewer can't fill batches: 24 examples of the median length fit in one")
     assert not [one for one in swept(SPEECH, 400, costs=Costs()).warnings if "pools" in one]
     assert not swept(Lengths.of([1.0, 2.0])).warnings  # there are no more examples
 
