@@ -1,4 +1,4 @@
-"""Rows of pools: means over simulated epochs, which are the sampler's own."""
+"""Rows of pools: means over simulated epochs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from batchtune import PooledBatchSampler
 from batchtune.batching.batchers import Batching
+from batchtune.batching.epochs import Drawing, assemble
+from batchtune.batching.layout import ON_ONE_RANK
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.batching.table import BucketTable
 from batchtune.errors import UsageError
@@ -43,22 +44,14 @@ def row_of(lengths: Lengths, pool_size: int, *, costs: Costs = TIMED, ranks: Ran
 
 
 @pytest.mark.parametrize("pool_size", [60, 400, 1500])
-def test_figures_are_means_of_the_samplers_epochs(pool_size: int) -> None:
+def test_figures_are_means_of_the_first_epochs(pool_size: int) -> None:
     row = row_of(SPEECH, pool_size)
-    sampler = PooledBatchSampler(
-        SPEECH.values,
-        pool_size=pool_size,
-        batch_overhead=row.batch_overhead,
-        bucket_boundaries=row.boundaries,
-        bucket_batch_sizes=row.batch_sizes,
-        seed=7,
-        rank=0,
-        world_size=1,
-    )
-    batches, padded, seconds = [], [], []
+    batching = Batching(BucketTable.of(row.boundaries, row.batch_sizes), pool_size, row.batch_overhead)
+    batcher, batches, padded, seconds = batching.batcher(SPEECH.values), [], [], []
     for epoch in range(row.simulated_epochs or 0):
-        sampler.set_epoch(epoch)
-        shapes = [(len(batch), SPEECH.values[batch].max()) for batch in sampler]
+        drawing = Drawing(seed=7, epoch=epoch)
+        epoch_batches = assemble(batcher.cut(drawing, ON_ONE_RANK), drawing)
+        shapes = [(len(batch), SPEECH.values[batch].max()) for batch in epoch_batches]
         sizes, longest = np.array(shapes).T
         batches.append(len(shapes))
         padded.append(float(sizes @ longest))
