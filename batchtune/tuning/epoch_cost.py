@@ -315,9 +315,9 @@ def _errors(step_seconds: StepTimes, shapes: list[FloatArray], counts: FloatArra
 def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:
     """Return which times can't be told from the least: they differ by at most two standard errors of the difference.
 
-    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², and those of simulating few
-    epochs are added to it. One for each cost; the
-    least itself is always equal. None where a time or the errors are not known.
+    Errors that both have in common cancel: the difference's is √Σ (error_a,p - error_b,p)², to which those of
+    simulating few epochs are added. One for each cost; the least itself is always equal. None where a time or the
+    errors are not known.
     """
     known = [
         (cost.seconds, cost.errors, cost.chance)

@@ -74,13 +74,14 @@ def recommend(
     near = [at for at in better if costs[at] <= best * (1 + TOLERANCE)]
     chosen = min(near, key=lambda at: (rows[at].mates_again or 0.0, costs[at]))
     row, timed = rows[chosen], have_times(rows)
-    needs = f"need {format_number(row.batches)} batches"
+    needs, less = f"need {format_number(row.batches)} batches", "fewer"
     if timed:
+        less = "less"
         needs = f"take an estimated {_shown(row, timed)} an epoch ({format_number(row.batches)} batches)"
     reason = f"{_name(row)} {needs}"
     if table is not None:
         reason += (
-            f", {1 - costs[chosen] / costs[table]:.1%} less than the best table ({_shown(rows[table], timed)}, "
+            f", {1 - costs[chosen] / costs[table]:.1%} {less} than the best table ({_shown(rows[table], timed)}, "
             f"{_name(rows[table])}), and batch mates meet again in {_again(row)} of cases (with the table "
             f"{_again(rows[table])})"
         )

@@ -21,7 +21,7 @@ _EXAMPLES, _POOLS = 1 << 19, 4
 _IN_ALL = 1 << 21
 # Pools are cut for the least cost where that gains so much, as it can only in pools of few batches; a few pools tell.
 _LEAST_GAIN = 0.003
-_MOST_BATCHES = 150
+_MOST_BATCHES = 100
 _COMPARED_POOLS = 6
 
 
@@ -68,7 +68,7 @@ def simulate_epochs(batching: Batching, lengths: Lengths, dealing: Dealing, seed
     assert batching.pool_size is not None
     sample = _sample(lengths, batching.pool_size, max(_POOLS, -(-_EXAMPLES // batching.pool_size)))
     batcher, cuts, shapes = batching.batcher(sample.values), [], []
-    for epoch in range(int(np.clip(_IN_ALL // sample.count, 2, 8))):
+    for epoch in range(int(np.clip(round(_IN_ALL / sample.count), 2, 8))):
         drawing = Drawing(seed=seed, epoch=epoch)
         cuts.append(batcher.cut(drawing, dealing))
         shapes.append(epochs.simulate(cuts[-1], drawing, sample.values, sample.targets))

@@ -60,8 +60,8 @@ class SweepSettings:
 
     Attributes:
         num_buckets: Bucket counts, 1 to 1000 each.
-        pool_sizes: Examples of a pool; empty: from a thousand to all, as the data allow.
-        seed: For the shuffles of the sampler that is written; the sweep itself draws nothing.
+        pool_sizes: Examples of a pool, at least 1 each; empty: from a thousand to all, as the data allow.
+        seed: Of the shuffles of the sampler that is written, and of the epochs in pools that are simulated.
         multiple_of: Boundaries, and the lengths of batches, are rounded up to multiples of this; None: they are not.
         throughput_fraction: What part of the best throughput is enough.
         min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
@@ -128,7 +128,9 @@ class SweepSettings:
         if count <= _SMALLEST_POOL:
             return (count,)
         between = np.geomspace(_SMALLEST_POOL, count, _POOL_SIZES)[:-1]
-        return tuple(sorted({*(min(int(float(f"{size:.2g}")), count) for size in between), count}))
+        sizes = [count, *(min(int(float(f"{size:.2g}")), count) for size in between[::-1])]
+        # Where two sizes give as many pools, the examples of each are as many, too.
+        return tuple(sorted({-(-count // size): size for size in sizes}.values()))
 
 
 def parse_num_buckets(text: str) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def test_a_batch_holds_no_more_than_fit_with_its_longest(
 def test_all_ranks_have_as_many_batches(
     lengths: FloatArray, batching: Batching, dealing: Dealing, drawing: Drawing
 ) -> None:
-    counted = batching.batcher(lengths).layout(drawing, dealing).batches_per_rank
+    counted = cut(lengths, batching, dealing, drawing).layout.batches_per_rank
     for rank in of_all_ranks(lengths, batching, dealing, drawing):
         assert len(rank) == len(list(rank)) == counted
 

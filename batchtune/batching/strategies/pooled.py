@@ -32,6 +32,6 @@ class Pooled(Strategy):
         if small:
             largest, fits = max(small)
             yield (
-                f"pools of {largest:,}{' and fewer' if len(small) > 1 else ''} are smaller than a batch can be, which "
-                f"holds {fits:,} examples of the median length: larger pools need fewer batches"
+                f"pools of {largest:,} examples{' or fewer' if len(small) > 1 else ''} can't fill batches: {fits:,} "
+                "examples of the median length fit in one"
             )
