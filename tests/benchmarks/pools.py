@@ -10,7 +10,7 @@
 - `speed`: the sweep of 8 pool sizes; one epoch of BucketBatchSampler with 20 buckets and of PooledBatchSampler with 300
   lengths at which another number of examples fits, in turns, each in a new process; see `sampler_epoch.py`.
 - `train`: epochs trained on the CPU under one memory limit, as `epochs.py` does it: one step of each in turn. Every
-  fifth length of LibriSpeech in frames of 40 ms, or `--manifest`.
+  eighth length of LibriSpeech in frames of 100 ms, or `--manifest`; a narrower model than the example's.
 
 Prints Markdown.
 """
@@ -33,7 +33,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.epochs import ROOT, sampler_of, shapes_of, train
+from benchmarks.epochs import ROOT, sampler_of, train
 from benchmarks.laws import probe_law
 from benchmarks.sampler_epoch import OURS, measured
 from benchmarks.samplers import made_up, timed
@@ -70,6 +70,9 @@ EXAMPLES_OF_A_BATCH, OVERHEAD = 50, 0.05
 SIZES = (1000, 5000, 20000)
 # Pools that are searched for those as random as the table: 24 numbers of pools, in even ratio, down to this size.
 NUMBERS, SMALLEST = 24, 300
+EXAMPLE = f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger"
+# As it is, a step takes too long for several epochs of each.
+MODEL: dict[str, str | int | float | bool] = {"dim": 16, "tags": 200}
 HEAD = ("", "batches", "padding", "time", "mates again", "of an example")
 
 
@@ -215,10 +218,15 @@ def speed(options: argparse.Namespace) -> None:
 def training(options: argparse.Namespace) -> None:
     lengths = trained_lengths(options)
     settings = ProbeSettings(
-        workload=options.workload, options={}, device="cpu", memory_bytes=parse_size(options.memory)
+        workload=options.workload or EXAMPLE,
+        options={} if options.workload else MODEL,
+        device="cpu",
+        memory_bytes=parse_size(options.memory),
+        num_lengths=8,
+        max_lengths=16,
     )
     with tempfile.TemporaryDirectory() as folder:
-        probe = run_probe(lengths, settings, Path(folder))
+        probe = run_probe(lengths, settings, options.run or Path(folder))
     found = compare(lengths, probe.max_batch_length, costs_of(probe))
     rows = {f"table of {found.table.num_buckets} buckets": found.table}
     if found.as_random is not None:
@@ -233,7 +241,8 @@ def training(options: argparse.Namespace) -> None:
         epochs = {name: list(sampler) for name, sampler in samplers.items()}  # each pass is the next epoch
         for name, took in train(settings, probe.device.limit_bytes, values, epochs).items():
             taken[name].append(took)
-            batches[name].append(len(shapes_of(values, epochs[name])))
+            batches[name].append(len(epochs[name]))
+        print(*(f"{name}: {each[-1]:.1f} s" for name, each in taken.items()), sep="; ", file=sys.stderr)
 
     def line(name: str) -> tuple[str, ...]:
         ratios = [own / of_table for own, of_table in zip(taken[name], taken[table], strict=True)]
@@ -254,12 +263,12 @@ def training(options: argparse.Namespace) -> None:
 
 
 def trained_lengths(options: argparse.Namespace) -> Lengths:
-    """Every fifth length of LibriSpeech in frames of 40 ms; or those of the manifest, by default of the example."""
+    """Every eighth length of LibriSpeech in frames of 100 ms; or those of the manifest, by default of the example."""
     manifest = options.data / LIBRISPEECH
     if options.manifest is None and manifest.is_file():
-        scale = Fraction(25, 16000)
+        scale = Fraction(10, 16000)
         found = load_lengths([str(manifest)], ReadOptions(length_scale=scale, unit="frames")).values
-        return Lengths.of(np.ceil(found[:: 50 if options.quick else 5]), unit="frames")
+        return Lengths.of(np.ceil(found[:: 80 if options.quick else 8]), unit="frames")
     found = load_lengths([options.manifest or str(ROOT / "examples" / "stdlib_lengths.csv")], ReadOptions())
     return Lengths.of(found.values[::10]) if options.quick else found
 
@@ -273,9 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--quick", action="store_true", help="little data, once")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the shared data sets")
-    parser.add_argument("--manifest", help="of the training; default: every fifth length of LibriSpeech")
-    parser.add_argument("--workload", default=f"{ROOT / 'examples' / 'custom_workload.py'}:TinyTagger")
-    parser.add_argument("--memory", default="1GiB")
+    parser.add_argument("--manifest", help="of the training; default: every eighth length of LibriSpeech")
+    parser.add_argument("--workload", help="of the training; default: the example's, narrower")
+    parser.add_argument("--memory", default="448MiB")
+    parser.add_argument("--run", type=Path, help="folder of the training's probe, which is made or used again")
     parser.add_argument("--repeats", type=int, default=5, help="epochs that are trained with each")
     options = parser.parse_args(arguments)
     for part in options.parts or PARTS:
