@@ -10,7 +10,8 @@
 - `speed`: the sweep of 8 pool sizes; one epoch of BucketBatchSampler with 20 buckets and of PooledBatchSampler with 300
   lengths at which another number of examples fits, in turns, each in a new process; see `sampler_epoch.py`.
 - `train`: epochs trained on the CPU under one memory limit, as `epochs.py` does it: one step of each in turn. Every
-  eighth length of LibriSpeech in frames of 100 ms, or `--manifest`; a narrower model than the example's.
+  eighth length of LibriSpeech in frames of 100 ms, or `--manifest`; a narrower model than the example's. The probe
+  measures sizes; the table and the pools are chosen by step times as in `tables`, which do not depend on the load.
 
 Prints Markdown.
 """
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -201,22 +202,37 @@ def speed(options: argparse.Namespace) -> None:
             runs.append((wall, time.process_time() - before))
         which = "in steps of 10 ms" if rounded else "all different"
         print(f" {min(runs)[0]:.1f} s, {min(runs)[1]:.1f} s of CPU (lengths {which})", end="\n" if not rounded else ";")
-    ways = {"buckets": (20, 0), **{f"pools of {size:,}": (300, size) for size in (20_000, count)}}
+    ways = {
+        f"{name}, {kind}": (*arguments, *decimals)
+        for name, arguments in (("buckets", (20, 0)), ("pools of 20,000", (300, 20_000)), ("one pool", (300, count)))
+        for kind, decimals in (("steps of 10 ms", (2,)), ("all different", ()))
+    }
+    code = OURS.replace("perf_counter", "process_time")  # which other programs change little
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
-        for name, (buckets, pool_size) in ways.items():
-            found[name].append(measured(OURS, count, 600, buckets, "random", pool_size))
+        for name, (buckets, *more) in ways.items():
+            found[name].append(measured(code, count, 600, buckets, "random", *more))
 
     def line(name: str) -> tuple[str, ...]:
-        setup, epoch, lists, batches, peak, kept = (
+        setup, epoch, second, lists, batches, peak, kept = (
             statistics.median(run[key] for run in found[name])
-            for key in ("setup", "epoch", "lists", "batches", "peak", "kept")
+            for key in ("setup", "epoch", "second", "lists", "batches", "peak", "kept")
         )
         per_second, each = f"{batches / lists:,.0f}", [f"{size / count:.1f}" for size in (peak, kept)]
-        return (name, f"{setup:.2f} s", f"{epoch:.2f} s", per_second, f"{batches:,.0f}", *each)
+        times = (f"{taken:.2f} s" for taken in (setup, epoch, second))
+        return (name, *times, per_second, f"{batches:,.0f}", *each)
 
-    head = ("", "set up", "first batch of an epoch", "then batches/s", "batches", "peak bytes/example", "kept")
-    show(f"one epoch of {count:,} examples", head, map(line, ways))
+    head = (
+        "",
+        "set up",
+        "first batch",
+        "of the second epoch",
+        "then batches/s",
+        "batches",
+        "peak bytes/example",
+        "kept",
+    )
+    show(f"one epoch of {count:,} examples, CPU time, load {os.getloadavg()[0]:.1f}", head, map(line, ways))
 
 
 def training(options: argparse.Namespace) -> None:
@@ -231,7 +247,8 @@ def training(options: argparse.Namespace) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         probe = run_probe(lengths, settings, options.run or Path(folder))
-    found = compare(lengths, probe.max_batch_length, costs_of(probe))
+    chosen_by = affine(probe.max_batch_length).step_seconds
+    found = compare(lengths, probe.max_batch_length, replace(costs_of(probe), step_seconds=chosen_by))
     rows = {f"table of {found.table.num_buckets} buckets": found.table}
     if found.as_random is not None:
         rows[f"{found.as_random.name}: as random"] = found.as_random

@@ -48,7 +48,7 @@ sampler.set_epoch(1)
 print(json.dumps({"set_epoch": time.perf_counter() - start, "batches": len(sampler)}))
 """
 )
-# With one argument more: the size of a pool, 0 for buckets.
+# With arguments more: the size of a pool, 0 for buckets; how many decimals lengths have, all without it.
 OURS = (
     _COMMON
     + """
@@ -58,6 +58,8 @@ def memory(name):
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 sizes = batch_sizes_for(boundaries, max_batch_length)
 pool_size = int(sys.argv[5])
+if sys.argv[6:]:
+    lengths = lengths.round(int(sys.argv[6]))
 pools = {"pool_size": pool_size} if pool_size else {}
 sampler_class = batchtune.sampler.PooledBatchSampler if pools else batchtune.sampler.BucketBatchSampler
 list(sampler_class(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes, **pools))
@@ -73,8 +75,10 @@ next(batches)
 ready = time.perf_counter()
 rest = sum(1 for _ in batches)
 end = time.perf_counter()
+next(iter(sampler))
+second = time.perf_counter()
 print(json.dumps({
-    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1,
+    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1, "second": second - end,
     "peak": memory("VmHWM") - before, "kept": memory("VmRSS") - before,
 }))
 """
