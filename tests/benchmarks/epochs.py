@@ -6,7 +6,7 @@ the same limit trains one epoch with
 - SpeechBrain's DynamicBatchSampler itself, `num_buckets=20`, with the max_batch_length that was measured;
 - Lhotse's bins (20, of equal total length) with the largest batch sizes that were measured to fit them;
 - fixed batches, shuffled, the largest size that fits the longest example;
-- batchtune's sampler with the recommended table or pools.
+- batchtune's BucketBatchSampler with the recommended table.
 
 All four epochs run in one process, their steps interleaved in proportion, so that a machine that slows down slows all
 of them. The prediction is that of exactly these batches, by the step times that the probe measured. Prints JSON.
@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,13 +30,13 @@ from batching.conftest import load_dynamic_batch_sampler
 from reproduced.lhotse import lhotse_batches
 from torch.utils.data import BatchSampler
 
-from batchtune import BucketBatchSampler, PooledBatchSampler
+from batchtune import BucketBatchSampler
 from batchtune.batching.samplers import lhotse_boundaries
 from batchtune.lengths import FloatArray, IntArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
-from batchtune.results import Probe, Row, Sweep
+from batchtune.results import Probe, Sweep
 from batchtune.shapes import BatchShape
 from batchtune.tuning.costs import costs_of
 from batchtune.tuning.probing import run_probe
@@ -99,18 +98,10 @@ def with_fixed(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep)
 
 
 def with_batchtune(values: FloatArray, lengths: Lengths, probe: Probe, swept: Sweep) -> Batches:
-    """The recommended table or pools."""
-    row = swept.recommended_row
-    assert row is not None
-    return list(sampler_of(row, values))
-
-
-def sampler_of(row: Row, values: FloatArray) -> BucketBatchSampler | PooledBatchSampler:
-    """The sampler that runs a row of a sweep."""
-    table: dict[str, Any] = {"bucket_boundaries": row.boundaries, "bucket_batch_sizes": row.batch_sizes}
-    if row.pool_size is None:
-        return BucketBatchSampler(values, **table)
-    return PooledBatchSampler(values, pool_size=row.pool_size, batch_overhead=row.batch_overhead, **table)
+    """The best table."""
+    assert swept.recommended_table is not None
+    row = swept.rows[swept.recommended_table]
+    return list(BucketBatchSampler(values, bucket_boundaries=row.boundaries, bucket_batch_sizes=row.batch_sizes))
 
 
 SAMPLERS: dict[str, Callable[[FloatArray, Lengths, Probe, Sweep], Batches]] = {

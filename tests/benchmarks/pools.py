@@ -35,12 +35,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.epochs import ROOT, sampler_of, train
+from benchmarks.epochs import ROOT, train
 from benchmarks.laws import probe_law
 from benchmarks.sampler_epoch import OURS, measured
 from benchmarks.samplers import made_up, timed
 from memory_laws import LAWS, LawDevice
 
+from batchtune import BucketBatchSampler, PooledBatchSampler
 from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests import ReadOptions, load_lengths
 from batchtune.probe.settings import ProbeSettings
@@ -110,6 +111,14 @@ def again(row: Row) -> float:
 
 def seconds(row: Row) -> float:
     return row.estimated_epoch_seconds or 0.0
+
+
+def sampler_of(row: Row, values: FloatArray) -> BucketBatchSampler | PooledBatchSampler:
+    """The sampler that runs a row."""
+    table: dict[str, Any] = {"bucket_boundaries": row.boundaries, "bucket_batch_sizes": row.batch_sizes}
+    if row.pool_size is None:
+        return BucketBatchSampler(values, **table)
+    return PooledBatchSampler(values, pool_size=row.pool_size, batch_overhead=row.batch_overhead, **table)
 
 
 def again_by_example(row: Row, values: FloatArray, epochs: int = 4) -> float:
