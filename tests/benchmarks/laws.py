@@ -79,8 +79,8 @@ def measure(law: Law, lengths: Lengths, strategies: tuple[str, ...] = ALL_STRATE
     found = sweep(lengths, probe.max_batch_length, SweepSettings(strategies=strategies), costs_of(probe))
     wider = SweepSettings(strategies=strategies, num_buckets=LATER)
     later = sweep(lengths, probe.max_batch_length, wider, costs_of(probe))
-    row = found.recommended_row
-    assert row is not None, found.reason
+    assert found.recommended_table is not None, found.reason
+    row = found.rows[found.recommended_table]
     ooms = sum(trial.outcome == "oom" for trial in probe.trials)
     searched = [trial for trial in probe.trials if not trial.timing]
     lengths_tried = {(trial.length, trial.target_length) for trial in searched}

@@ -26,7 +26,7 @@ import numpy as np
 count, max_batch_length, buckets = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 lengths = np.random.default_rng(1).lognormal(2.3, 0.5, count).clip(0.5, 35)
 reference = np.random.default_rng(1).lognormal(2.3, 0.5, 100_000).clip(0.5, 35)
-boundaries = np.append(np.quantile(reference, np.arange(1, buckets) / buckets), 35.0)
+boundaries = np.unique(np.append(np.quantile(reference, np.arange(1, buckets) / buckets), 35.0))
 """
 _THEIRS = (
     _COMMON
@@ -48,7 +48,8 @@ sampler.set_epoch(1)
 print(json.dumps({"set_epoch": time.perf_counter() - start, "batches": len(sampler)}))
 """
 )
-_OURS = (
+# With arguments more: the size of a pool, 0 for buckets; how many decimals lengths have, all without it.
+OURS = (
     _COMMON
     + """
 import batchtune.sampler
@@ -56,12 +57,17 @@ from batchtune.batching.table import batch_sizes_for
 def memory(name):
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 sizes = batch_sizes_for(boundaries, max_batch_length)
-batchtune.sampler.BucketBatchSampler(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes)
+pool_size = int(sys.argv[5])
+if sys.argv[6:]:
+    lengths = lengths.round(int(sys.argv[6]))
+pools = {"pool_size": pool_size} if pool_size else {}
+sampler_class = batchtune.sampler.PooledBatchSampler if pools else batchtune.sampler.BucketBatchSampler
+list(sampler_class(lengths[:1000], bucket_boundaries=boundaries, bucket_batch_sizes=sizes, **pools))
 open("/proc/self/clear_refs", "w").write("5")
 before = memory("VmRSS")
 start = time.perf_counter()
-sampler = batchtune.sampler.BucketBatchSampler(
-    lengths, bucket_boundaries=boundaries, bucket_batch_sizes=sizes, batch_ordering=sys.argv[4]
+sampler = sampler_class(
+    lengths, bucket_boundaries=boundaries, bucket_batch_sizes=sizes, batch_ordering=sys.argv[4], **pools
 )
 made = time.perf_counter()
 batches = iter(sampler)
@@ -69,8 +75,10 @@ next(batches)
 ready = time.perf_counter()
 rest = sum(1 for _ in batches)
 end = time.perf_counter()
+next(iter(sampler))
+second = time.perf_counter()
 print(json.dumps({
-    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1,
+    "setup": made - start, "epoch": ready - made, "lists": end - ready, "batches": rest + 1, "second": second - end,
     "peak": memory("VmHWM") - before, "kept": memory("VmRSS") - before,
 }))
 """
@@ -98,7 +106,7 @@ def main() -> None:
     theirs, ours = [], []
     for _ in range(arguments.repeats):
         theirs.append(measured(_THEIRS, arguments.theirs, *shape))
-        ours.append(measured(_OURS, arguments.ours, *shape))
+        ours.append(measured(OURS, arguments.ours, *shape, 0))
 
     def median(found: list[dict[str, float]], name: str) -> float:
         return statistics.median(one[name] for one in found)
