@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from batchtune.errors import ResultError
 from batchtune.results import Probe, Row, Sweep, cost_of
-from batchtune.units import counted, format_number, format_seconds
+from batchtune.units import format_number, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +118,4 @@ def choose_table(
 
 def _described(row: Row) -> str:
     time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
-    return f"{named(row)} ({format_number(row.batches)} batches{time})"
-
-
-def named(row: Row) -> str:
-    """Say which row it is: `optimal with 12 buckets sized by the frontier`, `pools of 20,000 examples`."""
-    if row.pool_size is not None:
-        return f"pools of {counted(row.pool_size, 'example')}"
-    sized = " sized by the frontier" if row.sizing == "frontier" else ""
-    return f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}{sized}"
+    return f"{row.sized_name} ({format_number(row.batches)} batches{time})"

@@ -11,7 +11,7 @@ import numpy as np
 from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
-from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, named, recommended_row
+from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, recommended_row
 from batchtune.exports.text import (
     LengthLimits,
     Written,
@@ -168,7 +168,7 @@ def render(tuned: Tuned) -> str:
         plain=plain,
         about_plain="" if plain is None else about_row(plain, sweep),
         plain_cap=None if plain is None else needed_cap(sweep, plain),
-        pools=named(recommended) if recommended.pool_size is not None else None,
+        pools=recommended.sized_name if recommended.pool_size is not None else None,
         length=f'train_data.data[key]["{key}"]' + (" * 1000" if sweep.lengths.unit == "ms" else ""),
         length_key=key,
         unit=sweep.lengths.unit,

@@ -134,7 +134,7 @@ def about_row(row: Row, sweep: Sweep) -> str:
 def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
     """Yield who pads to multiples, if the sweep counted them (--multiple-of).
 
-    It is the user's collate function if no `framework` is named, one that pads to the longest example.
+    It is the user's collate function if no `framework` is one that pads to the longest example.
     """
     multiple = sweep.settings.get("multiple_of")
     if multiple is not None:

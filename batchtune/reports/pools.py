@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from batchtune.reports.rows import best_table, compared, format_share, mates_again, row_name
+from batchtune.reports.rows import best_table, compared, format_share, mates_again
 from batchtune.results import Row, Sweep, cost_of
 from batchtune.units import format_number, format_percent, format_seconds
 
@@ -39,7 +39,7 @@ def _sampler(sweep: Sweep, row: Row) -> str:
     if table is None:
         return f"{own}: no bucket table is recommended for frameworks that can't take it."
     return (
-        f"{own}: frameworks that can't take it get the best table, {row_name(table)} ({_cost(sweep, table)}, "
+        f"{own}: frameworks that can't take it get the best table, {table.name} ({_cost(sweep, table)}, "
         f"{_compared_cost(sweep, table, row)})."
     )
 
@@ -83,7 +83,7 @@ def faster_pools_sentence(sweep: Sweep, row: Row) -> str | None:
         return None
     pools = min(faster, key=lambda other: (other.mates_again or 0.0, cost_of(other, timed=timed)))
     verb = "take" if timed else "need"
-    less = f"{row_name(pools).capitalize()} would {verb} {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
+    less = f"{pools.name.capitalize()} would {verb} {_cost(sweep, pools)}, {_compared_cost(sweep, pools, row)}"
     if sweep.settings.get("multiple_of") is not None:
         return f"{less}, but make batches of more shapes than --multiple-of leaves."
     least = math.floor((pools.randomness or 0.0) * _RANDOMNESS_DIGITS) / _RANDOMNESS_DIGITS

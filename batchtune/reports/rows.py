@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from batchtune.batching.strategies import STRATEGIES
 from batchtune.results import Baseline, LowerBound, Row, Sweep
-from batchtune.units import counted, format_number
+from batchtune.units import format_number
 
 FIXED_BASELINE = "fixed-random"
 CURRENT = "your current config"
 DOES_NOT_FIT = "does not fit"
-
-
-def row_name(row: Row) -> str:
-    """Return what sentences call a row: `optimal with 12 buckets`, `pools of 6800 examples`."""
-    if row.pool_size is not None:
-        return f"pools of {format_number(row.pool_size)} examples"
-    return f"{row.strategy} with {counted(len(row.boundaries), 'bucket')}"
 
 
 def series_name(row: Row) -> str:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from batchtune.reports.pools import pool_sentences
-from batchtune.reports.rows import CURRENT, compared, fixed_baseline, row_name, swept_kinds
+from batchtune.reports.rows import CURRENT, compared, fixed_baseline, swept_kinds
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences, verification_warnings
@@ -117,7 +117,7 @@ def _what_to_set(sweep: Sweep) -> str:
     count, others, advantage = len(row.boundaries), compared(sweep), ""
     what = f"{'1 bucket' if count == 1 else f'{format_number(count)} buckets'} ({row.strategy})"
     if row.pool_size is not None:
-        what = row_name(row)
+        what = row.name
     # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
     limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit

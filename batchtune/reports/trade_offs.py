@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from batchtune.reports.pools import faster_pools_sentence, format_correlation, randomness_sentence
-from batchtune.reports.rows import format_share, knows_mates, mates_again, row_name, swept_kinds
+from batchtune.reports.rows import format_share, knows_mates, mates_again, swept_kinds
 from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
 from batchtune.results import Row, Saturation, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
@@ -37,7 +37,7 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
         if again is not None:
             random = f"{format_share(again)} of batch mates are mates again"
         yield (
-            f"The curve of speed against randomness bends at {row_name(knee)}: {random}"
+            f"The curve of speed against randomness bends at {knee.name}: {random}"
             f"{f', at {times} the cost of the fastest' if times else ''}."
         )
     if row is not None:

@@ -296,3 +296,14 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
             for index, one in enumerate(value):
                 yield from _problems(one, f"{place}{name}, entry {index}: ")
     yield from (f"{place}{problem}" for problem in record.problems())
+
+
+class SweptWith(Record, frozen=True, kw_only=True):
+    """The settings of a sweep, where something later reads them; missing in files of older versions."""
+
+    max_batch_size: Size | None = None
+    seed: Seed = 0
+    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    same_bucket: bool = False
+    accumulate: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1

@@ -17,27 +17,17 @@ from batchtune.results.shared import (
     LengthsSummary,
     Record,
     Result,
-    Seed,
     Share,
     Size,
+    SweptWith,
     TargetLength,
     wrong_boundaries,
     wrong_limit,
     wrong_settings,
 )
+from batchtune.units import counted, format_number
 
 Sizing = Literal["length", "frontier"]
-
-
-class SweptWith(Record, frozen=True, kw_only=True):
-    """The settings of a sweep, where something later reads them; missing in files of older versions."""
-
-    max_batch_size: Size | None = None
-    seed: Seed = 0
-    multiple_of: Annotated[float, msgspec.Meta(gt=0, le=1e15)] | None = None
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    same_bucket: bool = False
-    accumulate: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
 
 
 class RankTimes(Record, frozen=True, kw_only=True):
@@ -55,12 +45,10 @@ class RankTimes(Record, frozen=True, kw_only=True):
 
 
 class Row(Record, frozen=True, kw_only=True):
-    """One bucket table of a sweep, or one way to take pools, and what one epoch with it costs.
+    """One bucket table of a sweep, or one size of pools, and what one epoch with it costs.
 
-    Pools (`pool_size`) are shuffled examples, so many at a time, sorted by length and cut into batches; the table then
-    says how many examples fit with a batch's longest. Their figures are means over simulated epochs.
-
-    On several ranks the batches are those of all ranks together, as `batchtune.BucketBatchSampler` deals them: every
+    Of pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
+    epochs. On several ranks the batches are those of all ranks together, as `batchtune.BucketBatchSampler` deals them: every
     rank has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller
     ones.
 
@@ -86,13 +74,10 @@ class Row(Record, frozen=True, kw_only=True):
             least as large in every respect. None without a probe.
         repeated_examples: How many examples are dealt a second time, so that every rank has as many batches.
         mates_again: The probability that two examples of one batch are in one batch again in the next epoch.
-        length_correlation: Of the lengths of an example and of another one of its batch; None where all lengths, or no
-            two examples of any batch, are alike.
-        pool_size: The most examples of a pool; None: batches are made in buckets.
-        batch_overhead: What a batch costs besides its padded length, in the unit of length, where pools are cut so that
-            the sum is least; None: each batch holds as many examples as fit.
+        length_correlation: Of the lengths of two examples of one batch; None where all lengths are equal.
+        pool_size, batch_overhead: As in `sampler.yaml`; pool_size is None where batches are made in buckets.
         simulated_epochs: How many epochs the figures are means of; None: they are exact expectations.
-        batches_deviation, epoch_seconds_deviation: Standard deviations from epoch to epoch; None likewise.
+        batches_deviation, epoch_seconds_deviation: From epoch to epoch; None likewise.
     """
 
     strategy: str
@@ -128,10 +113,15 @@ class Row(Record, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Which row this is: `optimal, 12 buckets`, `pools of 20,000`."""
+        """Which row it is, as sentences say it: `optimal with 12 buckets`, `pools of 6800 examples`."""
         if self.pool_size is not None:
-            return f"pools of {self.pool_size:,}"
-        return f"{self.strategy}, {self.num_buckets:,} bucket{'s' if self.num_buckets > 1 else ''}"
+            return f"pools of {format_number(self.pool_size)} examples"
+        return f"{self.strategy} with {counted(len(self.boundaries), 'bucket')}"
+
+    @property
+    def sized_name(self) -> str:
+        """The same, and where a table's batch sizes come from: `optimal with 12 buckets sized by the frontier`."""
+        return self.name + (" sized by the frontier" if self.pool_size is None and self.sizing == "frontier" else "")
 
     @property
     def randomness(self) -> float | None:
@@ -301,8 +291,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length where there
             is no probe; None without one.
         current_settings: Those settings, and `source`, where they were read.
-        recommended_table: Index of the best bucket table, for what can't run pools: the recommended row itself, unless
-            that is of pools; None where no table is recommended, or in files of older versions.
+        recommended_table: Index of the best bucket table, for what can't run pools; None without one, and in old files.
         trade_off: Indices of the rows that no other beats in both speed and randomness, the fastest first.
         knee: Index of the row on that curve after which more speed costs most randomness; None where it has no bend.
         saturation: None without step times.

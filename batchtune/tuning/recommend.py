@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from batchtune.results import Baseline, LearningRate, Row, epoch_costs, have_times
-from batchtune.units import counted, format_number, format_percent, format_seconds
+from batchtune.units import format_number, format_percent, format_seconds
 
 TOLERANCE = 0.01
 """Rows within this part of the best are as good as the best: then fewer buckets decide."""
@@ -78,11 +78,11 @@ def recommend(
     if timed:
         less = "less"
         needs = f"take an estimated {_shown(row, timed)} an epoch ({format_number(row.batches)} batches)"
-    reason = f"{_name(row)} {needs}"
+    reason = f"{row.sized_name} {needs}"
     if table is not None:
         reason += (
             f", {1 - costs[chosen] / costs[table]:.1%} {less} than the best table ({_shown(rows[table], timed)}, "
-            f"{_name(rows[table])}), and batch mates meet again in {_again(row)} of cases (with the table "
+            f"{rows[table].sized_name}), and batch mates meet again in {_again(row)} of cases (with the table "
             f"{_again(rows[table])})"
         )
     reason += f"; a fixed batch size of {fixed.batch_size} needs {format_number(fixed.batches)}"
@@ -97,7 +97,7 @@ def _why_no_pools(few_shapes: bool, rows: Sequence[Row], fixed: Baseline) -> str
     if not (proven := [row for row in fewer if not row.unproven]):
         return "all that need fewer batches than a fixed batch size have batch sizes that were not run"
     most = min(proven, key=lambda row: row.mates_again or 0.0)
-    return f"none is as random as --min-randomness asks; the most random are {_name(most)}, with {_random(most)}"
+    return f"none is as random as --min-randomness asks; the most random are {most.sized_name}, with {_random(most)}"
 
 
 def _again(row: Row) -> str:
@@ -131,13 +131,13 @@ def _best_table(
         most = min((rows[index] for index in fewer), key=lambda row: row.mates_again or 0.0)
         return None, (
             f"no table that needs fewer batches than a fixed batch size is as random as --min-randomness "
-            f"{min_randomness:g} asks; the most random is {_name(most)}, {_random(most)}"
+            f"{min_randomness:g} asks; the most random is {most.sized_name}, {_random(most)}"
         )
     if not better:
         fewest = min(rows, key=lambda row: row.batches)
         return None, (
             f"no table needs fewer batches than a fixed batch size of {format_number(fixed.batch_size)}, which needs "
-            f"{format_number(fixed.batches)}; {_name(fewest)} needs {format_number(fewest.batches)}"
+            f"{format_number(fixed.batches)}; {fewest.sized_name} needs {format_number(fewest.batches)}"
         )
     costs = epoch_costs(rows)
 
@@ -168,7 +168,7 @@ def _best_table(
         else:
             why = "has batch sizes that were not run"
         unit = "" if have_times(rows) else " batches"
-        reason += f"; {_name(barred)} would take {_shown(barred, have_times(rows))}{unit}, but {why}"
+        reason += f"; {barred.sized_name} would take {_shown(barred, have_times(rows))}{unit}, but {why}"
     if not proven:
         which = "" if all(row.unproven for row in rows) else " that needs fewer batches"
         reason += f"; no table{which} has only sizes that were run"
@@ -178,13 +178,6 @@ def _best_table(
 def _is_random(row: Row, min_randomness: float | None) -> bool:
     # A billionth less is as random: there are rounding errors.
     return (row.randomness or 0.0) >= (min_randomness or 0.0) * (1 - 1e-9)
-
-
-def _name(row: Row) -> str:
-    if row.pool_size is not None:
-        return f"pools of {format_number(row.pool_size)}"
-    buckets = counted(len(row.boundaries), "bucket")
-    return f"{row.strategy} with {buckets}" + (" sized by the frontier" if row.sizing == "frontier" else "")
 
 
 def _shown(row: Row, timed: bool) -> str:
@@ -199,7 +192,7 @@ def _compared(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -
     needs = f"needs {format_number(chosen.batches)} batches"
     if timed:
         needs = f"takes an estimated {_shown(chosen, timed)} an epoch ({format_number(chosen.batches)} batches)"
-    start = f"{_name(chosen)} {needs}"
+    start = f"{chosen.sized_name} {needs}"
     if chosen is best:
         which = "no other that may be recommended" if barred else "no table swept"
         return f"{start}, and {which} {'takes less time' if timed else 'needs fewer'}"
@@ -207,7 +200,7 @@ def _compared(chosen: Row, best: Row, above: float, timed: bool, barred: bool) -
         f"{above:.1%} above the best{' that may be recommended' if barred else ''}" if above else "as good as the best"
     )
     keep = ", and fewer buckets keep more randomness" if len(chosen.boundaries) < len(best.boundaries) else ""
-    return f"{start}, {how_far} ({_shown(best, timed)}, {_name(best)}){keep}"
+    return f"{start}, {how_far} ({_shown(best, timed)}, {best.sized_name}){keep}"
 
 
 def learning_rate_hint(relative_to: str, from_batch_size: float, to_batch_size: float) -> LearningRate:

@@ -33,7 +33,6 @@ from batchtune.reports.rows import (
     format_share,
     knows_mates,
     mates_again,
-    row_name,
     series_name,
     swept_kinds,
 )
@@ -155,7 +154,7 @@ def _levels(sweep: Sweep, timed: bool) -> list[_Other]:
     if row is None or row.pool_size is None or not drawable(_cost(row, timed), logarithmic=True):
         return others
     return [
-        _Other(f"recommended: {row_name(row)}", _cost(row, timed), "solid", _hues(sweep)[series_name(row)]),
+        _Other(f"recommended: {row.name}", _cost(row, timed), "solid", _hues(sweep)[series_name(row)]),
         *others,
     ]
 
@@ -301,7 +300,7 @@ def _row_text(row: Row, sweep: Sweep, timed: bool) -> str:
         costs[0] += f" ± {format_seconds(row.estimated_epoch_error_seconds)}"
     again, title = mates_again(sweep, row), f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}"
     if row.pool_size is not None:
-        title = row_name(row)
+        title = row.name
     if row.batches_deviation is not None:
         costs[-1] += f" ± {row.batches_deviation:.2g} from epoch to epoch"
     return hover(
