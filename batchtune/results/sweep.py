@@ -48,9 +48,8 @@ class Row(Record, frozen=True, kw_only=True):
     """One bucket table of a sweep, or one size of pools, and what one epoch with it costs.
 
     Of pools the table says how many examples fit with the longest of a batch; their figures are means of simulated
-    epochs. On several ranks the batches are those of all ranks together, as `batchtune.BucketBatchSampler` deals them: every
-    rank has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller
-    ones.
+    epochs. On several ranks the batches are those of all ranks together, as batchtune's samplers deal them: every rank
+    has as many, so some are split, or (in the same bucket) what fills no batch on each rank is dealt in smaller ones.
 
     Attributes:
         num_buckets: What was asked for, or how many batch sizes pools have; used_buckets: how many hold an example.
