@@ -21,7 +21,7 @@ _EXAMPLES, _POOLS = 1 << 19, 4
 _IN_ALL = 1 << 21
 # Pools are cut for the least cost where that gains so much, as it can only in pools of few batches; a few pools tell.
 _LEAST_GAIN = 0.003
-_MOST_BATCHES = 100
+_MOST_BATCHES = 60
 _COMPARED_POOLS = 6
 
 
