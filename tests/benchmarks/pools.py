@@ -9,9 +9,10 @@
   with the square of the length.
 - `speed`: the sweep of 8 pool sizes; one epoch of BucketBatchSampler with 20 buckets and of PooledBatchSampler with 300
   lengths at which another number of examples fits, in turns, each in a new process; see `sampler_epoch.py`.
-- `train`: epochs trained on the CPU under one memory limit, as `epochs.py` does it: one step of each in turn. Every
-  eighth length of LibriSpeech in frames of 100 ms, or `--manifest`; a narrower model than the example's. The probe
-  measures sizes; the table and the pools are chosen by step times as in `tables`, which do not depend on the load.
+- `train`: epochs trained on the CPU with the sizes that a probe measured to fit one memory limit, their steps in turn,
+  in CPU time on one thread: with several, threads wait for each other where other programs run. Every eighth length of
+  LibriSpeech in frames of 100 ms, or `--manifest`; a narrower model than the example's. The probe measures sizes; the
+  table and the pools are chosen by step times as in `tables`, which do not depend on the load.
 
 Prints Markdown.
 """
@@ -32,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.epochs import ROOT, train
+from benchmarks.epochs import ROOT, interleaved, shapes_of
 from benchmarks.laws import probe_law
 from benchmarks.sampler_epoch import OURS, measured
 from benchmarks.samplers import made_up, timed
@@ -51,6 +53,7 @@ from batchtune.tuning.probing import run_probe
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import SweepSettings
 from batchtune.units import parse_size
+from batchtune.workloads import load_workload
 
 SHARED = ROOT.parent / "shared" / "data"
 LIBRISPEECH = "librispeech-wav2vec-tsv/train.tsv"
@@ -269,7 +272,7 @@ def training(options: argparse.Namespace) -> None:
     batches: dict[str, list[int]] = {name: [] for name in rows}
     for _ in range(1 if options.quick else options.repeats):
         epochs = {name: list(sampler) for name, sampler in samplers.items()}  # each pass is the next epoch
-        for name, took in train(settings, probe.device.limit_bytes, values, epochs).items():
+        for name, took in trained(settings, values, epochs).items():
             taken[name].append(took)
             batches[name].append(len(epochs[name]))
         print(*(f"{name}: {each[-1]:.1f} s" for name, each in taken.items()), sep="; ", file=sys.stderr)
@@ -290,6 +293,22 @@ def training(options: argparse.Namespace) -> None:
     head = ("", "batches", "padding", "an epoch", "times the table's", "predicted", *HEAD[-2:])
     title = f"{len(taken[table])} epochs of {lengths.count:,} examples, load {os.getloadavg()[0]:.1f}"
     show(title, head, map(line, rows))
+
+
+def trained(settings: ProbeSettings, values: FloatArray, epochs: dict[str, list[list[int]]]) -> dict[str, float]:
+    """CPU time of each epoch's steps, in this process and on one thread."""
+    torch.set_num_threads(1)
+    workload = load_workload(settings.workload, settings.options)
+    workload.setup(torch.device("cpu"))
+    taken, shapes = dict.fromkeys(epochs, 0.0), {name: shapes_of(values, batches) for name, batches in epochs.items()}
+    for of_sampler in shapes.values():  # the warm-up
+        workload.step(workload.make_batch(of_sampler[0]))
+    for name, shape in interleaved(shapes):
+        batch = workload.make_batch(shape)
+        before = time.thread_time()
+        workload.step(batch)
+        taken[name] += time.thread_time() - before
+    return taken
 
 
 def trained_lengths(options: argparse.Namespace) -> Lengths:
