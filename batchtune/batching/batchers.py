@@ -134,8 +134,9 @@ class PoolBatcher(Batcher):
         # do, so that sorting is fast.
         self._places = np.empty(count, dtype=np.min_scalar_type(distinct.size))
         for start in range(0, count, _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            self._places[some] = distinct.size - 1 - np.searchsorted(distinct, lengths[some])
+            some = lengths[start : start + _AT_ONCE]
+            ascending = np.argsort(some)  # looked up in order, as many different lengths are not in the cache
+            self._places[start + ascending] = distinct.size - 1 - np.searchsorted(distinct, some[ascending])
         self._distinct: FloatArray = distinct[::-1].astype(np.float64)
         self._buckets = table.assign(distinct[::-1])
         self._batching = batching

@@ -117,6 +117,7 @@ class SweepSettings:
             value = getattr(self, field.name)
             found |= asdict(value) if field.name == "ranks" else {field.name: value}
         del found["current"]
+        found["pool_sizes"] = ["all" if size == _ALL else size for size in self.pool_sizes]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def numbers(self, strategy: Strategy, count: int) -> tuple[int, ...]:

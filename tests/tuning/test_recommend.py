@@ -258,15 +258,15 @@ def test_with_few_shapes_no_pools_are_recommended() -> None:
             None,
             False,
             "pools of 5000 examples take an estimated 1 min 35 s an epoch (980 batches), 5.0% less than the best "
-            "table (1 min 40 s, optimal with 12 buckets), and batch mates meet again in 2.1% of cases (with the table 5.0%); a "
-            "fixed batch size of 24 needs 1190",
+            "table (1 min 40 s, optimal with 12 buckets), and batch mates meet again in 2.1% of cases "
+            "(with the table 5.0%); a fixed batch size of 24 needs 1190",
         ),
         (
             [row(1000, 12, again=0.05), pools(980, 5000, 0.021)],
             None,
             False,
-            "pools of 5000 examples need 980 batches, 2.0% fewer than the best table (1000, optimal with 12 buckets), and "
-            "batch mates meet again in 2.1% of cases (with the table 5.0%); a fixed batch size of 24 needs 1190",
+            "pools of 5000 examples need 980 batches, 2.0% fewer than the best table (1000, optimal with 12 buckets), "
+            "and batch mates meet again in 2.1% of cases (with the table 5.0%); a fixed batch size of 24 needs 1190",
         ),
         (
             [pools(980, 5000, 0.021)],
