@@ -310,7 +310,7 @@ class SweepOptions:
         "WHAT",
     )
     pool_size: str | None = setting(
-        "Pool sizes: 20000, 1000,20000 or 1000,all (default: eight from 1000 to all). A pool is sorted by length and "
+        "Pool sizes: 20000, 1000,20000 or 1000,all (default: nine from 1000 to all). A pool is sorted by length and "
         "cut into batches.",
         "N",
     )

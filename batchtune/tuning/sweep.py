@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,18 @@ from batchtune.batching.strategies import STRATEGIES, Problem, ProblemCosts
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.errors import ResultError, UsageError
 from batchtune.lengths import FloatArray, Lengths, padded_to
-from batchtune.results import PROBE_FILE, SWEEP_FILE, Probe, Row, Sweep, epoch_costs, meta_of, read_result, write_result
+from batchtune.results import (
+    PROBE_FILE,
+    SWEEP_FILE,
+    Baseline,
+    Probe,
+    Row,
+    Sweep,
+    epoch_costs,
+    meta_of,
+    read_result,
+    write_result,
+)
 from batchtune.tuning.alternatives import saturation, two_dimensional_rows
 from batchtune.tuning.baselines import fixed_baselines, lower_bound
 from batchtune.tuning.cautions import cautions, limit_unit_hint
@@ -27,6 +39,9 @@ from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
 from batchtune.tuning.sweep_settings import SweepSettings
+
+# Pools that are to be as random as a table are aimed at so much of its share of mates that meet again.
+_BELOW = 0.97
 
 
 def run_sweep(
@@ -95,6 +110,10 @@ def sweep(
     for row, cost in _rows(pricing, limits, settings):
         priced.append((row, cost))
         on_row(row)
+    baselines = fixed_baselines(pricing, limits)
+    if not (settings.pool_sizes or is_padded) and (more := _pools_between(pricing, priced, baselines, settings)):
+        priced.append(more)
+        on_row(more[0])
     rows = _with_equals(priced)
     current, now, table, fits = settings.current, None, None, None
     if current is not None:  # its batches are padded as they come
@@ -104,7 +123,6 @@ def sweep(
         cost = own.of_table(table.table)
         row = own.row("current", table.sizing, table.table.num_buckets, Batching(table.table), cost)
         now = _with_equals([*priced, (row, cost)])[-1]
-    baselines = fixed_baselines(pricing, limits)
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
@@ -194,6 +212,37 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
                 cost = pricing.cost_of(batching)
                 num_buckets = batching.table.num_buckets if strategy.in_pools else number
                 yield pricing.row(name, sizing, num_buckets, batching, cost), cost
+
+
+def _pools_between(
+    pricing: Pricing, priced: list[tuple[Row, EpochCost]], baselines: list[Baseline], settings: SweepSettings
+) -> tuple[Row, EpochCost] | None:
+    """Price the largest pools that are random enough to be recommended, if they lie between two that were swept.
+
+    Mates meet again in proportion to a power of the pool size, about, from one size to the next.
+    """
+    rows = [row for row, _ in priced]
+    table = recommend(rows, baselines, min_randomness=settings.min_randomness).table
+    if settings.min_randomness is not None:
+        most = 1 - settings.min_randomness
+    elif table is not None:
+        most = rows[table].mates_again or 0.0
+    else:
+        return None
+    pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
+    aim = most * _BELOW  # chance may add to it
+    for low, high in itertools.pairwise(pools):
+        (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
+        if not 0 < again < aim < most < next_again:
+            continue
+        part = math.log(aim / again) / math.log(next_again / again)
+        between = int(float(f"{size * (next_size / size) ** part:.2g}"))
+        if size < between < next_size:
+            table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
+            batching = pricing.cut_for_least_cost(Batching(table_of_sizes, between))
+            cost = pricing.cost_of(batching)
+            return pricing.row(low.strategy, low.sizing, low.num_buckets, batching, cost), cost
+    return None
 
 
 def _with_equals(priced: list[tuple[Row, EpochCost]]) -> list[Row]:

@@ -163,6 +163,17 @@ def test_pools_go_from_a_thousand_to_all_unless_asked_for() -> None:
     assert [row.pool_size for row in swept(SPEECH, 10**9, 20, 10**15).rows] == [20, 1500]
 
 
+@pytest.mark.parametrize("least", [0.935, 0.85])
+def test_one_more_size_is_as_random_as_is_asked(least: float) -> None:
+    settings = SweepSettings(strategies=("optimal", "pooled"), num_buckets=(12,), min_randomness=least)
+    *given, more = (row for row in sweep(MANY, 300, settings, Costs()).rows if row.pool_size is not None)
+    known = {row.pool_size or 0: row.randomness or 0.0 for row in given}
+    enough = {size: randomness >= least for size, randomness in known.items()}
+    largest = max(size for size in known if enough[size])
+    assert largest < (more.pool_size or 0) < min(size for size in known if not enough[size])
+    assert least < (more.randomness or 0.0) < known[largest]
+
+
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [("20000", (20_000,)), ("1000, 50", (50, 1000)), ("all,7,7", (7, 10**15)), ("9" * 40, (10**15,))],
