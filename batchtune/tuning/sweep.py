@@ -230,14 +230,16 @@ def _pools_between(
     else:
         return None
     pools = sorted((row for row in rows if row.pool_size), key=lambda row: row.pool_size or 0)
-    aim = most * _BELOW  # chance may add to it
+    aim, count = most * _BELOW, pricing.lengths.count  # chance may add to it
     for low, high in itertools.pairwise(pools):
         (size, again), (next_size, next_again) = ((one.pool_size or 1, one.mates_again or 0.0) for one in (low, high))
         if not 0 < again < aim < most < next_again:
             continue
         part = math.log(aim / again) / math.log(next_again / again)
-        between = int(float(f"{size * (next_size / size) ** part:.2g}"))
-        if size < between < next_size:
+        # Only the number of pools matters: all are of one size.
+        number = math.ceil(count / (size * (next_size / size) ** part))
+        if -(-count // next_size) < number < -(-count // size):
+            between = -(-count // number)
             table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
             batching = pricing.cut_for_least_cost(Batching(table_of_sizes, between))
             cost = pricing.cost_of(batching)
