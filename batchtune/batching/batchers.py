@@ -25,6 +25,8 @@ from batchtune.lengths import FloatArray, Histogram, IntArray
 _AT_ONCE = 1 << 20
 # So many sizes of a batch are compared at each example: all, or these evenly spaced ones.
 _MOST_SIZES = 128
+# In larger pools the best cut gains next to nothing, and takes long to find.
+_LARGEST_COSTED = 20_000
 # All epochs in pools have as many batches as the most of the first ones; one with more is shuffled anew, so many times.
 _FIRST_EPOCHS, _ATTEMPTS = 3, 32
 
@@ -218,7 +220,7 @@ class PoolBatcher(Batcher):
         buckets, together, overhead = self._buckets[places], dealing.together, self._batching.batch_overhead
         # Sizes beyond the pool are as good as one beyond it, and do not overflow.
         fits = np.minimum(self._batching.table.batch_sizes, size + 1) * together
-        if overhead is None or dealing.drop_last:
+        if overhead is None or dealing.drop_last or size > _LARGEST_COSTED:
             starts = _filled(buckets, fits)
         else:
             starts = _cheapest(self._distinct[places], fits[buckets], overhead * together)

@@ -146,7 +146,7 @@ def verify_with_progress(
         if sweep is not None and sweep.recommended is None:
             raise ResultError(
                 f"nothing to verify in {folder}: its sweep recommends nothing ({sweep.reason})",
-                "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+                "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size.",
             )
         raise ResultError(
             f"{folder / SAMPLER_FILE} does not exist",

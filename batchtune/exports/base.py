@@ -69,7 +69,7 @@ def recommended_row(sweep: Sweep) -> Row:
     if sweep.recommended_row is None:
         raise ResultError(
             f"The sweep recommends nothing: {sweep.reason}",
-            "Sweep more bucket counts with --num-buckets, or keep the fixed batch size.",
+            "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size.",
         )
     return sweep.recommended_row
 

@@ -2,8 +2,8 @@
 
 Started as `python -m batchtune.probe.nursery CONTROL SUPERVISOR`. Importing PyTorch takes seconds; this does it once,
 and uses no device, so each worker finds one untouched. Over the socket CONTROL the supervisor sends `start` (with a
-worker's channel and output), `stack` (the worker prints its stack) and `end`. The nursery answers `started`, and the
-worker's exit code when nothing is left of it.
+worker's channel, output and folder), `stack` (the worker prints its stack) and `end`. The nursery answers `started`,
+and the worker's exit code when nothing is left of it.
 
 As a *child subreaper* (man 2 prctl) it adopts whatever a worker's children leave behind: a process that left its
 session, or whose parent has ended, still comes to it. When the worker ends, or the supervisor ends or asks for it, the
@@ -79,7 +79,7 @@ def serve(control: socket.socket, supervisor: int, work: Callable[[int], object]
                 break
             message = b""
             if control.fileno() in woken:
-                message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+                message, descriptors, _, _ = socket.recv_fds(control, 16, 3)
                 if not message:
                     break
                 if message == b"start":
@@ -107,7 +107,7 @@ def ready(watched: Sequence[int | socket.socket], seconds: float | None = None) 
     return [number for number, _ in waiting.poll(None if seconds is None else seconds * 1000)]
 
 
-def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, output: int) -> int:
+def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, output: int, folder: int) -> int:
     """Fork a worker, into a session of its own; the kernel kills it if this process is killed."""
     nursery = os.getpid()
     with warnings.catch_warnings():
@@ -123,7 +123,8 @@ def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, outpu
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            for descriptor in (*own, output):
+            os.fchdir(folder)
+            for descriptor in (*own, output, folder):
                 os.close(descriptor)
             os.setsid()
             work(channel)

@@ -86,9 +86,11 @@ class Nursery:
         self._started, self._exit_code, self._said = False, None, b""
         self._channel, theirs = socket.socketpair()
         output, writing = os.pipe()
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)  # the worker's, too, wherever the nursery was started
         with theirs, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was just killed
-            socket.send_fds(self._control, [b"start"], [theirs.fileno(), writing])
+            socket.send_fds(self._control, [b"start"], [theirs.fileno(), writing, folder])
         os.close(writing)
+        os.close(folder)
         deadline = time.monotonic() + _IMPORTING_SECONDS
         while not self._started and self._exit_code is None and (left := deadline - time.monotonic()) > 0:
             self._listen(left)

@@ -19,7 +19,7 @@ def pool_sentences(sweep: Sweep, row: Row) -> Iterator[str]:
     yield _sampler(sweep, row)
     yield (
         "Pools make batches of many shapes: if you compile a model for each shape, sweep with --multiple-of, which "
-        "recommends a table of few."
+        "recommends a table of few shapes."
     )
     if row.simulated_epochs is None or row.batches_deviation is None:
         return

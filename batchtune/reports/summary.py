@@ -261,7 +261,7 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
         if swept_kinds(sweep) == "pools":
             yield f"batchtune sweep-buckets MANIFEST{run}", "compare bucket tables, too"
         else:
-            yield f"batchtune sweep-buckets MANIFEST --num-buckets 20:60{run}", "compare more buckets"
+            yield f"batchtune sweep-buckets MANIFEST --num-buckets 2:60{run}", "compare other numbers of buckets"
     elif verification is not None and not verification.holds:
         # Without a proposal memory was not what failed: the reasons say what to do.
         if verification.proposal is not None and verification.proposal.verified:

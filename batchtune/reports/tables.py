@@ -269,7 +269,7 @@ def _limits_table(row: Row, unit: str | None) -> Table:
             "Pools are cut where the sum of padded lengths is least, with an overhead of "
             f"{format_length(row.batch_overhead, unit)} a batch: batches may hold fewer examples."
         )
-    return make_table(f"The most examples of a batch, by its longest ({row.name})", rows, notes)
+    return make_table(f"Largest batch size, by longest example ({row.name})", rows, notes)
 
 
 def _frontier_table(probe: Probe) -> Table:

@@ -129,7 +129,7 @@ class Row(Record, frozen=True, kw_only=True):
 
     @property
     def sizes_in_use(self) -> int:
-        """How many buckets hold examples, and so need a batch size that fits."""
+        """How many buckets hold examples."""
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
@@ -139,6 +139,8 @@ class Row(Record, frozen=True, kw_only=True):
             yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
         if self.padded_length <= 0:
             yield f"padded_length is {self.padded_length}"
+        if (self.pool_size is None) != (self.simulated_epochs is None):
+            yield f"pool_size is {self.pool_size} and simulated_epochs {self.simulated_epochs}"
 
 
 class Baseline(Record, frozen=True, kw_only=True):
@@ -170,7 +172,7 @@ class LowerBound(Record, frozen=True, kw_only=True):
 
 
 class HistogramBin(Record, frozen=True, kw_only=True):
-    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
+    """The examples with lengths in (from, to]."""
 
     from_: TargetLength = msgspec.field(name="from")
     to: Length
@@ -202,7 +204,6 @@ class SaturationPoint(Record, frozen=True, kw_only=True):
     """What one max_batch_length brings.
 
     Attributes:
-        batches, mean_batch_size: As for a row, over all ranks.
         throughput: True length that is trained on, per second.
     """
 
@@ -217,10 +218,8 @@ class Saturation(Record, frozen=True, kw_only=True):
     """How throughput grows with max_batch_length.
 
     Attributes:
-        num_buckets: Of the optimal table at each point.
-        points: In ascending order of max_batch_length.
-        fraction: Of the best throughput.
-        max_batch_length: The smallest among the points that reaches this fraction.
+        points: In ascending order of max_batch_length, each with an optimal table of `num_buckets`.
+        max_batch_length: The smallest among the points that reaches this fraction of the best throughput.
     """
 
     num_buckets: Size
@@ -253,7 +252,6 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         num_buckets: The most buckets allowed.
         buckets: (length, target length) pairs, in ascending order, both inclusive upper edges: an example belongs
             to the first bucket whose length boundary and whose target boundary are both not below its own.
-        batch_sizes: One for each bucket.
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
         one_dimensional_batches, one_dimensional_epoch_seconds: Of the optimal table over length alone, sized by the
             frontier, with as many buckets, from the same shuffles.
@@ -338,7 +336,10 @@ class Sweep(Result, frozen=True, kw_only=True):
         ]
         missing = [(name, index) for name, index in chosen if index is not None and index >= len(self.rows)]
         for name, index in missing:
-            yield f"{name} is row {index} of {len(self.rows)}"
+            yield f"{name} is {index}, but rows are 0 to {len(self.rows) - 1}"
+        table = None if missing else self.recommended_table
+        if table is not None and self.rows[table].pool_size is not None:
+            yield f"recommended_table is {table}, which is of pools"
         if any(low > high for low, high in itertools.pairwise(self.quantiles)):
             yield "quantiles do not ascend"
         row, count, total = None if missing else self.recommended_row, self.lengths.count, self.lengths.total

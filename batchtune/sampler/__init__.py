@@ -131,8 +131,8 @@ class PooledBatchSampler(EpochBatchSampler):
         bucket_batch_sizes: One for each boundary, at least 1: a batch holds at most that of the first boundary that is
             not below its longest length.
         batch_overhead: What a batch costs besides its padded length, in the unit of the lengths: pools are then cut so
-            that both together are least, which saves time if a pool makes few batches; in larger ones it only takes
-            time. None: each batch holds as many examples as fit, as it does with `drop_last`.
+            that both together are least, which saves time if a pool makes few batches. None: each batch holds as
+            many examples as fit, as it does with `drop_last` and in pools of more than 20,000 examples.
         shuffle: Whether to shuffle examples and batches. If not, pools are taken in the order of the data set, and
             batches come pool by pool, the longest first.
         batch_ordering: As for `BucketBatchSampler`.
@@ -172,7 +172,9 @@ class PooledBatchSampler(EpochBatchSampler):
         overlong: Literal["error", "single"] = "error",
     ) -> None:
         most = whole("pool_size", pool_size, 1)
-        if batch_overhead is not None and not 0 <= batch_overhead < float("inf"):
+        if batch_overhead is not None and not (
+            isinstance(batch_overhead, (int, float)) and 0 <= batch_overhead < 1e300
+        ):
             raise ValueError(f"batch_overhead must be finite and at least 0, got {batch_overhead!r}")
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         super().__init__(

@@ -290,7 +290,7 @@ class EpochBatchSampler(Sampler[list[int]]):
                 if name == "digest":
                     differs = "is of a sampler with other lengths, boundaries, batch sizes or options"
                 raise ValueError(
-                    f"the state {differs}: its batches are others. Make the sampler as it was, or begin the epoch anew "
+                    f"the state {differs}, so its batches differ. Make the sampler as it was, or begin the epoch anew "
                     "with set_epoch."
                 )
         epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])

@@ -120,8 +120,8 @@ def sweep(
         table = current.table(lengths)
         fits = _fits(table, limits)
         own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
-        cost = own.of_table(table.table)
-        row = own.row("current", table.sizing, table.table.num_buckets, Batching(table.table), cost)
+        cost = own.cost_of(table.batching)
+        row = own.row("current", table.sizing, table.table.num_buckets, table.batching, cost)
         now = _with_equals([*priced, (row, cost)])[-1]
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
@@ -255,7 +255,7 @@ def _with_equals(priced: list[tuple[Row, EpochCost]]) -> list[Row]:
 
 def _fits(current: CurrentTable, limits: Limits) -> bool:
     """Return whether all of its batches stay within the limits; a batch of one always does."""
-    sizes, longest = current.table.largest_batches(current.lengths.histogram)
+    sizes, longest = current.batching.largest_batches(current.lengths.histogram)
     return bool(((sizes == 1) | (sizes <= limits.batch_sizes(longest, limits.sizings[-1]))).all())
 
 

@@ -170,7 +170,7 @@ def parse_pool_sizes(text: str) -> tuple[int, ...]:
     for part in (part.strip() for part in text.split(",")):
         if part != "all" and not re.fullmatch(r"0*[1-9]\d{0,99}", part):
             raise UsageError(
-                f"the size of a pool must be a number of examples, from 1 on, got {shortened(part)}",
+                f"--pool-size must be a number of examples, at least 1, got {shortened(text)}",
                 "Write 20000, a list such as 1000,20000, or all.",
             )
         sizes.append(_ALL if part == "all" else min(int(part), _ALL))

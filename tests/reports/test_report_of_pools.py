@@ -141,7 +141,7 @@ def test_what_limits_a_batch_in_pools_is_laid_out() -> None:
     sweep = pooled_sweep()
     rows = [replace(row, batch_overhead=12.0) if row.pool_size else row for row in sweep.rows]
     limits = list(full_tables(RunResults(name="run", probe=None, sweep=replace(sweep, rows=rows))))[1]
-    assert limits.title == "The most examples of a batch, by its longest (pools of 10,000 examples)"
+    assert limits.title == "Largest batch size, by longest example (pools of 10,000 examples)"
     assert limits.rows[-1] == ("24.52 s", "24", "588.6 s")
     assert limits.notes[0] == "24 of 40 lengths shown; all are in sampler.yaml."
     assert "an overhead of 12 s a batch" in limits.notes[1]

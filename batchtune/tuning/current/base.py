@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from batchtune.batching.batchers import Batching
 from batchtune.batching.table import BucketTable
 from batchtune.configs.recipes import Block
 from batchtune.configs.references import References
@@ -83,6 +84,7 @@ class CurrentTable:
         sizing: `length` if batch sizes come from one max_batch_length, else `frontier`: sizes per bucket.
         notes: Why the framework's own batches may differ; sentences without a full stop.
         left_out: Reason → number of examples that the settings leave out; empty where they keep all.
+        pool_size, batch_overhead: As in `sampler.yaml`.
     """
 
     table: BucketTable
@@ -91,6 +93,13 @@ class CurrentTable:
     sizing: Sizing = "frontier"
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
+    pool_size: int | None = None
+    batch_overhead: float | None = None
+
+    @property
+    def batching(self) -> Batching:
+        """How the settings make batches."""
+        return Batching(self.table, self.pool_size, self.batch_overhead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,14 @@ _LOADERS = (
 )
 
 
+_POOLS = ("sampler", "pool_size", "batch_overhead")
+
+
 class OwnTable(SettingsKind):
     """Boundaries and a batch size for each."""
 
     name = "batchtune"
-    keys = ("bucket_boundaries", "bucket_batch_sizes", "unit", "max_batch_length", "drop_last")
+    keys = ("bucket_boundaries", "bucket_batch_sizes", "unit", "max_batch_length", "drop_last", *_POOLS)
     signs = ("bucket_batch_sizes",)
 
     def find(self, references: References) -> Block | None:
@@ -55,7 +58,11 @@ class OwnTable(SettingsKind):
         if len(boundaries) != len(sizes):
             problem = f"has {counted(len(sizes), 'number')} for {len(boundaries):,} bucket_boundaries"
             raise settings.wrong("bucket_batch_sizes", problem, "Give one batch size for each boundary.")
+        if (settings.values.get("sampler") == "pooled") != settings.has("pool_size"):
+            raise settings.wrong("pool_size", "goes with sampler: pooled", "Give both, or neither.")
         return {
+            **settings.given(settings.count, "pool_size"),
+            **settings.given(settings.length, "batch_overhead"),
             "bucket_boundaries": boundaries,
             "bucket_batch_sizes": sizes,
             **settings.given(settings.length, "max_batch_length"),
@@ -77,10 +84,16 @@ class OwnTable(SettingsKind):
                 f"last boundary {format_length(last, lengths.unit)}, so batchtune's sampler would refuse it",
                 "The table is of other data: leave --current out, or longer examples with --max-length.",
             )
+        pool_size = settings.get("pool_size")
+        made = counted(len(settings["bucket_boundaries"]), "bucket")
+        if pool_size is not None:
+            made = f"pools of {counted(pool_size, 'example')}"
         return CurrentTable(
             table=BucketTable(np.array(settings["bucket_boundaries"]), np.array(settings["bucket_batch_sizes"])),
             lengths=lengths,
-            describe=f"batchtune's sampler, {counted(len(settings['bucket_boundaries']), 'bucket')}",
+            describe=f"batchtune's sampler, {made}",
+            pool_size=pool_size,
+            batch_overhead=settings.get("batch_overhead"),
         )
 
 
