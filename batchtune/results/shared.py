@@ -307,3 +307,17 @@ class SweptWith(Record, frozen=True, kw_only=True):
     world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     same_bucket: bool = False
     accumulate: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
+
+class RankTimes(Record, frozen=True, kw_only=True):
+    """The time of one epoch on several ranks that wait for each other at every step.
+
+    Attributes:
+        without_waiting_epoch_seconds: If no rank ever waited: all batches' time / the number of ranks.
+        independent_epoch_seconds: Each rank takes whatever batch comes.
+        same_bucket_epoch_seconds: At each step all ranks take batches of the same bucket.
+    """
+
+    without_waiting_epoch_seconds: Amount
+    independent_epoch_seconds: Amount
+    same_bucket_epoch_seconds: Amount

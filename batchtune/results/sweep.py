@@ -15,6 +15,7 @@ from batchtune.results.shared import (
     Count,
     Length,
     LengthsSummary,
+    RankTimes,
     Record,
     Result,
     Share,
@@ -28,20 +29,6 @@ from batchtune.results.shared import (
 from batchtune.units import counted, format_number
 
 Sizing = Literal["length", "frontier"]
-
-
-class RankTimes(Record, frozen=True, kw_only=True):
-    """The time of one epoch on several ranks that wait for each other at every step.
-
-    Attributes:
-        without_waiting_epoch_seconds: If no rank ever waited: all batches' time / the number of ranks.
-        independent_epoch_seconds: Each rank takes whatever batch comes.
-        same_bucket_epoch_seconds: At each step all ranks take batches of the same bucket.
-    """
-
-    without_waiting_epoch_seconds: Amount
-    independent_epoch_seconds: Amount
-    same_bucket_epoch_seconds: Amount
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -129,7 +116,7 @@ class Row(Record, frozen=True, kw_only=True):
 
     @property
     def sizes_in_use(self) -> int:
-        """How many buckets hold examples."""
+        """How many buckets hold examples, and so need a batch size that fits."""
         return self.used_buckets
 
     def problems(self) -> Iterator[str]:
@@ -172,7 +159,7 @@ class LowerBound(Record, frozen=True, kw_only=True):
 
 
 class HistogramBin(Record, frozen=True, kw_only=True):
-    """The examples with lengths in (from, to]."""
+    """The examples with lengths in (from, to]: `from` is an exclusive lower edge, `to` an inclusive upper one."""
 
     from_: TargetLength = msgspec.field(name="from")
     to: Length
@@ -204,6 +191,7 @@ class SaturationPoint(Record, frozen=True, kw_only=True):
     """What one max_batch_length brings.
 
     Attributes:
+        batches, mean_batch_size: As for a row, over all ranks.
         throughput: True length that is trained on, per second.
     """
 
@@ -218,8 +206,10 @@ class Saturation(Record, frozen=True, kw_only=True):
     """How throughput grows with max_batch_length.
 
     Attributes:
-        points: In ascending order of max_batch_length, each with an optimal table of `num_buckets`.
-        max_batch_length: The smallest among the points that reaches this fraction of the best throughput.
+        num_buckets: Of the optimal table at each point.
+        points: In ascending order of max_batch_length.
+        fraction: Of the best throughput.
+        max_batch_length: The smallest among the points that reaches this fraction.
     """
 
     num_buckets: Size
@@ -252,6 +242,7 @@ class TwoDimensionalRow(Record, frozen=True, kw_only=True):
         num_buckets: The most buckets allowed.
         buckets: (length, target length) pairs, in ascending order, both inclusive upper edges: an example belongs
             to the first bucket whose length boundary and whose target boundary are both not below its own.
+        batch_sizes: One for each bucket.
         batches, estimated_epoch_seconds: Of one epoch, from simulated shuffles.
         one_dimensional_batches, one_dimensional_epoch_seconds: Of the optimal table over length alone, sized by the
             frontier, with as many buckets, from the same shuffles.

@@ -49,7 +49,7 @@ def test_pool_sizes_come_from_flag_environment_or_project(batchtune: Run, speech
 def test_a_pool_size_that_is_none_is_wrong_usage(batchtune: Run, speech: Path, size: str) -> None:
     ran = batchtune("sweep-buckets", speech, *POOLED, "--pool-size", size)
     assert ran.returncode == 2
-    assert f"the size of a pool must be a number of examples, from 1 on, got '{size}'" in ran.stderr
+    assert f"--pool-size must be a number of examples, at least 1, got '{size}'" in ran.stderr
     assert "Write 20000, a list such as 1000,20000, or all." in ran.stderr
 
 

@@ -29,6 +29,12 @@ serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), work)
 Start = Callable[..., "tuple[subprocess.Popen[bytes], socket.socket]"]
 
 
+def send_start(control: socket.socket, workers: socket.socket, output: int = 2) -> None:
+    folder = os.open(".", os.O_RDONLY)
+    socket.send_fds(control, [b"start"], [workers.fileno(), output, folder])
+    os.close(folder)
+
+
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start("exit 3")`: a nursery whose worker is a shell in an empty folder, and our end of its control socket."""
@@ -46,7 +52,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
                 start_new_session=True,
             )
             started.append((process, control))
-            socket.send_fds(control, [b"start"], [workers.fileno(), output])
+            send_start(control, workers, output)
         control.settimeout(20)
         assert control.recv(64) == b"started"
         return process, control
@@ -120,7 +126,7 @@ def test_the_supervisor_can_end_a_worker_and_start_another(start: Start) -> None
     assert not Path(f"/proc/{last}").exists()
     channel, workers = socket.socketpair()
     with channel, workers:
-        socket.send_fds(control, [b"start"], [workers.fileno(), 2])
+        send_start(control, workers)
     assert control.recv(64) == b"started"
     control.send(b"end")
     assert exit_code(control) == -signal.SIGKILL
@@ -168,7 +174,7 @@ numbers = [str(theirs.fileno()), str(os.getpid())]
 command = [sys.executable, "-c", {NURSERY!r}, *numbers, "/bin/sh", "-c", {DAEMON + "sleep 1000"!r}]
 subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 theirs.close()
-socket.send_fds(control, [b"start"], [workers.fileno(), 2])
+socket.send_fds(control, [b"start"], [workers.fileno(), 2, os.open(".", os.O_RDONLY)])
 child = os.fork()
 if child == 0:
     time.sleep(1000)

@@ -93,7 +93,9 @@ def test_results_of_different_data_are_refused(tmp_path: Path) -> None:
         load_run(write_run(tmp_path, made_probe(), other))
 
 
-@pytest.mark.parametrize(("recommended", "said"), [(66, "recommended is row 66 of 66"), (-1, "recommended")])
+@pytest.mark.parametrize(
+    ("recommended", "said"), [(66, "recommended is 66, but rows are 0 to 65"), (-1, "recommended")]
+)
 def test_a_recommended_row_that_is_not_there_is_damage(tmp_path: Path, recommended: int, said: str) -> None:
     damaged = msgspec.structs.replace(made_sweep(), recommended=recommended)
     with pytest.raises(ResultError, match=rf"sweep\.json is edited or damaged: .*{said}"):

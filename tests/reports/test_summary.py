@@ -195,7 +195,7 @@ LEAK = msgspec.structs.replace(failed_verification(), proposal=None)
         (RunResults(name="run", probe=made_probe(), sweep=None), ["batchtune sweep-buckets MANIFEST"]),
         (
             RunResults(name="run", probe=None, sweep=without_recommendation(made_sweep())),
-            ["batchtune sweep-buckets MANIFEST --num-buckets 20:60"],
+            ["batchtune sweep-buckets MANIFEST --num-buckets 2:60"],
         ),
         (
             RunResults(name="run", probe=None, sweep=made_sweep()),

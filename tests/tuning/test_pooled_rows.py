@@ -184,7 +184,7 @@ def test_pool_sizes_are_read(text: str, sizes: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1e3", "1.5", "many", "10,", "5:9"])
 def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="pool must be a number of examples"):
+    with pytest.raises(UsageError, match="--pool-size must be a number of examples"):
         parse_pool_sizes(text)
     with pytest.raises(UsageError, match="a pool must hold at least 1 example, got 0"):
         SweepSettings(pool_sizes=(0,))
