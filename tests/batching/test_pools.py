@@ -262,3 +262,9 @@ def test_many_different_lengths_are_sorted_alike() -> None:
     found = cut(lengths, batching_of([9, 6, 3], 40_000))
     for pool in np.array_split(lengths[found.examples], 4):
         assert (np.diff(pool) < 0).all()
+
+
+def test_large_pools_are_filled_whatever_a_batch_costs() -> None:
+    lengths = np.random.default_rng(0).integers(1, 30, 30_000).astype(np.float64)
+    filled, costed = (cut(lengths, batching_of([9, 5, 2], 30_000, overhead)) for overhead in (None, 20.0))
+    assert filled.layout.starts.tolist() == costed.layout.starts.tolist()

@@ -90,3 +90,41 @@ def test_a_run_in_pools_is_compared_with_others(batchtune: Run, speech: Path, tm
     ran = batchtune("report", "--manifest", shorter, "--fail-if", "stale > 5%", "--format", "json")
     assert ran.returncode == 0
     assert 0 <= json.loads(ran.stdout)["drift"]["stale"] < 0.05
+
+
+def test_pools_are_current_settings_like_tables(batchtune: Run, speech: Path, tmp_path: Path) -> None:
+    assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700, "--run", "first").returncode == 0
+    config = tmp_path / "first" / "sampler.yaml"
+    assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", 700, "--current", config).returncode == 0
+    found = sweep_of(tmp_path)
+    (row,), current = found["rows"], found["current"]
+    assert [current[name] for name in ("pool_size", "batches", "mates_again")] == [
+        700,
+        row["batches"],
+        row["mates_again"],
+    ]
+    config.write_text(config.read_text().replace("pool_size: 700", "pool_size: 0"))
+    refused = batchtune("sweep-buckets", speech, *POOLED, "--current", config)
+    assert refused.returncode == 1
+    assert "sampler.yaml, line 7: pool_size" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"recommended_table": 1}, "recommended_table is 1, which is of pools"),
+        ({"recommended_table": 2}, "recommended_table is 2, but rows are 0 to 1"),
+        ({"simulated_epochs": None}, "pool_size is 3000 and simulated_epochs None"),
+        ({"pool_size": None}, "pool_size is None and simulated_epochs 8"),
+    ],
+)
+def test_contradictions_in_results_of_pools_are_damage(
+    batchtune: Run, speech: Path, tmp_path: Path, edit: dict[str, Any], said: str
+) -> None:
+    assert batchtune("sweep-buckets", speech, *POOLED, "--pool-size", "400,all").returncode == 0
+    found = sweep_of(tmp_path)
+    (found if "recommended_table" in edit else found["rows"][1]).update(edit)
+    (tmp_path / "batchtune-run" / "sweep.json").write_text(json.dumps(found))
+    ran = batchtune("report")
+    assert ran.returncode == 1
+    assert said in ran.stderr.replace("\n", " ")
