@@ -54,7 +54,7 @@ def test_all_but_own_code_is_taken_from_the_run(batchtune: Run, run: Path, tmp_p
     run = run.rename(tmp_path / "elsewhere")
     (tmp_path / "pyproject.toml").write_text(f"[tool.batchtune]\nworkload = {json.dumps(STEADY)}\n")
     ran = batchtune("verify", "elsewhere", "lengths.csv", "--steps", 14, "--json", *ANY_TIME)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     found = json.loads(ran.stdout)
     assert found["workload"]["spec"] == STEADY
     assert found["device"]["limit_bytes"] == json.loads((run / "probe.json").read_text())["device"]["limit_bytes"]
