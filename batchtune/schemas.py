@@ -12,7 +12,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from batchtune.reports.json_format import Report
-from batchtune.results import Doctor, Exported, Probe, Record, Run, SamplerConfig, Scan, Sweep, Trial, Verification
+from batchtune.results import (
+    Doctor,
+    Exported,
+    Probe,
+    Record,
+    Run,
+    SamplerConfig,
+    Scan,
+    StreamConfig,
+    StreamSweep,
+    Sweep,
+    Trial,
+    Verification,
+)
 
 # One entry of a Google-style section: one or several names, a colon, the text.
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<text>.*)")
@@ -33,6 +46,8 @@ SCHEMAS = {
     "run": Described(Run, "run.json", "what a run folder's trials were measured for"),
     "probe": Described(Probe, "probe.json", "what fits on the device, and what a batch costs"),
     "sweep": Described(Sweep, "sweep.json", "the bucket tables compared, and the recommended one"),
+    "stream": Described(StreamSweep, "stream.json", "the ways to batch a stream compared, and the recommended one"),
+    "stream-config": Described(StreamConfig, "stream.yaml", "the recommendation for a stream; YAML with this content"),
     "verify": Described(Verification, "verify.json", "what running the recommended batches showed"),
     "trials": Described(Trial, "trials.jsonl, each line", "one batch shape that was measured"),
     "sampler": Described(SamplerConfig, "sampler.yaml", "the recommendation; YAML with the same content as JSON"),

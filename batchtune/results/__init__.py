@@ -1,7 +1,8 @@
 """The result files: typed records and their versioned JSON.
 
 A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json`,
-`sampler.yaml` and `verify.json`. Units are in the names; unknown is None (`null`), never 0.
+`sampler.yaml` and `verify.json`; that of a stream `stream.json` and `stream.yaml`. Units are in the names; unknown is
+None (`null`), never 0.
 
 Files may come from anywhere. The types of the records say what a number may be, their method `problems` what numbers
 have to do with each other; `read_result` checks both, once, where a file is read.
@@ -12,4 +13,5 @@ from batchtune.results.measured import *
 from batchtune.results.printed import *
 from batchtune.results.sampler import *
 from batchtune.results.shared import *
+from batchtune.results.stream import *
 from batchtune.results.sweep import *

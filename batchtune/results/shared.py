@@ -224,6 +224,8 @@ PROBE_FILE = "probe.json"
 SWEEP_FILE = "sweep.json"
 SAMPLER_FILE = "sampler.yaml"
 VERIFY_FILE = "verify.json"
+STREAM_FILE = "stream.json"
+STREAM_CONFIG_FILE = "stream.yaml"
 
 R = TypeVar("R", bound=Result)
 

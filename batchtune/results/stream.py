@@ -1,0 +1,285 @@
+"""The records of `stream.json` and `stream.yaml`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from batchtune.results.sampler import SamplerEvidence
+from batchtune.results.shared import (
+    ROUNDING,
+    Amount,
+    Count,
+    Length,
+    LengthsSummary,
+    Record,
+    Result,
+    Seed,
+    Share,
+    Size,
+    wrong_boundaries,
+    wrong_limit,
+)
+from batchtune.results.sweep import Row
+from batchtune.units import counted, format_number
+
+Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
+"""How batches are made of what a buffer holds: by SpeechBrain's `dynamic_bucketed_batch`, or by `BucketedStream`."""
+
+
+class StreamRow(Record, frozen=True, kw_only=True):
+    """One way to batch a stream, and what one epoch with it costs over all ranks and workers.
+
+    Figures are those of a simulated epoch, each worker's stream by itself; mates_again compares it with the next.
+
+    Attributes:
+        buffer_size: The most examples that a worker holds.
+        target_batch_numel, max_batch_numel: As in SpeechBrain's `dynamic_bucketed_batch`, in the unit of the lengths;
+            None for other algorithms.
+        max_batch_size: Of `speechbrain`; None: any.
+        max_padding_ratio: Of `speechbrain` and `pivot`; None: any.
+        boundaries, batch_sizes: The bucket table; a batch holds at most the size of its longest example's bucket. Empty
+            for `speechbrain`.
+        batches: Of one epoch that reads each example once.
+        dropped_examples: How many an epoch leaves out, as SpeechBrain's `drop_end` does.
+        padded_length: Cells of the epoch's batches.
+        padding_ratio: Padded cells / all cells.
+        fill: True length / (batches × max_batch_length).
+        mean_batch_size: Examples in a batch; smallest_batch_size, largest_batch_size: of any batch.
+        batch_size_variation: Their standard deviation / their mean.
+        largest_padded_length: Of any batch of the epoch.
+        under_half: The share of batches that hold less than half of what they could: of target_batch_numel, or of the
+            batch size that fits with their longest example.
+        wait_median, wait_p99: How many examples a worker reads from when it reads one until that one's batch is made.
+        buffer_length: The most that a worker holds at once, as true length.
+        buffer_bytes: The same in memory, by `bytes_per_length`.
+        worker_imbalance, rank_imbalance: The most batches of a worker, or of a rank, / their mean.
+        mate_distance: How far two examples of one batch are apart, on average, counted in examples as they are stored.
+        mixing: The same / that of two examples that are drawn at random.
+        mates_again: The probability that two examples of one batch are in one batch again in the next epoch.
+        length_correlation: Of the lengths of two examples of one batch; None where all lengths are equal.
+        effective_buckets: How many times as often as in batches of the same sizes that are drawn from all examples
+            mates meet again.
+        estimated_epoch_seconds: On all ranks, each step as long as its slowest rank takes; None without step times.
+        estimated_epoch_error_seconds: Its standard error; None likewise.
+        equal_to_best: Whether it differs from the lowest estimated time by no more than the error of the difference.
+        unproven: How many of the epoch's batches are larger than what is proven to fit; None without a probe.
+    """
+
+    algorithm: Algorithm
+    buffer_size: Size
+    target_batch_numel: Length | None = None
+    max_batch_numel: Length | None = None
+    max_batch_size: Size | None = None
+    max_padding_ratio: Share | None = None
+    boundaries: list[Length] = msgspec.field(default_factory=list)
+    batch_sizes: list[Size] = msgspec.field(default_factory=list)
+    batches: Size
+    dropped_examples: Count
+    padded_length: Amount
+    padding_ratio: Share
+    fill: Amount
+    mean_batch_size: Amount
+    smallest_batch_size: Size
+    largest_batch_size: Size
+    batch_size_variation: Amount
+    largest_padded_length: Amount
+    under_half: Share
+    wait_median: Amount
+    wait_p99: Amount
+    buffer_length: Amount
+    buffer_bytes: Amount
+    worker_imbalance: Amount
+    rank_imbalance: Amount
+    mate_distance: Amount
+    mixing: Amount
+    mates_again: Share
+    length_correlation: Annotated[float, msgspec.Meta(ge=-1, le=1)] | None
+    effective_buckets: Amount
+    estimated_epoch_seconds: Amount | None = None
+    estimated_epoch_error_seconds: Amount | None = None
+    equal_to_best: bool | None = None
+    unproven: Count | None = None
+
+    @property
+    def name(self) -> str:
+        """Which row it is, as sentences say it: `bucket with 12 buckets and a buffer of 1024`."""
+        buffer = f"a buffer of {format_number(self.buffer_size)}"
+        if self.algorithm == "bucket":
+            return f"bucket with {counted(len(self.boundaries), 'bucket')} and {buffer}"
+        if self.algorithm == "speechbrain":
+            return f"SpeechBrain's dynamic_bucketed_batch with {buffer}"
+        return f"{self.algorithm} with {buffer}"
+
+    @property
+    def randomness(self) -> float:
+        """The probability that two mates are not mates again in the next epoch."""
+        return 1 - self.mates_again
+
+    def problems(self) -> Iterator[str]:
+        """As for every record."""
+        if self.algorithm == "speechbrain":
+            if self.target_batch_numel is None:
+                yield "algorithm is speechbrain, but target_batch_numel is missing"
+        else:
+            yield from wrong_boundaries(self.boundaries)
+            if len(self.boundaries) != len(self.batch_sizes):
+                yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
+        if self.padded_length <= 0:
+            yield f"padded_length is {self.padded_length}"
+
+
+class ShardAdvice(Record, frozen=True, kw_only=True):
+    """How to write shards for some ranks and workers: the arguments of WebDataset's `ShardWriter`.
+
+    Attributes:
+        shards: How many: a multiple of ranks × workers.
+        maxcount: Examples of a shard.
+        maxsize_bytes: The size at which a shard is closed however few it holds; None where sizes are unknown.
+    """
+
+    shards: Size
+    maxcount: Size
+    maxsize_bytes: Size | None = None
+
+
+class Shards(Record, frozen=True, kw_only=True):
+    """The shards of a stream.
+
+    Attributes:
+        count: How many there are; of a manifest without shards, how many there would be of `shard_size` examples.
+        assumed: Whether they are made up, as the source is no set of shards.
+        broken: How many break off or can't be read; what is before the damage counts.
+        empty: How many hold no example that counts.
+        smallest_count, median_count, largest_count: Examples of a shard.
+        smallest_length, largest_length: True length of a shard.
+        sorted: Whether the examples come in order of length, so that a buffer can't mix them.
+        repeated_ids: How many keys stand in more than one place; None where the source has no keys.
+        idle_workers: How many workers, of all ranks, get no shard.
+        advice: None where the shards do as they are.
+    """
+
+    count: Count
+    assumed: bool
+    broken: Count = 0
+    empty: Count = 0
+    smallest_count: Count
+    median_count: Amount
+    largest_count: Count
+    smallest_length: Amount
+    largest_length: Amount
+    sorted: bool
+    repeated_ids: Count | None = None
+    idle_workers: Count = 0
+    advice: ShardAdvice | None = None
+
+
+class StreamSweep(Result, frozen=True, kw_only=True):
+    """`stream.json`: ways to batch a stream, compared.
+
+    Attributes:
+        settings: `world_size`, `workers` (of a rank), `shuffle_shards`, `shuffle_buffer`, `buffer_sizes`, `seed`,
+            `bytes_per_length`, and what else was asked for.
+        simulated_examples: How many examples were simulated, whole workers at a time: all, or enough to stand for all.
+        map_style: A bucket table over all examples, as a sampler with random access runs it; what streaming costs is
+            the difference. None where no table beats the baseline.
+        current: The user's own settings, as a row; None where they are not known.
+        current_fits: Whether its batches stay within what was measured to fit, or within max_batch_length.
+        current_settings: Those settings, and `source`, where they were read.
+        recommended: Index of the recommended row.
+        recommended_speechbrain: Index of the best row of SpeechBrain's own algorithm.
+        batches_per_rank: The batches of a nominal epoch on each rank: the mean over ranks with the recommended row.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/stream"
+
+    lengths: LengthsSummary
+    max_batch_length: Length
+    settings: dict[str, Any]
+    device_name: str | None
+    simulated_examples: Size
+    shards: Shards
+    rows: list[StreamRow]
+    map_style: Row | None
+    recommended: Count | None
+    recommended_speechbrain: Count | None
+    batches_per_rank: Size | None
+    reason: str
+    warnings: list[str]
+    current: StreamRow | None = None
+    current_fits: bool | None = None
+    current_settings: dict[str, Any] | None = None
+
+    def problems(self) -> Iterator[str]:
+        """As for every record."""
+        yield from wrong_limit(self.max_batch_length, self.lengths)
+        for name in ("recommended", "recommended_speechbrain"):
+            index = getattr(self, name)
+            if index is not None and index >= len(self.rows):
+                yield f"{name} is {index}, but rows are 0 to {len(self.rows) - 1}"
+                return
+        if self.recommended_speechbrain is not None:
+            algorithm = self.rows[self.recommended_speechbrain].algorithm
+            if algorithm != "speechbrain":
+                yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {algorithm}"
+        for index, row in enumerate(self.rows):
+            if not math.isclose(
+                row.mean_batch_size * row.batches, self.lengths.count - row.dropped_examples, rel_tol=ROUNDING
+            ):
+                yield (
+                    f"row {index}: batches is {row.batches} and mean_batch_size {row.mean_batch_size}, for "
+                    f"{self.lengths.count - row.dropped_examples:,} examples"
+                )
+
+    @property
+    def recommended_row(self) -> StreamRow | None:
+        """The recommended row; None where none is."""
+        return None if self.recommended is None else self.rows[self.recommended]
+
+    @property
+    def has_times(self) -> bool:
+        """Whether every row has an estimated time, so that rows are compared by it."""
+        return bool(self.rows) and all(row.estimated_epoch_seconds is not None for row in self.rows)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks whose batches are counted; 1 where the settings do not say."""
+        found = self.settings.get("world_size")
+        return found if isinstance(found, int) and found > 1 else 1
+
+
+class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `stream.yaml`, in its order: the recommendation for `batchtune.BucketedStream`.
+
+    Attributes:
+        unit: What lengths, boundaries and max_batch_length count; None where it is unknown.
+        algorithm: How batches are made of what the buffer holds.
+        buffer_size: The most examples that a worker holds.
+        max_batch_length: The largest padded length of a batch that the sweep allowed.
+        bucket_boundaries: Inclusive upper edges, strictly ascending.
+        bucket_batch_sizes: One for each boundary: a batch holds at most that of its longest example's bucket.
+        max_padding_ratio: Of `pivot`: the most of a batch that may be padding; None: any.
+        batches_per_epoch: Of a nominal epoch on each rank; None: as many as the stream gives.
+        drop_last: Whether what is left at the end of the stream is left out.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/stream-config"
+    VERSION: ClassVar[int] = 1
+
+    format: str
+    version: int
+    unit: str | None
+    algorithm: Literal["bucket", "pool", "pivot"]
+    buffer_size: Size
+    max_batch_length: Length
+    bucket_boundaries: list[Length]
+    bucket_batch_sizes: list[Size]
+    max_padding_ratio: Share | None
+    shuffle: bool
+    drop_last: bool
+    batches_per_epoch: Size | None
+    seed: Seed
+    evidence: SamplerEvidence
