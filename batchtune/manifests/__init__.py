@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.planning import ReadOptions, parse_scale
-from batchtune.manifests.reading import load_lengths, scan
+from batchtune.manifests.reading import StreamLengths, load_lengths, load_stream, scan
 
-__all__ = ["FORMATS", "ReadOptions", "load_lengths", "parse_scale", "scan"]
+__all__ = ["FORMATS", "ReadOptions", "StreamLengths", "load_lengths", "load_stream", "parse_scale", "scan"]

@@ -73,6 +73,7 @@ class Format(ABC):
         unique_ids: Whether two rows with one id are an error.
         joined_by_id: Whether the rows of a target file are found by their ids, rather than line by line.
         breakable: Whether what precedes a damaged place is of use: with --skip-invalid it is read up to there.
+        sharded: Whether a file is a shard of a stream, even if it is the only one.
         optional_columns: Whether a column may be missing from the first rows of one of several sources.
         missing_hint: What to do if most values are missing.
         of_folder: Whether it reads the files of a folder, rather than one file.
@@ -87,6 +88,7 @@ class Format(ABC):
     unique_ids: ClassVar[bool] = False
     joined_by_id: ClassVar[bool] = False
     breakable: ClassVar[bool] = False
+    sharded: ClassVar[bool] = False
     optional_columns: ClassVar[bool] = False
     missing_hint: ClassVar[str | None] = None
     of_folder: ClassVar[bool] = False

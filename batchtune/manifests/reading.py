@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple, TypeAlias
@@ -93,6 +93,60 @@ def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -
     plan, tasks = planned(manifest, options)
     whole = merged(read_all(tasks, 1, None), plan)
     return OrderedLengths(whole.values, whole.target_values, plan.unit)
+
+
+class Shard(NamedTuple):
+    """A file of a stream: how many examples it holds, its size in bytes, and whether it breaks off."""
+
+    label: str
+    count: int
+    size: int
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamLengths:
+    """The lengths of a data set as it is stored, shard after shard.
+
+    Attributes:
+        lengths: The same ones sorted, with the unit, what was left out, and notes.
+        values: Shape (count,).
+        targets: Shape (count,); None without target lengths.
+        shards: In their order; empty if the source is no set of shards.
+        repeated_ids: How many keys stand in more than one place; None where samples have no keys.
+    """
+
+    lengths: Lengths
+    values: FloatArray
+    targets: FloatArray | None
+    shards: Sequence[Shard]
+    repeated_ids: int | None
+
+
+def load_stream(
+    manifest: Manifest, options: ReadOptions = _DEFAULTS, *, jobs: int = 1, on_progress: OnProgress | None = None
+) -> StreamLengths:
+    """Read the lengths of a data set in the order in which they are stored.
+
+    Tar shards, and each of several files, are shards. Arguments and errors are those of `load_lengths`.
+    """
+    plan, tasks = planned(manifest, options, on_progress=on_progress)
+    keyed = FORMATS[plan.format].sharded
+    tasks = [task._replace(plan=replace(task.plan, with_ids=keyed)) for task in tasks]
+    parts = read_all(tasks, jobs, on_progress)
+    shards: list[Shard] = []
+    if keyed or (len(tasks) > 1 and all(task.source.names is None for task in tasks)):
+        for task, part in zip(tasks, parts, strict=True):
+            shards.append(Shard(part.label, len(part.lengths) // 8, task.source.size, part.broken is not None))
+    whole = merged(parts, plan)
+    values, targets = whole.values.copy(), whole.target_values
+    return StreamLengths(
+        lengths=replace(whole.sorted(plan), reading=options.record()),
+        values=values,
+        targets=None if targets is None else targets.copy(),
+        shards=shards,
+        repeated_ids=len(whole.ids) - len(set(whole.ids)) if keyed else None,
+    )
 
 
 def scan(

@@ -174,6 +174,12 @@ class Pricing:
             else sum(seconds_in_order(one, step, self.ranks) for one in epochs) / len(epochs),
         )
 
+    def of_stream(self, shapes: EpochShapes, padded_length: float, seconds: float | None) -> EpochCost:
+        """Return the cost of an epoch of which these batches were simulated, and its time from them."""
+        step = self.step_seconds
+        errors = None if step is None or seconds is None else _shape_errors(step, shapes_of([shapes]), seconds)
+        return EpochCost(tally=_tally_of(shapes), padded_length=padded_length, seconds=seconds, errors=errors)
+
     def cost_of(self, batching: Batching) -> EpochCost:
         """Return the cost of an epoch that holds all lengths: exactly in buckets, by simulation in pools."""
         return self.of_table(batching.table) if batching.pool_size is None else self._of_pools(batching)
@@ -223,12 +229,7 @@ class Pricing:
                 independent_epoch_seconds=independent,
                 same_bucket_epoch_seconds=same,
             )
-        errors = None
-        if isinstance(step, StepTimes):
-            by_length = np.argsort(shapes[1], kind="stable")
-            some = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
-            errors = _errors(step, [of[some] for of in shapes], np.ones(some.size), epoch_seconds)
-        return replace(cost, seconds=epoch_seconds, errors=errors, ranks=times)
+        return replace(cost, seconds=epoch_seconds, errors=_shape_errors(step, shapes, epoch_seconds), ranks=times)
 
     def row(
         self, strategy: str, sizing: Sizing, num_buckets: int, batching: Batching, cost: EpochCost | None = None
@@ -303,6 +304,15 @@ def time_errors(
     if targets is not None:
         shapes.append(targets(sizes, lengths, expected.table.lower_edges(lengths)))
     return _errors(step_seconds, shapes, counts, seconds)
+
+
+def _shape_errors(step_seconds: StepSeconds, shapes: tuple[FloatArray, ...], seconds: float) -> FloatArray | None:
+    """As `time_errors`, of an epoch of which these batches are known; some of them stand for all."""
+    if not isinstance(step_seconds, StepTimes):
+        return None
+    by_length = np.argsort(shapes[1], kind="stable")
+    some = by_length[np.linspace(0, by_length.size - 1, 2 * _REPRESENTATIVES).astype(np.int64)]
+    return _errors(step_seconds, [of[some] for of in shapes], np.ones(some.size), seconds)
 
 
 def _errors(step_seconds: StepTimes, shapes: list[FloatArray], counts: FloatArray, seconds: float) -> FloatArray:

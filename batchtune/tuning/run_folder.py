@@ -20,6 +20,8 @@ from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
     SAMPLER_FILE,
+    STREAM_CONFIG_FILE,
+    STREAM_FILE,
     SWEEP_FILE,
     TRIALS_FILE,
     VERIFY_FILE,
@@ -28,6 +30,7 @@ from batchtune.results import (
     Probe,
     ReadingRecord,
     Run,
+    StreamSweep,
     Sweep,
     Trial,
     WorkloadRecord,
@@ -50,12 +53,15 @@ def lengths_of(folder: Path) -> LengthsSummary | None:
     """Return the data that the folder's results are of; None without results, ResultError if they can't be read."""
     if folder.exists() and not folder.is_dir():
         raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
-    if (folder / RUN_FILE).exists():
-        return read_result(folder / RUN_FILE, Run).lengths
-    if (folder / PROBE_FILE).exists():
-        return read_result(folder / PROBE_FILE, Probe).lengths
-    if (folder / SWEEP_FILE).exists():
-        return read_result(folder / SWEEP_FILE, Sweep).lengths
+    kinds: dict[str, type[Run | Probe | Sweep | StreamSweep]] = {
+        RUN_FILE: Run,
+        PROBE_FILE: Probe,
+        SWEEP_FILE: Sweep,
+        STREAM_FILE: StreamSweep,
+    }
+    for name, kind in kinds.items():
+        if (folder / name).exists():
+            return read_result(folder / name, kind).lengths
     return None
 
 
@@ -226,7 +232,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def clear_run(folder: Path) -> None:
     """Remove batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
-    for name in (RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE):
+    results = (PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, STREAM_FILE, STREAM_CONFIG_FILE, VERIFY_FILE)
+    for name in (RUN_FILE, TRIALS_FILE, *results):
         path = folder / name
         try:
             path.unlink(missing_ok=True)

@@ -61,24 +61,31 @@ def run_sweep(
     Raises:
         ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
     """
-    foreign = holds_other_lengths(lengths, folder, force=force)
-    probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
-    if probe is None and max_batch_length is None:
-        raise ResultError(
-            f"how large a batch may be is not known: {folder} holds no {PROBE_FILE}",
-            "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
-        )
-    costs = costs_of(probe) if probe else Costs()
-    if max_batch_length is not None:
-        costs = capped(costs, max_batch_length)
-    elif probe is not None:
-        max_batch_length = probe.max_batch_length
-    assert max_batch_length is not None
+    foreign, costs, max_batch_length = costs_in(folder, lengths, max_batch_length, force=force)
     found = sweep(lengths, max_batch_length, settings, costs, on_row)
     if foreign:
         clear_run(folder)
     write_result(folder / SWEEP_FILE, found)
     return found
+
+
+def costs_in(
+    folder: Path, lengths: Lengths, max_batch_length: float | None, *, force: bool
+) -> tuple[bool, Costs, float]:
+    """Return whether the folder holds results of other data, what its probe says of costs, and max_batch_length.
+
+    Raises as `run_sweep` does.
+    """
+    foreign = holds_other_lengths(lengths, folder, force=force)
+    probe = None if foreign or not (folder / PROBE_FILE).exists() else read_result(folder / PROBE_FILE, Probe)
+    if max_batch_length is not None:
+        return foreign, capped(costs_of(probe) if probe else Costs(), max_batch_length), max_batch_length
+    if probe is None:
+        raise ResultError(
+            f"how large a batch may be is not known: {folder} holds no {PROBE_FILE}",
+            "Measure it with `batchtune probe-oom`, or give it with --max-batch-length.",
+        )
+    return foreign, costs_of(probe), probe.max_batch_length
 
 
 def sweep(

@@ -68,6 +68,7 @@ class WebDataset(Format):
     name = "webdataset"
     description = "a tar shard of WebDataset"
     breakable = True
+    sharded = True
     folder_kind = ("tar shards", (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"))
     optional_columns = True
     missing_hint = (

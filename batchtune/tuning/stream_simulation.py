@@ -1,0 +1,189 @@
+"""Simulated epochs of a stream: each worker's batches, made by the very code that training runs, and their figures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchtune.batching.epochs import Cut, EpochShapes
+from batchtune.batching.layout import Dealing, Layout
+from batchtune.batching.pivot import PivotSettings, speechbrain_batches
+from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
+from batchtune.batching.sharding import Sharding
+from batchtune.batching.streams import StreamBatches, StreamBatching, most_held, stream_batches, waits
+from batchtune.lengths import FloatArray, IntArray
+from batchtune.tuning.costs import StepSeconds
+
+# So many examples stand for more: shards of each worker until they hold its part of that.
+_MOST_SIMULATED = 1 << 18
+# How far mates are apart is averaged over batches that hold about so many examples.
+_MEASURED_APART = 1 << 20
+
+AnyBatching = PivotSettings | StreamBatching
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredStream:
+    """The examples that are simulated, as they are stored, and how workers come to them.
+
+    Attributes:
+        lengths: Shape (examples,).
+        targets: Shape (examples,); None without target lengths.
+        sizes: Examples of each shard.
+        sharding: How shards are dealt, and what shuffles them.
+        scale: Shape (workers of all ranks,), those of a rank together: all examples of a worker / those simulated.
+        seed: Of all that is drawn.
+    """
+
+    lengths: FloatArray
+    targets: FloatArray | None
+    sizes: Sequence[int]
+    sharding: Sharding
+    scale: FloatArray
+    seed: int
+
+    @classmethod
+    def of(
+        cls, lengths: FloatArray, targets: FloatArray | None, sizes: Sequence[int], sharding: Sharding, seed: int
+    ) -> StoredStream:
+        """Take all examples, or the first shards, as many of each worker, that hold 262,144 or more."""
+        number, counts = sharding.world_size * sharding.workers, np.array(sizes, dtype=np.int64)
+        # Shard i goes to rank i % ranks, there to worker i // ranks % workers: whole rounds stay dealt as they are.
+        rounds = np.add.reduceat(counts, np.arange(0, counts.size, number))
+        enough = int(np.searchsorted(np.cumsum(rounds), _MOST_SIMULATED)) + 1
+        taken = counts[: enough * number]
+        kept = int(taken.sum())
+        by_worker = np.zeros((2, number))
+        for row, some in enumerate((counts, taken)):
+            by_worker[row] = np.bincount(np.arange(some.size) % number, weights=some, minlength=number)
+        scale = np.divide(*by_worker, out=np.ones(number), where=by_worker[1] > 0)
+        by_rank = scale.reshape(sharding.workers, sharding.world_size).T.ravel()
+        targets = None if targets is None else targets[:kept]
+        return cls(lengths[:kept], targets, taken.tolist(), sharding, by_rank, seed)
+
+    def epoch(self, epoch: int) -> list[list[IntArray]]:
+        """Return the examples that each worker of each rank reads, in its order."""
+        return self.sharding.streams(self.sizes, seed=self.seed, epoch=epoch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamEpoch:
+    """One simulated epoch: the batches of each worker, those of a rank's workers one after the other.
+
+    Attributes:
+        cut: All of its batches, worker after worker.
+        shapes: Their shapes.
+        number: Shape (workers of all ranks,): how many batches each worker makes.
+        waits: Shape (examples in batches,): how many examples were read from each one's reading to its batch.
+        held: The most that any worker held at once, as true length.
+    """
+
+    cut: Cut
+    shapes: EpochShapes
+    number: IntArray
+    waits: IntArray
+    held: float
+
+
+def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> StreamEpoch:
+    """Simulate the batches that all workers make of their streams in an epoch."""
+    made: list[StreamBatches] = []
+    examples, waited, held = [], [], 0.0
+    for rank, workers in enumerate(stored.epoch(epoch)):
+        for worker, stream in enumerate(workers):
+            lengths = stored.lengths[stream]
+            own = random.Random(f"{stored.seed}/{epoch}/{rank}/{worker}")
+            found = (
+                speechbrain_batches(lengths, batching, own)
+                if isinstance(batching, PivotSettings)
+                else stream_batches(lengths, batching, own)
+            )
+            made.append(found)
+            examples.append(stream[found.examples])
+            waited.append(waits(found))
+            held = max(held, most_held(found, lengths))
+    sizes = np.concatenate([np.diff(found.ends, prepend=0) for found in made])
+    starts = np.cumsum(sizes) - sizes
+    order = np.concatenate(examples)
+    layout = Layout(
+        starts=starts,
+        batch_sizes=sizes,
+        buckets=np.zeros(sizes.size, dtype=np.int64),
+        rest=np.zeros(sizes.size, dtype=np.bool_),
+        dealing=Dealing(drop_last=True),
+        count=stored.lengths.size,
+        in_order=True,
+    )
+    targets = stored.targets
+    return StreamEpoch(
+        cut=Cut(order, layout),
+        shapes=EpochShapes(
+            sizes.astype(np.int64),
+            _longest(stored.lengths[order], starts),
+            None if targets is None else _longest(targets[order], starts),
+            layout.buckets,
+        ),
+        number=np.array([found.ends.size for found in made], dtype=np.int64),
+        waits=np.concatenate(waited),
+        held=held,
+    )
+
+
+def _longest(values: FloatArray, starts: IntArray) -> FloatArray:
+    return np.maximum.reduceat(values, starts) if starts.size else np.empty(0)
+
+
+def mates_of(stored: StoredStream, epochs: Sequence[StreamEpoch]) -> tuple[Mates, float]:
+    """Return what is expected of batch mates, by two epochs, and the effective buckets."""
+    cuts = [epoch.cut for epoch in epochs]
+    mates, at_random = mates_in_cuts(cuts, stored.lengths), again_at_random(cuts[0].layout)
+    return mates, max(1.0, mates.again / at_random) if at_random else 1.0
+
+
+def distance_apart(epoch: StreamEpoch) -> float:
+    """Return how far two examples of one batch are apart as they are stored / as if they were drawn at random.
+
+    Of n examples that are drawn at random, two are (n + 1) / 3 apart on average.
+    """
+    layout, count = epoch.cut.layout, epoch.cut.layout.count
+    some = np.arange(0, layout.starts.size, max(1, count // _MEASURED_APART))
+    sizes = layout.batch_sizes[some].astype(np.int64)
+    ends = np.cumsum(sizes)
+    places = np.repeat(layout.starts[some] - (ends - sizes), sizes) + np.arange(int(sizes.sum()))
+    batch = np.repeat(np.arange(some.size), sizes)
+    stored = epoch.cut.examples[places].astype(np.float64)
+    ascending = stored[np.lexsort((stored, batch))]
+    # Of ascending places p_0 … p_(n-1) the distances of all pairs sum up to Σ p_k (2k - n + 1).
+    rank = np.arange(ascending.size) - np.repeat(ends - sizes, sizes)
+    distances = float(np.sum(ascending * (2 * rank - np.repeat(sizes, sizes) + 1)))
+    pairs = float(np.sum(sizes * (sizes - 1) / 2))
+    return distances / pairs / ((count + 1) / 3) if pairs else 0.0
+
+
+def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSeconds) -> float:
+    """Return the time of an epoch: a rank takes its workers' batches in turn, and each step waits for the slowest.
+
+    Ranks whose streams end earlier go on with their first batches, as in a nominal epoch of the mean length.
+    """
+    shapes = epoch.shapes
+    columns = [shapes.batch_sizes.astype(np.float64), shapes.lengths]
+    seconds = np.asarray(step_seconds(*columns, *([] if shapes.targets is None else [shapes.targets])))
+    ranks, workers = stored.sharding.world_size, stored.sharding.workers
+    ends = np.cumsum(epoch.number)
+    of_rank = []
+    for rank in range(ranks):
+        own = slice(rank * workers, (rank + 1) * workers)
+        pairs = zip(ends[own], epoch.number[own], strict=True)
+        turn = np.concatenate([np.arange(number) for number in epoch.number[own]])
+        times = np.concatenate([seconds[end - number : end] for end, number in pairs])
+        of_rank.append(times[np.argsort(turn, kind="stable")])
+    known = [times for times in of_rank if times.size]
+    steps = round(sum(times.size for times in of_rank) / ranks)
+    if not known or not steps:
+        return 0.0
+    slowest = np.max([np.resize(times, steps) for times in known], axis=0)
+    whole = float(np.sum(epoch.number * stored.scale)) / float(epoch.number.sum())
+    return float(slowest.sum()) * whole

@@ -1,0 +1,479 @@
+"""Compares ways to batch a stream, and writes `stream.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from batchtune.batching.pivot import PivotSettings
+from batchtune.batching.sharding import Sharding, advised_shards
+from batchtune.batching.strategies import STRATEGIES, Problem
+from batchtune.batching.streams import StreamBatching
+from batchtune.batching.table import BucketTable, Limits
+from batchtune.errors import UsageError
+from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.manifests import StreamLengths
+from batchtune.results import (
+    STREAM_FILE,
+    Row,
+    ShardAdvice,
+    Shards,
+    StreamRow,
+    StreamSweep,
+    meta_of,
+    write_result,
+)
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.current.base import longer_than
+from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
+from batchtune.tuning.run_folder import clear_run
+from batchtune.tuning.stream_recommend import recommend_stream
+from batchtune.tuning.stream_simulation import (
+    AnyBatching,
+    StoredStream,
+    StreamEpoch,
+    distance_apart,
+    epoch_seconds,
+    mates_of,
+    simulate_stream,
+)
+from batchtune.tuning.sweep import costs_in, sweep
+from batchtune.tuning.sweep_settings import MOST_RANKS, Ranks, SweepSettings
+from batchtune.units import counted
+
+# SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
+_TARGETS = (0.8, 0.9, 1.0)
+_PADDING_RATIOS = (0.02, 0.05, 0.1, 0.2)
+# So many caps of the batch size are tried for a larger maximum.
+_CAPS = 64
+# Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
+_BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 8.0, "words": 8.0}
+# A rank correlation of position and length above this: the shards are sorted.
+_SORTED = 0.9
+# A worker with this many times the mean of batches is worth a warning.
+_UNEVEN = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """The settings of a stream's sweep.
+
+    Attributes:
+        world_size: Ranks that train together; workers: processes of each rank's DataLoader that read shards.
+        shuffle_shards: WebDataset's `shardshuffle`; 0: shards come as they are stored.
+        shuffle_buffer: The examples of WebDataset's `.shuffle`; 0: they come as they are stored.
+        buffer_sizes: The most examples that a worker holds to make batches of.
+        num_buckets: Bucket counts of the tables.
+        max_batch_size: The most examples of a batch; None: any.
+        shard_size: Examples of each shard, for a source that is no set of shards.
+        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
+        min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
+            epoch; None: any.
+        current: The user's settings now, as they can be simulated.
+        current_settings: The same as they were written, with `source`.
+
+    Raises:
+        UsageError: A number is out of range.
+    """
+
+    world_size: int = 1
+    workers: int = 1
+    shuffle_shards: int = 100
+    shuffle_buffer: int = 1000
+    buffer_sizes: tuple[int, ...] = (256, 1024, 4096)
+    num_buckets: tuple[int, ...] = (4, 8, 12, 16, 20)
+    max_batch_size: int | None = None
+    shard_size: int = 1000
+    bytes_per_length: float | None = None
+    min_randomness: float | None = None
+    seed: int = 0
+    current: AnyBatching | None = None
+    current_settings: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, number, least, most in (
+            ("--world-size", self.world_size, 1, MOST_RANKS),
+            ("--workers", self.workers, 0, 1024),
+            ("--shuffle-shards", self.shuffle_shards, 0, 10**9),
+            ("--shuffle-buffer", self.shuffle_buffer, 0, 10**9),
+            ("--shard-size", self.shard_size, 1, 10**12),
+            *(("--buffer-size", size, 1, 10**9) for size in self.buffer_sizes),
+            *(("--max-batch-size", size, 1, 10**18) for size in [self.max_batch_size] if size is not None),
+        ):
+            if not least <= number <= most:
+                raise UsageError(f"{name} must be from {least} to {most:,}, got {number:,}")
+        if self.bytes_per_length is not None and not 0 < self.bytes_per_length <= 1e12:
+            raise UsageError(f"--bytes-per-length must be above 0 and at most 1e12, got {self.bytes_per_length:g}")
+        if self.min_randomness is not None and not 0 < self.min_randomness <= 1:
+            raise UsageError(f"--min-randomness must be above 0 and at most 1, got {self.min_randomness:g}")
+
+    @property
+    def sharding(self) -> Sharding:
+        """How shards come to workers."""
+        return Sharding(
+            world_size=self.world_size,
+            workers=max(1, self.workers),
+            shuffle_shards=self.shuffle_shards,
+            shuffle_buffer=self.shuffle_buffer,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return them as `stream.json` holds them."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found.pop("current"), found.pop("current_settings")
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+def run_stream_sweep(
+    stream: StreamLengths,
+    settings: StreamSettings,
+    folder: Path,
+    *,
+    max_batch_length: float | None = None,
+    force: bool = False,
+    on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
+) -> StreamSweep:
+    """Sweep with the run folder's probe, if it has one, and write `stream.json`.
+
+    `on_row` is called with each row as soon as it is known, and the number of all.
+
+    Raises:
+        ResultError: The folder holds results of other data, or neither it nor the caller knows max_batch_length.
+    """
+    foreign, costs, limit = costs_in(folder, stream.lengths, max_batch_length, force=force)
+    found = sweep_stream(stream, limit, settings, costs, on_row)
+    if foreign:
+        clear_run(folder)
+    write_result(folder / STREAM_FILE, found)
+    return found
+
+
+def sweep_stream(
+    stream: StreamLengths,
+    max_batch_length: float,
+    settings: StreamSettings,
+    costs: Costs,
+    on_row: Callable[[StreamRow, int], None] = lambda row, rows: None,
+) -> StreamSweep:
+    """Simulate an epoch of each worker's stream with every way to make batches, and recommend one.
+
+    Raises:
+        UsageError: `max_batch_length` is not positive and finite.
+    """
+    lengths, sharding = stream.lengths, settings.sharding
+    limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
+    as_map = sweep(
+        lengths,
+        max_batch_length,
+        SweepSettings(
+            strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
+            num_buckets=settings.num_buckets,
+            max_batch_size=settings.max_batch_size,
+            seed=settings.seed,
+            ranks=Ranks(world_size=settings.world_size),
+        ),
+        costs,
+    )
+    sizes = _shard_sizes(stream, settings)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, settings.seed)
+    pricing = replace(
+        Pricing.of(lengths, max_batch_length, SweepSettings(seed=settings.seed), costs),
+        ranks=Ranks(world_size=settings.world_size),
+    )
+    simulator = _Simulator(stored, pricing, limits, settings)
+    tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
+    ways = list(_ways(tables, lengths, limits, settings))
+    priced = []
+    for way in ways:
+        priced.append(simulator.priced(way))
+        on_row(priced[-1][0], len(ways))
+    rows = _with_equals(priced)
+    current, fits = None, None
+    if settings.current is not None:
+        own = simulator.priced(settings.current)
+        current = _with_equals([*priced, own])[-1]
+        fits = simulator.fits
+    found = recommend_stream(rows, as_map.recommended_row, min_randomness=settings.min_randomness)
+    chosen = None if found.row is None else rows[found.row]
+    shards = _shards(stream, sizes, settings)
+    return StreamSweep(
+        meta=meta_of(StreamSweep),
+        lengths=lengths.summary(),
+        max_batch_length=max_batch_length,
+        settings={**settings.record(), "bytes_per_length": simulator.bytes_per_length},
+        device_name=costs.device_name,
+        simulated_examples=stored.lengths.size,
+        shards=shards,
+        rows=rows,
+        map_style=as_map.recommended_row,
+        recommended=found.row,
+        recommended_speechbrain=found.speechbrain,
+        batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
+        reason=found.reason,
+        warnings=[*_cautions(stream, shards, chosen, settings), *_limit_cautions(stream, max_batch_length, settings)],
+        current=current,
+        current_fits=fits,
+        current_settings=settings.current_settings,
+    )
+
+
+def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: StreamSettings) -> Iterator[AnyBatching]:
+    """Yield the ways to make batches that are compared, for each size of the buffer."""
+    pooled = next(strategy for strategy in STRATEGIES.values() if strategy.in_pools)
+    distinct = lengths.histogram.lengths
+    fitting = limits.batch_sizes(distinct, limits.sizings[-1])
+    (edges,) = pooled.boundaries(Problem(lengths.histogram, limits.max_batch_length, fitting), [1])
+    all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
+    # Of the same boundaries once.
+    different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
+    for buffer_size in settings.buffer_sizes:
+        for table in different.values():
+            yield StreamBatching(algorithm="bucket", table=table, buffer_size=buffer_size)
+        yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)
+        for ratio in _PADDING_RATIOS:
+            yield StreamBatching(algorithm="pivot", table=all_sizes, buffer_size=buffer_size, max_padding_ratio=ratio)
+        for limit, most in speechbrain_limits(lengths, limits):
+            for target in _TARGETS:
+                for ratio in _PADDING_RATIOS:
+                    yield PivotSettings(
+                        target_batch_numel=target * limit,
+                        max_batch_numel=limit,
+                        max_batch_size=most,
+                        max_padding_ratio=ratio,
+                        buffersize=buffer_size,
+                    )
+
+
+def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, int | None]]:
+    """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
+
+    A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for
+    all u with B(u) < S. Without a cap S, M is max_batch_length. Where memory does not grow in proportion to the padded
+    length, a cap allows a larger M: the cap that makes the fewest batches is tried, too.
+    """
+    plain = (limits.max_batch_length, limits.max_batch_size)
+    if limits.frontier is None:
+        return [plain]
+    distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
+    fitting = limits.batch_sizes(distinct, limits.sizings[-1])
+    most = np.unique(fitting)
+    best, fewest = plain, _batches(*plain, distinct, counts) * 0.99
+    for cap in most[np.unique(np.linspace(0, most.size - 1, _CAPS).astype(np.int64))].tolist():
+        bounded = fitting < cap
+        limit = float(((fitting + 1) * distinct)[bounded].min()) * (1 - 1e-9) if bounded.any() else math.inf
+        limit = min(limit, float(distinct[-1] * cap))
+        if (batches := _batches(limit, cap, distinct, counts)) < fewest:
+            best, fewest = (limit, cap), batches
+    return [plain] if best == plain else [plain, best]
+
+
+def _batches(limit: float, cap: int | None, distinct: Any, counts: IntArray) -> float:
+    sizes = np.maximum(1, np.minimum(math.inf if cap is None else cap, np.floor(limit / distinct)))
+    return float(np.sum(counts / sizes))
+
+
+class _Simulator:
+    """Prices ways to make batches of one stream."""
+
+    def __init__(self, stored: StoredStream, pricing: Pricing, limits: Limits, settings: StreamSettings) -> None:
+        self._stored, self._pricing, self._limits, self._settings = stored, pricing, limits, settings
+        unit = pricing.lengths.unit
+        self.bytes_per_length = settings.bytes_per_length or _BYTES.get(unit or "", 1.0)
+        self.fits = True
+
+    def priced(self, way: AnyBatching) -> tuple[StreamRow, EpochCost]:
+        """Return the row of a way to make batches, and its cost; `fits` then says whether all its batches do."""
+        stored, pricing, settings = self._stored, self._pricing, self._settings
+        first, second = (simulate_stream(stored, way, epoch) for epoch in (0, 1))
+        shapes, number = first.shapes, first.number
+        scale = np.repeat(stored.scale, number)  # of each batch
+        batches = max(1, round(float(scale.sum())))
+        sizes, longest = shapes.batch_sizes.astype(np.float64), shapes.lengths
+        padded, examples = float(np.sum(sizes * longest * scale)), float(np.sum(sizes * scale))
+        mates, effective = mates_of(stored, (first, second))
+        apart = distance_apart(first)
+        step = pricing.step_seconds
+        seconds = None if step is None else epoch_seconds(stored, first, step)
+        cost = pricing.of_stream(shapes, padded, seconds)
+        workers = (number * stored.scale).reshape(settings.world_size, -1)
+        fitting = self._limits.batch_sizes(longest, self._limits.sizings[-1])
+        self.fits = bool(((shapes.batch_sizes == 1) | (shapes.batch_sizes <= fitting)).all())
+        held = first.held
+        count = pricing.lengths.count
+        mean = float(sizes.mean()) if sizes.size else 0.0
+        row = StreamRow(
+            **_parameters(way),
+            batches=batches,
+            dropped_examples=max(0, count - round(examples)),
+            padded_length=padded,
+            padding_ratio=1 - float(np.sum(_true_lengths(stored, first) * scale)) / padded,
+            fill=pricing.total / (batches * pricing.max_batch_length),
+            mean_batch_size=(count - max(0, count - round(examples))) / batches,
+            smallest_batch_size=int(sizes.min()),
+            largest_batch_size=int(sizes.max()),
+            batch_size_variation=float(sizes.std()) / mean,
+            largest_padded_length=float((sizes * longest).max()),
+            under_half=float(np.mean(_shares(way, sizes, longest) < 0.5)),
+            wait_median=float(np.median(first.waits)),
+            wait_p99=float(np.percentile(first.waits, 99)),
+            buffer_length=held,
+            buffer_bytes=held * self.bytes_per_length,
+            worker_imbalance=_imbalance(workers.ravel()),
+            rank_imbalance=_imbalance(workers.sum(axis=1)),
+            mate_distance=apart * (count + 1) / 3,
+            mixing=apart,
+            mates_again=mates.again,
+            length_correlation=mates.correlation,
+            effective_buckets=effective,
+            estimated_epoch_seconds=seconds,
+            estimated_epoch_error_seconds=cost.standard_error,
+            unproven=None
+            if pricing.proven is None
+            else int(np.count_nonzero(shapes.batch_sizes > pricing.proven(longest))),
+        )
+        return row, cost
+
+
+def _parameters(way: AnyBatching) -> dict[str, Any]:
+    """Return what a row says of the way itself."""
+    if isinstance(way, PivotSettings):
+        return {
+            "algorithm": "speechbrain",
+            "buffer_size": way.buffersize,
+            "target_batch_numel": way.target_batch_numel,
+            "max_batch_numel": way.max_batch_numel,
+            "max_batch_size": way.max_batch_size,
+            "max_padding_ratio": way.max_padding_ratio,
+        }
+    return {
+        "algorithm": way.algorithm,
+        "buffer_size": way.buffer_size,
+        "max_padding_ratio": way.max_padding_ratio,
+        "boundaries": way.table.boundaries.tolist(),
+        "batch_sizes": way.table.batch_sizes.tolist(),
+    }
+
+
+def _shares(way: AnyBatching, sizes: Any, longest: Any) -> Any:
+    """Return what part each batch holds of what it could."""
+    if isinstance(way, PivotSettings):
+        return sizes * longest / way.target_batch_numel
+    return sizes / way.table.batch_sizes[way.table.assign(longest)]
+
+
+def _true_lengths(stored: StoredStream, epoch: StreamEpoch) -> Any:
+    return np.add.reduceat(stored.lengths[epoch.cut.examples], epoch.cut.layout.starts)
+
+
+def _imbalance(numbers: Any) -> float:
+    return float(numbers.max() / numbers.mean())
+
+
+def _with_equals(priced: list[tuple[StreamRow, EpochCost]]) -> list[StreamRow]:
+    equal = equal_to_best([cost for _, cost in priced])
+    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
+
+
+def _shard_sizes(stream: StreamLengths, settings: StreamSettings) -> list[int]:
+    """Return the examples of each shard; a source that is no set of shards is cut into such of `shard_size`."""
+    if stream.shards:
+        return [shard.count for shard in stream.shards]
+    whole, rest = divmod(stream.lengths.count, settings.shard_size)
+    return [settings.shard_size] * whole + [rest] * bool(rest)
+
+
+def _shards(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
+    counts = np.array(sizes, dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    totals = np.diff(np.concatenate(([0.0], np.cumsum(stream.values)))[np.append(starts, stream.values.size)])
+    needed = settings.world_size * max(1, settings.workers)
+    idle = max(0, needed - int(np.count_nonzero(counts)))
+    size = sum(shard.size for shard in stream.shards) if stream.shards else None
+    uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
+    advice = None
+    if not stream.shards or idle or uneven or len(sizes) % needed:
+        shards, maxcount, maxsize = advised_shards(
+            stream.lengths.count, size, world_size=settings.world_size, workers=max(1, settings.workers)
+        )
+        advice = ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
+    return Shards(
+        count=len(sizes),
+        assumed=not stream.shards,
+        broken=sum(shard.broken for shard in stream.shards),
+        empty=int(np.count_nonzero(counts == 0)),
+        smallest_count=int(counts.min()),
+        median_count=float(np.median(counts)),
+        largest_count=int(counts.max()),
+        smallest_length=float(totals.min()),
+        largest_length=float(totals.max()),
+        sorted=_are_sorted(stream.values),
+        repeated_ids=stream.repeated_ids,
+        idle_workers=idle,
+        advice=advice,
+    )
+
+
+def _are_sorted(lengths: FloatArray) -> bool:
+    """Return whether length goes with the place in the stream: the rank correlation of both is nearly 1 or -1."""
+    some = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
+    if some.size < 3 or np.ptp(some) == 0:
+        return False
+    _, ranks = np.unique(some, return_inverse=True)
+    return abs(float(np.corrcoef(ranks, np.arange(some.size))[0, 1])) > _SORTED
+
+
+def _cautions(
+    stream: StreamLengths, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
+) -> Iterator[str]:
+    """Yield what is wrong with the shards, and what surprises in a stream of them."""
+    needed = settings.world_size * max(1, settings.workers)
+    if shards.assumed:
+        yield (
+            f"the source is no set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
+            f"{settings.shard_size:,} examples, in its order (--shard-size)"
+        )
+    if shards.broken:
+        yield f"{counted(shards.broken, 'shard')} can't be read to the end: WebDataset stops there with an error"
+    if shards.idle_workers:
+        yield (
+            f"{counted(shards.count - shards.empty, 'shard')} for {counted(needed, 'worker')} (of "
+            f"{counted(settings.world_size, 'rank')}): {shards.idle_workers:,} get none, and WebDataset stops with an "
+            "error there"
+        )
+    elif chosen is not None and max(chosen.worker_imbalance, chosen.rank_imbalance) > _UNEVEN:
+        yield (
+            f"the shards give one worker {chosen.worker_imbalance:.2f} times and one rank "
+            f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
+            "examples more often"
+        )
+    if shards.sorted:
+        yield (
+            "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
+            "write the shards"
+        )
+    if shards.repeated_ids:
+        yield f"{counted(shards.repeated_ids, 'sample')} has or have a key that another sample has, too"
+    if needed > 1 and not shards.idle_workers:
+        yield (
+            "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
+            "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
+        )
+
+
+def _limit_cautions(stream: StreamLengths, limit: float, settings: StreamSettings) -> Iterator[str]:
+    """Yield what the limits of the present settings and of these do not hold."""
+    yield from longer_than(
+        stream.lengths, limit, "max_batch_length", "as SpeechBrain's pivot {each} passes, as a batch of one"
+    )
+    current = settings.current
+    if isinstance(current, PivotSettings):
+        if current.max_batch_numel is None:
+            yield "your settings have no max_batch_numel: a batch grows beyond its target by up to one example"
+        elif current.target_batch_numel > current.max_batch_numel:
+            yield "your target_batch_numel is above max_batch_numel: batches never reach it"
