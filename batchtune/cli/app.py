@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": "Probe, sweep and report, all in one.",
     "probe-oom": "Find the largest batches that fit.",
     "sweep-buckets": "Compare bucket tables and recommend one.",
+    "sweep-stream": "Tune the batches of a stream of tar shards.",
     "scan": "Read the lengths of a data set, once.",
     "report": "Show a run: what to set, what it saves. In CI: hold it to rules.",
     "export": "Write the recommendation as a config for another framework.",

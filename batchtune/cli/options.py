@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
@@ -20,9 +20,12 @@ from batchtune.units import parse_size
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
-    from batchtune.manifests import ReadOptions
+    from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
+    from batchtune.tuning.stream_sweep import StreamSettings
     from batchtune.tuning.sweep_settings import SweepSettings
+
+AnyLengths = TypeVar("AnyLengths")
 
 DEFAULT_RUN_FOLDER = Path("batchtune-run")
 COMMON = "Common"
@@ -142,8 +145,18 @@ class ManifestOptions:
 
         Options that the user did not give are taken from the run in the folder `as_in`, if it holds one.
         """
-        from batchtune.cli.progress import reading_bar
         from batchtune.manifests import load_lengths
+
+        return self._read(load_lengths, quiet=quiet, as_in=as_in)
+
+    def load_stream(self, *, quiet: bool, as_in: Path | None = None) -> StreamLengths:
+        """Read the lengths in the order in which they are stored, likewise."""
+        from batchtune.manifests import load_stream
+
+        return self._read(load_stream, quiet=quiet, as_in=as_in)
+
+    def _read(self, reader: Callable[..., AnyLengths], *, quiet: bool, as_in: Path | None) -> AnyLengths:
+        from batchtune.cli.progress import reading_bar
         from batchtune.tuning.run_folder import lengths_of
 
         options = self.read_options()
@@ -155,7 +168,7 @@ class ManifestOptions:
             if taken:
                 console.note(f"Options taken from the run in {as_in}: {' '.join(taken)}.", quiet=quiet)
         with reading_bar(quiet=quiet) as on_progress:
-            return load_lengths(self.manifest, options, jobs=self.processes, on_progress=on_progress)
+            return reader(self.manifest, options, jobs=self.processes, on_progress=on_progress)
 
     @property
     def processes(self) -> int:
@@ -345,13 +358,13 @@ class SweepOptions:
             Ranks,
             SweepSettings,
             parse_num_buckets,
-            parse_pool_sizes,
+            parse_sizes,
         )
 
         return SweepSettings(
             strategies=tuple(self.strategy or ALL_STRATEGIES),
             num_buckets=parse_num_buckets(self.num_buckets),
-            pool_sizes=() if self.pool_size is None else parse_pool_sizes(self.pool_size),
+            pool_sizes=() if self.pool_size is None else parse_sizes(self.pool_size, "--pool-size"),
             max_batch_size=run.max_batch_size,
             seed=run.seed,
             multiple_of=self.multiple_of,
@@ -359,6 +372,60 @@ class SweepOptions:
             throughput_fraction=self.throughput_fraction,
             min_randomness=self.min_randomness,
             current=None if self.current is None else read_current(self.current),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How the stream comes to the workers, and the ways to batch it that are compared."""
+
+    PANEL: ClassVar = "Stream"
+
+    workers: int = setting("Workers of each rank's DataLoader; each reads its own shards.", "N", default=1)
+    world_size: int = setting("Number of ranks that train together.", "N", default=1)
+    shuffle_shards: int = setting("WebDataset's shardshuffle; 0: in the order of the source.", "N", default=100)
+    shuffle_buffer: int = setting(
+        "The buffer of WebDataset's .shuffle(N), before batching; 0: none.", "N", default=1000
+    )
+    buffer_size: str = setting(
+        "Examples that a worker holds to make batches of; a list is compared.", "N", default="256,1024,4096"
+    )
+    num_buckets: str = setting("Bucket counts: 15, 10:20 (both included) or 10,15,20.", "N", default="4,8,12,16,20")
+    shard_size: int = setting("Examples of each shard, if the source is no set of shards.", "N", default=1000)
+    bytes_per_length: float | None = setting(
+        "Memory that a unit of length takes in the buffer, in bytes (default: by the unit: 64000 a second, which is "
+        "float32 at 16 kHz, 320 a frame, 8 a token).",
+        "X",
+    )
+    current: str | None = setting(
+        "Your current settings of dynamic_bucketed_batch, shown as a row: "
+        "target_batch_numel=450,max_batch_numel=600,buffersize=1024; or their file: a SpeechBrain YAML or a "
+        "stream.yaml.",
+        "WHAT",
+    )
+    min_randomness: float | None = setting(
+        "Recommend only what is at least this random, from 0 to 1: the probability that two examples of one batch "
+        "are not in one batch again in the next epoch.",
+        "X",
+    )
+
+    def settings(self, run: RunOptions) -> StreamSettings:
+        """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
+        from batchtune.tuning.stream_sweep import StreamSettings
+        from batchtune.tuning.sweep_settings import parse_num_buckets, parse_sizes
+
+        return StreamSettings(
+            world_size=self.world_size,
+            workers=self.workers,
+            shuffle_shards=self.shuffle_shards,
+            shuffle_buffer=self.shuffle_buffer,
+            buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
+            num_buckets=parse_num_buckets(self.num_buckets),
+            shard_size=self.shard_size,
+            bytes_per_length=self.bytes_per_length,
+            max_batch_size=run.max_batch_size,
+            seed=run.seed,
+            min_randomness=self.min_randomness,
         )
 
 

@@ -14,7 +14,7 @@ from batchtune.units import counted, format_length, format_seconds, format_size
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from batchtune.results import Device, Row, Trial
+    from batchtune.results import Device, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
     from batchtune.tuning.probing import ProbeProgress
     from batchtune.tuning.sweep_settings import SweepSettings
@@ -84,6 +84,14 @@ def sweep_bar(settings: SweepSettings, *, quiet: bool) -> Iterator[Callable[[Row
     with _bar(quiet=quiet) as bar:
         task = bar.add_task("Sweeping", total=len(settings.strategies) * len(settings.num_buckets))
         yield lambda row: bar.update(task, advance=1, description=row.name)
+
+
+@contextmanager
+def stream_bar(*, quiet: bool) -> Iterator[Callable[[StreamRow, int], None]]:
+    """Show a bar that counts the rows of a stream's sweep."""
+    with _bar(quiet=quiet) as bar:
+        task = bar.add_task("Simulating", total=None)
+        yield lambda row, rows: bar.update(task, advance=1, total=rows, description=row.name)
 
 
 @contextmanager

@@ -47,12 +47,10 @@ def sweep_buckets(
     from batchtune.reports import load_run
 
     settings = sweep.settings(run)
-    if max_batch_length is not None and not 0 < max_batch_length <= 1e15:
-        raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
+    check_limit(max_batch_length)
     lengths = source.load(quiet=run.quiet, as_in=None if run.force else run.run)
     console.describe(lengths, quiet=run.quiet)
-    if max_batch_length is not None:
-        _check_unit(lengths, max_batch_length, quiet=run.quiet)
+    check_limit(max_batch_length, lengths, quiet=run.quiet)
     found = sweep_and_write(lengths, settings, run, max_batch_length=max_batch_length)
     if run.json:
         console.write_json(found)
@@ -83,8 +81,18 @@ def sweep_and_write(
     return found
 
 
-def _check_unit(lengths: Lengths, max_batch_length: float, *, quiet: bool) -> None:
-    """Warn if --max-batch-length seems to be in another unit. Raises UsageError if every batch would hold one."""
+def check_limit(max_batch_length: float | None, lengths: Lengths | None = None, *, quiet: bool = False) -> None:
+    """Warn if --max-batch-length seems to be in another unit than the lengths, once they are known.
+
+    Raises:
+        UsageError: It is out of range, or every batch would hold one example.
+    """
+    if max_batch_length is None:
+        return
+    if not 0 < max_batch_length <= 1e15:
+        raise UsageError(f"--max-batch-length must be above 0 and at most 1e15, got {max_batch_length}")
+    if lengths is None:
+        return
     from batchtune.tuning.cautions import limit_unit_hint
 
     hint = limit_unit_hint(lengths, max_batch_length)

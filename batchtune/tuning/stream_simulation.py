@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,7 +23,7 @@ _MOST_SIMULATED = 1 << 18
 # How far mates are apart is averaged over batches that hold about so many examples.
 _MEASURED_APART = 1 << 20
 
-AnyBatching = PivotSettings | StreamBatching
+AnyBatching: TypeAlias = PivotSettings | StreamBatching
 
 
 @dataclass(frozen=True, slots=True, eq=False)

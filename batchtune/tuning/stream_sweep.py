@@ -68,7 +68,7 @@ class StreamSettings:
         world_size: Ranks that train together; workers: processes of each rank's DataLoader that read shards.
         shuffle_shards: WebDataset's `shardshuffle`; 0: shards come as they are stored.
         shuffle_buffer: The examples of WebDataset's `.shuffle`; 0: they come as they are stored.
-        buffer_sizes: The most examples that a worker holds to make batches of.
+        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
         num_buckets: Bucket counts of the tables.
         max_batch_size: The most examples of a batch; None: any.
         shard_size: Examples of each shard, for a source that is no set of shards.
@@ -103,7 +103,7 @@ class StreamSettings:
             ("--shuffle-shards", self.shuffle_shards, 0, 10**9),
             ("--shuffle-buffer", self.shuffle_buffer, 0, 10**9),
             ("--shard-size", self.shard_size, 1, 10**12),
-            *(("--buffer-size", size, 1, 10**9) for size in self.buffer_sizes),
+            *(("--buffer-size", size, 1, 10**15) for size in self.buffer_sizes),
             *(("--max-batch-size", size, 1, 10**18) for size in [self.max_batch_size] if size is not None),
         ):
             if not least <= number <= most:
@@ -228,11 +228,12 @@ def _ways(tables: Sequence[Row], lengths: Lengths, limits: Limits, settings: Str
     pooled = next(strategy for strategy in STRATEGIES.values() if strategy.in_pools)
     distinct = lengths.histogram.lengths
     fitting = limits.batch_sizes(distinct, limits.sizings[-1])
-    (edges,) = pooled.boundaries(Problem(lengths.histogram, limits.max_batch_length, fitting), [1])
+    problem = Problem(histogram=lengths.histogram, max_batch_length=limits.max_batch_length, batch_sizes=fitting)
+    (edges,) = pooled.boundaries(problem, [1])
     all_sizes = BucketTable(edges, limits.batch_sizes(edges, limits.sizings[-1]))
     # Of the same boundaries once.
     different = {tuple(row.boundaries): BucketTable.of(row.boundaries, row.batch_sizes) for row in tables}
-    for buffer_size in settings.buffer_sizes:
+    for buffer_size in sorted({min(size, lengths.count) for size in settings.buffer_sizes}):
         for table in different.values():
             yield StreamBatching(algorithm="bucket", table=table, buffer_size=buffer_size)
         yield StreamBatching(algorithm="pool", table=all_sizes, buffer_size=buffer_size)

@@ -160,8 +160,8 @@ def parse_num_buckets(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def parse_pool_sizes(text: str) -> tuple[int, ...]:
-    """Read pool sizes: `20000`, `1000,20000` or `1000,all`; ascending, each once.
+def parse_sizes(text: str, flag: str) -> tuple[int, ...]:
+    """Read sizes of pools or buffers: `20000`, `1000,20000` or `1000,all`; ascending, each once.
 
     Raises:
         UsageError: Not of this form, or a size of 0.
@@ -170,7 +170,7 @@ def parse_pool_sizes(text: str) -> tuple[int, ...]:
     for part in (part.strip() for part in text.split(",")):
         if part != "all" and not re.fullmatch(r"0*[1-9]\d{0,99}", part):
             raise UsageError(
-                f"--pool-size must be a number of examples, at least 1, got {shortened(text)}",
+                f"{flag} must be a number of examples, at least 1, got {shortened(text)}",
                 "Write 20000, a list such as 1000,20000, or all.",
             )
         sizes.append(_ALL if part == "all" else min(int(part), _ALL))

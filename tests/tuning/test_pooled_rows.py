@@ -20,7 +20,7 @@ from batchtune.tuning.costs import Costs
 from batchtune.tuning.drift import drift
 from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
-from batchtune.tuning.sweep_settings import Ranks, SweepSettings, parse_pool_sizes
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings, parse_sizes
 
 SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5, unit="s")
 MANY = Lengths.of(np.random.default_rng(6).gamma(6, 2, 20_000).round(2) + 0.5, unit="s")
@@ -179,13 +179,13 @@ def test_one_more_size_is_as_random_as_is_asked(least: float) -> None:
     [("20000", (20_000,)), ("1000, 50", (50, 1000)), ("all,7,7", (7, 10**15)), ("9" * 40, (10**15,))],
 )
 def test_pool_sizes_are_read(text: str, sizes: tuple[int, ...]) -> None:
-    assert parse_pool_sizes(text) == sizes
+    assert parse_sizes(text, "--pool-size") == sizes
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1e3", "1.5", "many", "10,", "5:9"])
 def test_a_pool_size_that_is_no_number_of_examples_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--pool-size must be a number of examples"):
-        parse_pool_sizes(text)
+        parse_sizes(text, "--pool-size")
     with pytest.raises(UsageError, match="a pool must hold at least 1 example, got 0"):
         SweepSettings(pool_sizes=(0,))
 

@@ -1,0 +1,66 @@
+"""`batchtune sweep-stream`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from batchtune.cli import console
+from batchtune.cli.options import BUCKETS, ManifestOptions, RunOptions, StreamOptions, expand, option
+from batchtune.cli.sweep_buckets import check_limit
+
+EXAMPLES = """
+batchtune sweep-stream 'shards/train-{000..127}.tar' --workers 4 --max-batch-length 600
+batchtune sweep-stream 'shards/train-{000..127}.tar' --workers 4 --world-size 8 --shuffle-buffer 5000
+batchtune sweep-stream train.csv --shard-size 1000 --buffer-size 1024,4096
+batchtune sweep-stream shards/ --current target_batch_numel=450,max_batch_numel=600,buffersize=1024
+"""
+
+
+@expand
+def sweep_stream(
+    source: ManifestOptions,
+    stream: StreamOptions,
+    run: RunOptions,
+    max_batch_length: Annotated[
+        float | None,
+        option(
+            "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
+            "X",
+            rich_help_panel=BUCKETS,
+        ),
+    ] = None,
+) -> None:
+    """Tune the batches of a stream: tar shards that workers read and batch from a buffer.
+
+    Simulates what each worker of each rank reads, as WebDataset deals and shuffles shards, and compares SpeechBrain's
+    dynamic_bucketed_batch with batchtune's own BucketedStream at the same size of the buffer. Needs no GPU.
+
+    The source is tar shards (only headers are read), or any manifest in the order of the stream. max_batch_length and
+    costs come from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.
+    """
+    from batchtune.cli.progress import stream_bar
+    from batchtune.exports.stream import render_stream_yaml, stream_config
+    from batchtune.files import write_whole
+    from batchtune.reports import load_run
+    from batchtune.results import PROBE_FILE, STREAM_CONFIG_FILE, Probe, read_result
+    from batchtune.tuning.stream_sweep import run_stream_sweep
+
+    settings = stream.settings(run)
+    check_limit(max_batch_length)
+    found = source.load_stream(quiet=run.quiet, as_in=None if run.force else run.run)
+    console.describe(found.lengths, quiet=run.quiet)
+    check_limit(max_batch_length, found.lengths, quiet=run.quiet)
+    with stream_bar(quiet=run.quiet) as on_row:
+        limit, force = max_batch_length, run.force
+        swept = run_stream_sweep(found, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
+    config = run.run / STREAM_CONFIG_FILE
+    if swept.recommended is not None:
+        probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
+        write_whole(config, render_stream_yaml(stream_config(swept, probe)), follow=False)
+    elif config.exists():
+        config.unlink()
+        console.note(f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing.")
+    if run.json:
+        console.write_json(swept)
+    else:
+        console.show(load_run(run.run), full=run.full)
