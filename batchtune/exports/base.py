@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Row, Sweep, cost_of
+from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, cost_of
 from batchtune.units import format_number, format_seconds
 
 
@@ -64,13 +64,18 @@ class Chosen(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def recommended_row(sweep: Sweep) -> Row:
+@overload
+def recommended_row(sweep: Sweep) -> Row: ...
+@overload
+def recommended_row(sweep: StreamSweep) -> StreamRow: ...
+def recommended_row(sweep: Sweep | StreamSweep) -> Row | StreamRow:
     """Return the row that the sweep recommends; raise ResultError if it recommends nothing."""
     if sweep.recommended_row is None:
-        raise ResultError(
-            f"The sweep recommends nothing: {sweep.reason}",
-            "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size.",
-        )
+        hints = {
+            Sweep: "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size.",
+            StreamSweep: "Sweep larger buffers, or keep the current settings.",
+        }
+        raise ResultError(f"The sweep recommends nothing: {sweep.reason}", hints[type(sweep)])
     return sweep.recommended_row
 
 

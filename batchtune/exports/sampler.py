@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,7 +16,18 @@ from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.errors import ResultError, shortened
 from batchtune.exports.base import recommended_row
 from batchtune.exports.text import broken
-from batchtune.results import Probe, ReadingRecord, SamplerConfig, SamplerEvidence, Sweep
+from batchtune.results import (
+    SAMPLER_FILE,
+    Probe,
+    ReadingRecord,
+    Row,
+    SamplerConfig,
+    SamplerEvidence,
+    StreamConfig,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+)
 
 _HEADER = """\
 # batchtune's recommendation for a batch sampler: an example belongs to the first bucket whose
@@ -28,13 +40,11 @@ _POOLED_HEADER = """\
 """
 _POOL_FIELDS = ("sampler", "pool_size", "batch_overhead")
 _LISTS = ("bucket_boundaries", "bucket_batch_sizes")
-_AGAIN = "Make it anew with `batchtune sweep-buckets`."
 
 
 def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
     """Return the sweep's recommended row as a sampler config; raise ResultError if it recommends no row."""
     row = recommended_row(sweep)
-    reading, multiple = sweep.lengths.reading or ReadingRecord(), sweep.settings.get("multiple_of")
     return SamplerConfig(
         format=SamplerConfig.FORMAT,
         version=SamplerConfig.VERSION,
@@ -51,24 +61,40 @@ def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
         sampler="bucket" if row.pool_size is None else "pooled",
         pool_size=row.pool_size,
         batch_overhead=row.batch_overhead,
-        evidence=SamplerEvidence(
-            fingerprint=sweep.lengths.fingerprint,
-            device=sweep.device_name,
-            batches=row.batches,
-            padding_ratio=row.padding_ratio,
-            estimated_epoch_seconds=row.estimated_epoch_seconds,
-            unproven=row.unproven,
-            margin_bytes=probe.margin.bytes if probe is not None and probe.margin is not None else None,
-            min_length=reading.min_length,
-            max_length=reading.max_length,
-            left_out=sweep.lengths.left_out,
-            multiple_of=None if multiple is None else float(multiple),
-        ),
+        evidence=evidence_of(sweep, row, probe),
+    )
+
+
+def evidence_of(sweep: Sweep | StreamSweep, row: Row | StreamRow, probe: Probe | None) -> SamplerEvidence:
+    """Return the evidence for a row of a sweep."""
+    reading, multiple = sweep.lengths.reading or ReadingRecord(), sweep.settings.get("multiple_of")
+    return SamplerEvidence(
+        fingerprint=sweep.lengths.fingerprint,
+        device=sweep.device_name,
+        batches=row.batches,
+        padding_ratio=row.padding_ratio,
+        estimated_epoch_seconds=row.estimated_epoch_seconds,
+        unproven=row.unproven,
+        margin_bytes=probe.margin.bytes if probe is not None and probe.margin is not None else None,
+        min_length=reading.min_length,
+        max_length=reading.max_length,
+        left_out=sweep.lengths.left_out,
+        multiple_of=None if multiple is None else float(multiple),
     )
 
 
 def render_sampler_yaml(config: SamplerConfig) -> str:
     """Return the config as YAML; the same config gives the same bytes, and reading gives the same config."""
+    document = msgspec.to_builtins(config)
+    of_pools = {name: document.pop(name) for name in _POOL_FIELDS}
+    if config.pool_size is None:  # a table's file is as it always was
+        return render_yaml(document, _HEADER)
+    first = {name: document.pop(name) for name in ("format", "version")}
+    return render_yaml({**first, **of_pools, **document}, _POOLED_HEADER)
+
+
+def render_yaml(document: dict[str, Any], header: str) -> str:
+    """Return a config's fields as YAML below a header, its bucket table in lists on as few lines as are readable."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedSeq
     from ruamel.yaml.representer import RoundTripRepresenter
@@ -91,11 +117,6 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
     Representer.add_representer(type(None), Representer.write_none)
     Representer.add_representer(float, Representer.write_float)
     Representer.add_representer(str, Representer.write_text)
-    document = msgspec.to_builtins(config)
-    of_pools = {name: document.pop(name) for name in _POOL_FIELDS}
-    if config.pool_size is not None:  # a table's file is as it always was
-        first = {name: document.pop(name) for name in ("format", "version")}
-        document = {**first, **of_pools, **document}
     for name in _LISTS:
         document[name] = CommentedSeq(document[name])
         document[name].fa.set_flow_style()
@@ -107,7 +128,6 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
     yaml.dump(document, stream)
     lists = tuple(f"{name}: [" for name in _LISTS)
     lines = stream.getvalue().splitlines(keepends=True)
-    header = _HEADER if config.pool_size is None else _POOLED_HEADER
     return header + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
 
 
@@ -118,28 +138,9 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
         ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names
             the field.
     """
-    if not path.exists():
-        raise ResultError(f"{path} does not exist", "`batchtune sweep-buckets` writes it.")
-    document = plain_value(parse_yaml(read_text(path, str(path), _AGAIN), str(path)))
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != SamplerConfig.FORMAT:
-        named = f"has the format {found[:60]!r}" if isinstance(found, str) else "has a format that is no name"
-        what = "has no format" if found is None else named
-        raise ResultError(
-            f"{path} {what}; a file of the format {SamplerConfig.FORMAT!r} is needed here",
-            "Give the sampler.yaml that `batchtune sweep-buckets` wrote.",
-        )
-    version = document.get("version")
-    if isinstance(version, int) and version > SamplerConfig.VERSION:
-        raise ResultError(
-            f"{path} has version {version} of {shortened(found)}; "
-            f"this batchtune knows versions up to {SamplerConfig.VERSION}",
-            "Install a newer batchtune.",
-        )
-    try:
-        config = msgspec.convert(document, type=SamplerConfig)
-        boundaries, sizes = config.bucket_boundaries, config.bucket_batch_sizes
-        BucketTable(np.array(boundaries), np.array(sizes))
+
+    def check(config: SamplerConfig) -> None:
+        sizes = config.bucket_batch_sizes
         if config.sampler == "pooled" and config.pool_size is None:
             raise ValueError("sampler is pooled, but pool_size is missing")
         for name in ("pool_size", "batch_overhead"):
@@ -149,7 +150,46 @@ def read_sampler_yaml(path: Path) -> SamplerConfig:
             raise ValueError(f"num_buckets is {config.num_buckets}, but the table's is {len(sizes)}")
         if config.max_batch_size != max(sizes):
             raise ValueError(f"max_batch_size is {config.max_batch_size}, but the table's is {max(sizes)}")
+
+    return read_config(path, SamplerConfig, SAMPLER_FILE, "sweep-buckets", check)
+
+
+AnyConfig = TypeVar("AnyConfig", SamplerConfig, StreamConfig)
+
+
+def read_config(
+    path: Path, kind: type[AnyConfig], name: str, command: str, check: Callable[[AnyConfig], None]
+) -> AnyConfig:
+    """Read a config with a bucket table, which `command` writes as `name`; `check` raises ValueError on contradictions.
+
+    Raises:
+        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names
+            the field.
+    """
+    if not path.exists():
+        raise ResultError(f"{path} does not exist", f"`batchtune {command}` writes it.")
+    document = plain_value(
+        parse_yaml(read_text(path, str(path), f"Make it anew with `batchtune {command}`."), str(path))
+    )
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != kind.FORMAT:
+        named = f"has the format {found[:60]!r}" if isinstance(found, str) else "has a format that is no name"
+        what = "has no format" if found is None else named
+        raise ResultError(
+            f"{path} {what}; a file of the format {kind.FORMAT!r} is needed here",
+            f"Give the {name} that `batchtune {command}` wrote.",
+        )
+    version = document.get("version")
+    if isinstance(version, int) and version > kind.VERSION:
+        raise ResultError(
+            f"{path} has version {version} of {shortened(found)}; this batchtune knows versions up to {kind.VERSION}",
+            "Install a newer batchtune.",
+        )
+    try:
+        config = msgspec.convert(document, type=kind)
+        BucketTable(np.array(config.bucket_boundaries), np.array(config.bucket_batch_sizes))
+        check(config)
     except ValueError as error:  # msgspec's own, too
-        fix = "Fix the field, or make the file anew with `batchtune sweep-buckets`."
+        fix = f"Fix the field, or make the file anew with `batchtune {command}`."
         raise ResultError(f"{path} is damaged: {error}", fix) from error
     return config

@@ -1,0 +1,71 @@
+"""A made sweep of a stream, as exports see it: LibriSpeech train-clean-100 on 2 ranks with 2 workers each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS, made_lengths, made_meta
+
+from batchtune.results import ShardAdvice, Shards, StreamRow, StreamSweep
+
+BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
+BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
+
+
+def made_row(algorithm: Any, buffer_size: int = 1024, *, timed: bool = True, **fields: Any) -> StreamRow:
+    batches = BATCHES[algorithm]
+    padding = 0.04
+    own = {"boundaries": BOUNDARIES, "batch_sizes": [int(MAX_BATCH_LENGTH / edge) for edge in BOUNDARIES]}
+    theirs = {"target_batch_numel": 560.0, "max_batch_numel": 600.0, "max_padding_ratio": 0.15}
+    chosen = theirs if algorithm == "speechbrain" else own
+    return StreamRow(
+        **{
+            **{"algorithm": algorithm, "buffer_size": buffer_size, **chosen},
+            **{"batches": batches, "dropped_examples": 0, "padded_length": TOTAL_SECONDS / (1 - padding)},
+            **{"padding_ratio": padding, "fill": TOTAL_SECONDS / (batches * MAX_BATCH_LENGTH)},
+            **{"mean_batch_size": COUNT / batches, "smallest_batch_size": 3, "largest_batch_size": 150},
+            **{"batch_size_variation": 0.4, "largest_padded_length": 599.0, "under_half": 0.02},
+            **{"wait_median": 700.0, "wait_p99": 4000.0, "buffer_length": 12_900.0, "buffer_bytes": 825e6},
+            **{"worker_imbalance": 1.03, "rank_imbalance": 1.01, "mate_distance": 900.0, "mixing": 0.1},
+            **{"mates_again": 0.2, "length_correlation": 0.9, "effective_buckets": 5.0},
+            "estimated_epoch_seconds": batches * 0.3 if timed else None,
+            **fields,
+        }
+    )
+
+
+def made_stream(*, recommended: str = "bucket", timed: bool = True, unit: str | None = "s") -> StreamSweep:
+    """The row of one algorithm is recommended."""
+    rows = [made_row(algorithm, timed=timed) for algorithm in BATCHES]
+    names = list(BATCHES)
+    return StreamSweep(
+        meta=made_meta("stream"),
+        lengths=made_lengths(unit),
+        max_batch_length=MAX_BATCH_LENGTH,
+        settings={"world_size": 2, "workers": 2, "shuffle_shards": 100, "shuffle_buffer": 1000, "seed": 3},
+        device_name="NVIDIA A100",
+        simulated_examples=COUNT,
+        shards=Shards(
+            count=64,
+            assumed=False,
+            smallest_count=400,
+            median_count=446,
+            largest_count=460,
+            smallest_length=5000.0,
+            largest_length=6000.0,
+            sorted=False,
+            advice=ShardAdvice(shards=64, maxcount=446),
+        ),
+        rows=rows,
+        map_style=None,
+        recommended=names.index(recommended),
+        recommended_speechbrain=names.index("speechbrain"),
+        batches_per_rank=BATCHES[recommended] // 2,
+        reason="fewest batches",
+        warnings=[],
+    )
+
+
+def without_recommendation(sweep: StreamSweep) -> StreamSweep:
+    return msgspec.structs.replace(sweep, recommended=None, batches_per_rank=None, reason="no row beats the baseline")
