@@ -23,6 +23,7 @@ from batchtune.results import (
     Baseline,
     Probe,
     Row,
+    Sizing,
     Sweep,
     epoch_costs,
     meta_of,
@@ -213,12 +214,19 @@ def _rows(pricing: Pricing, limits: Limits, settings: SweepSettings) -> Iterator
             for number, boundaries in zip(numbers, found, strict=True):
                 if settings.multiple_of is not None:
                     boundaries = np.unique(padded_to(boundaries, settings.multiple_of))
-                batching = Batching(BucketTable(boundaries, limits.batch_sizes(boundaries, sizing)))
+                table = BucketTable(boundaries, limits.batch_sizes(boundaries, sizing))
                 if strategy.in_pools:
-                    batching = pricing.cut_for_least_cost(replace(batching, pool_size=number))
-                cost = pricing.cost_of(batching)
-                num_buckets = batching.table.num_buckets if strategy.in_pools else number
-                yield pricing.row(name, sizing, num_buckets, batching, cost), cost
+                    yield _pools(pricing, name, sizing, table, number)
+                else:
+                    cost = pricing.of_table(table)
+                    yield pricing.row(name, sizing, number, Batching(table), cost), cost
+
+
+def _pools(pricing: Pricing, name: str, sizing: Sizing, table: BucketTable, size: int) -> tuple[Row, EpochCost]:
+    """Price pools of so many examples; of the table they take how many fit."""
+    batching = pricing.cut_for_least_cost(Batching(table, size))
+    cost = pricing.cost_of(batching)
+    return pricing.row(name, sizing, table.num_buckets, batching, cost), cost
 
 
 def _pools_between(
@@ -246,11 +254,8 @@ def _pools_between(
         # Only the number of pools matters: all are of one size.
         number = math.ceil(count / (size * (next_size / size) ** part))
         if -(-count // next_size) < number < -(-count // size):
-            between = -(-count // number)
             table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
-            batching = pricing.cut_for_least_cost(Batching(table_of_sizes, between))
-            cost = pricing.cost_of(batching)
-            return pricing.row(low.strategy, low.sizing, low.num_buckets, batching, cost), cost
+            return _pools(pricing, low.strategy, low.sizing, table_of_sizes, -(-count // number))
     return None
 
 
