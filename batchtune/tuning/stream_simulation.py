@@ -60,7 +60,7 @@ class StoredStream:
         by_worker = np.zeros((2, number))
         for row, some in enumerate((counts, taken)):
             by_worker[row] = np.bincount(np.arange(some.size) % number, weights=some, minlength=number)
-        scale = np.divide(*by_worker, out=np.ones(number), where=by_worker[1] > 0)
+        scale = np.divide(by_worker[0], by_worker[1], out=np.ones(number), where=by_worker[1] > 0)
         by_rank = scale.reshape(sharding.workers, sharding.world_size).T.ravel()
         targets = None if targets is None else targets[:kept]
         return cls(lengths[:kept], targets, taken.tolist(), sharding, by_rank, seed)
