@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -14,7 +13,7 @@ from batchtune.batching.layout import Dealing, Layout
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.batching.sharding import Sharding
-from batchtune.batching.streams import StreamBatches, StreamBatching, most_held, stream_batches, waits
+from batchtune.batching.streams import StreamBatches, StreamBatching, most_held, stream_batches, stream_random, waits
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.tuning.costs import StepSeconds
 
@@ -96,7 +95,7 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
     for rank, workers in enumerate(stored.epoch(epoch)):
         for worker, stream in enumerate(workers):
             lengths = stored.lengths[stream]
-            own = random.Random(f"{stored.seed}/{epoch}/{rank}/{worker}")
+            own = stream_random(stored.seed, epoch, rank, worker)
             found = (
                 speechbrain_batches(lengths, batching, own)
                 if isinstance(batching, PivotSettings)
