@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from batchtune.reports.comparisons import advantage, batches_words, joined, savings
 from batchtune.reports.pools import pool_sentences
 from batchtune.reports.rows import CURRENT, compared, fixed_baseline, swept_kinds
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
@@ -17,13 +18,11 @@ from batchtune.units import (
     format_length,
     format_number,
     format_percent,
-    format_ratio,
     format_seconds,
     format_size,
     with_full_stop,
 )
 
-_AS_FAST = "as fast as"
 # Less than this part of what fits is worth a word; a rounded limit is not.
 _LOW_LIMIT = 0.95
 # A fit that misses its own measurements by more can't be trusted between them.
@@ -49,7 +48,7 @@ def summary_sentences(results: RunResults) -> list[str]:
         said += trade_off_sentences(sweep)
     elif fixed is not None:
         size = format_number(fixed.batch_size)
-        said += [f"A fixed batch size of {size} needs {_batches(fixed.batches)} for an epoch.", *evidence]
+        said += [f"A fixed batch size of {size} needs {batches_words(fixed.batches)} for an epoch.", *evidence]
     else:
         said += evidence
     return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
@@ -114,7 +113,7 @@ def _what_to_set(sweep: Sweep) -> str:
         return with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
     if row is None:
         return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
-    count, others, advantage = len(row.boundaries), compared(sweep), ""
+    count, others, better = len(row.boundaries), compared(sweep), ""
     what = f"{'1 bucket' if count == 1 else f'{format_number(count)} buckets'} ({row.strategy})"
     if row.pool_size is not None:
         what = row.name
@@ -123,36 +122,20 @@ def _what_to_set(sweep: Sweep) -> str:
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit
     if others:
         name, other = others[0]
-        ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
-        if ours is not None and theirs:
-            speed = _speed(ours, theirs)
-            equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best and speed != _AS_FAST
-            advantage = f": {speed} {name}{', but the estimates may be off by as much' if equal else ''}"
-        elif other.batches:
-            advantage = f": {_fewer(row.batches, other.batches)} than with {name}"
-    return f"Set {what} with {sizes}{advantage}."
+        equal = isinstance(other, Row) and row.equal_to_best is True and other.equal_to_best is True
+        better = advantage(row, name, other, equal=equal)
+    return f"Set {what} with {sizes}{better}."
 
 
 def _savings(sweep: Sweep, row: Row) -> list[str]:
-    """Say what an epoch needs, and how much less that is than with the others."""
-    source, others, seconds = (sweep.current_settings or {}).get("source"), compared(sweep), row.estimated_epoch_seconds
-    on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
-    named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
-    needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
-    if seconds is None:
-        cost = f"Step times are not known, so {swept_kinds(sweep)} are compared by batches"
-        saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-    else:
-        cost = f"One epoch is estimated at {format_seconds(seconds)}"
-        times = [(name, other.estimated_epoch_seconds) for name, other in others]
-        saved = [f"{_speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
-    return [_joined(f"An epoch{on_ranks} needs {_batches(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
+    source = (sweep.current_settings or {}).get("source")
+    return savings(row, compared(sweep), ranks=sweep.world_size, current=(CURRENT, source), what=swept_kinds(sweep))
 
 
 def _waste(sweep: Sweep, row: Row) -> list[str]:
     """Say how far from the bound it is, and how much is padding."""
     bound, seconds = sweep.lower_bound, row.estimated_epoch_seconds
-    what, ratios = [_batches(bound.batches)], [row.batches / bound.batches]
+    what, ratios = [batches_words(bound.batches)], [row.batches / bound.batches]
     if bound.estimated_epoch_seconds and seconds:
         what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
         ratios.append(seconds / bound.estimated_epoch_seconds)
@@ -161,12 +144,8 @@ def _waste(sweep: Sweep, row: Row) -> list[str]:
     nothing = "no bucket table" if swept_kinds(sweep) == "tables" else "neither bucket tables nor pools"
     return [
         f"The bound that {nothing} can beat is {' and '.join(what)}: this is {above} above it.",
-        _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
+        joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
     ]
-
-
-def _joined(start: str, joint: str, others: Sequence[str]) -> str:
-    return f"{start}{joint if others else ''}{' and '.join(others)}."
 
 
 def _limit(probe: Probe) -> str:
@@ -195,24 +174,6 @@ def _about_frontier(probe: Probe) -> list[str]:
         processes = f"{steps} steps in {confirmation.workers} processes"
         sentences.append(f"{which} run once more in turns, {processes}, and fit{again}.")
     return sentences
-
-
-def _batches(count: int) -> str:
-    return "1 batch" if count == 1 else f"{format_number(count)} batches"
-
-
-def _fewer(ours: int, theirs: int) -> str:
-    if ours == theirs:
-        return "no fewer batches"
-    return f"{format_percent(abs(1 - ours / theirs))} {'fewer' if ours < theirs else 'more'} batches"
-
-
-def _speed(our_seconds: float, their_seconds: float) -> str:
-    if our_seconds == 0 or format_ratio(their_seconds / our_seconds) == "1.00":
-        return _AS_FAST
-    if our_seconds < their_seconds:
-        return f"{format_ratio(their_seconds / our_seconds)} times faster than"
-    return f"{format_ratio(our_seconds / their_seconds)} times slower than"
 
 
 def verdict_sentence(verdicts: Sequence[Verdict]) -> str:

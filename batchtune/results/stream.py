@@ -23,7 +23,7 @@ from batchtune.results.shared import (
     wrong_boundaries,
     wrong_limit,
 )
-from batchtune.results.sweep import Row
+from batchtune.results.sweep import Row, have_times
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
@@ -242,7 +242,7 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def has_times(self) -> bool:
         """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and all(row.estimated_epoch_seconds is not None for row in self.rows)
+        return bool(self.rows) and have_times(self.rows)
 
     @property
     def world_size(self) -> int:
