@@ -99,7 +99,7 @@ def _cells(stream: StreamSweep, name: str, row: StreamRow | Row) -> dict[str, st
     return {
         "algorithm": name,
         "target": known(target, lambda numel: f"{format_number(numel)}{of_most}"),
-        "max padding": known(padding, format_percent),
+        "max pad": known(padding, format_percent),
         "max size": known(size, format_number),
         "buckets": known(len(row.boundaries) if streamed is None else streamed.num_buckets, format_number),
         "buffer": known(streamed, lambda one: f"{format_number(one.buffer_size)}{_MARK if one.unproven else ''}"),
