@@ -274,14 +274,15 @@ def _configs(results: RunResults) -> dict[str, str]:
     from batchtune.cli.export import tuned_run
     from batchtune.exports import FRAMEWORKS, export_of
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-    from batchtune.results import SAMPLER_FILE
+    from batchtune.exports.stream import render_stream_yaml, stream_config
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
 
     configs: dict[str, str] = {}
-    if results.sweep is None or results.sweep.recommended_row is None:
-        return configs
-    tuned = tuned_run(results.sweep, results.probe, results.folder)
+    tuned = tuned_run(results)
     with suppress(ResultError):
-        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(results.sweep, results.probe))
+        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe))
+    with suppress(ResultError):
+        configs[STREAM_CONFIG_FILE] = render_stream_yaml(stream_config(tuned.needed_stream, tuned.probe))
     for framework in map(export_of, FRAMEWORKS):
         with suppress(ResultError):
             configs[framework.title] = framework.render(tuned)
