@@ -68,6 +68,12 @@ class PivotSettings:
             if not isinstance(value, kind) or math.isnan(value):
                 raise ValueError(f"{name} must be {what}, got {shortened(value)}")
 
+    def keeps(self, lengths: FloatArray) -> npt.NDArray[np.bool_]:
+        """Return which examples the length limits keep."""
+        least = -math.inf if self.min_sample_len is None else self.min_sample_len
+        most = math.inf if self.max_sample_len is None else self.max_sample_len
+        return (lengths >= least) & (lengths <= most)
+
 
 def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random: random.Random) -> StreamBatches:
     """Return the batches that SpeechBrain's `dynamic_bucketed_batch` makes of a stream with these lengths.
@@ -98,7 +104,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
 
     given = np.asarray(lengths)
     values = _checked(given)
-    kept = _within_limits(values, settings)
+    kept = np.flatnonzero(settings.keeps(values))
     stream = values[kept]
     room = min(settings.buffersize, stream.size) if settings.buffersize > 0 else stream.size
     whole = bool((stream == np.floor(stream)).all()) and float(stream.max(initial=0)) * room < _EXACT
@@ -139,10 +145,3 @@ def _checked(given: npt.NDArray[np.generic]) -> FloatArray:
     if not (np.isfinite(values).all() and (values >= 0).all()):
         raise ValueError("lengths must be finite and not negative")
     return values
-
-
-def _within_limits(values: FloatArray, settings: PivotSettings) -> npt.NDArray[np.int64]:
-    """Return the places of the examples that the length limits keep."""
-    least = -math.inf if settings.min_sample_len is None else settings.min_sample_len
-    most = math.inf if settings.max_sample_len is None else settings.max_sample_len
-    return np.flatnonzero((values >= least) & (values <= most))

@@ -96,11 +96,11 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
         for worker, stream in enumerate(workers):
             lengths = stored.lengths[stream]
             own = stream_random(stored.seed, epoch, rank, worker)
-            found = (
-                speechbrain_batches(lengths, batching, own)
-                if isinstance(batching, PivotSettings)
-                else stream_batches(lengths, batching, own)
-            )
+            if isinstance(batching, PivotSettings):
+                found = speechbrain_batches(lengths, batching, own)
+                lengths = np.where(batching.keeps(lengths), lengths, 0.0)  # what it leaves out is never held
+            else:
+                found = stream_batches(lengths, batching, own)
             made.append(found)
             examples.append(stream[found.examples])
             waited.append(waits(found))
