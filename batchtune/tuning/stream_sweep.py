@@ -258,8 +258,8 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
     """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
 
     A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for
-    all u with B(u) < S. Without a cap S, M is at most max_batch_length. Where memory does not grow in proportion to the
-    padded length, a cap allows a larger M: the cap that makes the fewest batches is tried, too.
+    all u with B(u) < S. Without a cap but the user's, M is at most max_batch_length. Where memory does not grow in
+    proportion to the padded length, a cap allows a larger M: the cap that makes the fewest batches is tried, too.
     """
     distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
     fitting = limits.batch_sizes(distinct, limits.sizings[-1])
@@ -268,7 +268,7 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
         bounded = fitting < cap
         return float(((fitting + 1) * distinct)[bounded].min()) * (1 - 1e-9) if bounded.any() else math.inf
 
-    plain = (min(limits.max_batch_length, largest(math.inf)), limits.max_batch_size)
+    plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
     if limits.frontier is None:
         return [plain]
     most = np.unique(fitting)

@@ -145,6 +145,11 @@ def test_speechbrains_limits_allow_only_what_fits(pairs: list[tuple[float, int]]
         assert (batch <= sizes).all()
 
 
+def test_the_users_cap_leaves_the_maximum_as_it_is() -> None:
+    lengths = Lengths.of(np.linspace(1, 20, 300))
+    assert speechbrain_limits(lengths, Limits(max_batch_length=300, max_batch_size=16)) == [(300, 16)]
+
+
 def test_a_cap_allows_a_larger_maximum_where_it_pays() -> None:
     flat = Limits(max_batch_length=30, frontier=lambda lengths: np.minimum(30, (600 / lengths).astype(np.int64)))
     (plain, most), (larger, cap) = speechbrain_limits(Lengths.of(np.linspace(1, 20, 300)), flat)
