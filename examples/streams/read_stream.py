@@ -3,9 +3,9 @@
     python -m pip install webdataset speechbrain torchaudio
     python examples/streams/read_stream.py
 
-It writes shards of noise, of which most last 10 to 16 s, as those of read speech do; `batchtune sweep-stream` simulates
-how two workers batch them; then two workers of a DataLoader read them with the settings that it recommends. Predicted and
-real figures are printed next to each other. Without SpeechBrain its part is skipped.
+It writes shards of noise, most of it 10 to 16 s long, as read speech is; `batchtune sweep-stream` simulates how two
+workers batch them; then two workers of a DataLoader read them with the settings that it recommends. Predicted and real
+figures are printed next to each other. Without SpeechBrain its part is skipped.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{'':25}{'batches':>8}{'padding':>9}{'mean size':>11}{'largest':>9}")
     speechbrain = stream["rows"][stream["recommended_speechbrain"]]
     show("SpeechBrain, predicted", **speechbrain)
+    torch.manual_seed(SEED)  # from which each worker's `random` is seeded, which SpeechBrain draws from
     try:
         loader = speechbrain_loader(shards, speechbrain, options.workers)
     except (ImportError, OSError) as error:
@@ -56,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show("SpeechBrain, read", **figures((batch.id, batch.signal) for batch in loader))
         # As you train: an epoch of the same number of batches on each rank, which goes on where the last one ended.
         nominal = stream["batches_per_rank"]
-        for _ in speechbrain_loader(shards, speechbrain, options.workers, looped_nominal_epoch=nominal):
-            pass
+        loader = speechbrain_loader(shards, speechbrain, options.workers, looped_nominal_epoch=nominal)
+        print(f"{'- as a nominal epoch':25}{sum(1 for _ in loader):>8}")
 
     show("BucketedStream, predicted", **stream["rows"][stream["recommended"]])
     own = own_loader(shards, options.out / "run" / "stream.yaml", options.workers)
