@@ -1,9 +1,9 @@
 """Epochs of a stream, batched in four ways: `python tests/benchmarks/stream_epochs.py [sweep] [train]`.
 
 SpeechBrain's `dynamic_bucketed_batch` with the proportions of its WebDataset tutorial (target_batch_numel is three
-quarters of max_batch_numel, everything else its default) and with the parameters that sweep-stream recommends;
-the best row of `BucketedStream`, chosen by the same rule; and, for what streaming costs, the recommended bucket table over all examples, as
-a sampler with random access runs it. None makes a batch larger than the limit. Buffers hold 1,024 examples.
+quarters of max_batch_numel, everything else its default) and with the parameters that sweep-stream recommends; the best
+row of `BucketedStream`, chosen by the same rule; and, for what streaming costs, the recommended bucket table over all
+examples, as a sampler with random access runs it. None makes a batch larger than the limit. Buffers hold 1,024 examples.
 
 - `sweep`: simulated, for two workers that read shards of 1,000 examples. Real lengths (`--data`, or made-up ones), in
   batches of at most as much as 50 examples of mean length hold, or one of the longest; LibriSpeech's also in the
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the shared data sets")
     parser.add_argument("--manifest", help="of the training; default: every eighth length of LibriSpeech")
     parser.add_argument("--workload", help="of the training; default: the example's, narrower")
-    parser.add_argument("--memory", default="448MiB")
+    parser.add_argument("--memory", default="352MiB")
     parser.add_argument("--run", type=Path, help="folder of the training's probe, which is made or used again")
     parser.add_argument("--repeats", type=int, default=5, help="epochs that are trained with each")
     options = parser.parse_args(arguments)
