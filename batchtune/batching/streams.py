@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from operator import sub, truediv
+from operator import truediv
 from random import Random
 from typing import Literal, Protocol
 
@@ -15,6 +15,8 @@ import numpy as np
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
+# Without shuffle a bucket leaves when it is full, as soon as so many examples ahead are read.
+_AHEAD = 32
 # If fewer than one in so many examples is new, they are put in their places; else the buffer is sorted.
 _FEW = 32
 
@@ -127,36 +129,43 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
     of the next shorter ones.
     """
     edges, sizes = _lists(batching.table)
-    shuffle, most = batching.shuffle, batching.buffer_size
+    chance = random if batching.shuffle else None
     buckets: list[list[int]] = [[] for _ in sizes]
     held = 0
 
     def filled(bucket: int) -> list[int]:
-        batch = _taken(buckets[bucket], sizes[bucket], random if shuffle else None)
+        batch = _taken(buckets[bucket], sizes[bucket], chance)
         for shorter in range(bucket - 1, -1, -1):
             if len(batch) == sizes[bucket]:
                 break
-            batch += _taken(buckets[shorter], sizes[bucket] - len(batch), random if shuffle else None)
+            batch += _taken(buckets[shorter], sizes[bucket] - len(batch), chance)
         return batch
 
     while True:
-        room = most - held
-        if not shuffle:  # before so many more, no bucket gets full
-            room = min(room, *map(sub, sizes, map(len, buckets)))
+        room = batching.buffer_size - held
+        if chance is None:
+            room = min(room, _AHEAD)
         lengths = reader.read(room)
         held += len(lengths)
-        found = map(bisect_left, repeat(edges), lengths)
-        for place, bucket in enumerate(found, reader.count - len(lengths)):
-            buckets[bucket].append(place)
+        found = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
+        waits = len(lengths) == room and held < batching.buffer_size
+        if chance is None:
+            for place, bucket in found:
+                buckets[bucket].append(place)
+                if len(buckets[bucket]) == sizes[bucket]:
+                    batch, buckets[bucket], waits = buckets[bucket], [], True
+                    held -= len(batch)
+                    yield batch
+        else:
+            for place, bucket in found:
+                buckets[bucket].append(place)
         if reader.ended:
             break
-        fullness = list(map(truediv, map(len, buckets), sizes))
-        fullest = max(fullness)
-        if fullest < 1 and held < most and len(lengths) == room:
-            continue
-        batch = filled(fullness.index(fullest))
-        held -= len(batch)
-        yield batch
+        if not waits:
+            fullness = list(map(truediv, map(len, buckets), sizes))
+            batch = filled(fullness.index(max(fullness)))
+            held -= len(batch)
+            yield batch
     rest = []
     for bucket, size in enumerate(sizes):
         while len(buckets[bucket]) >= size:
@@ -166,7 +175,7 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
             batch = filled(bucket)
             if len(batch) == size or not batching.drop_last:
                 rest.append(batch)
-    if shuffle:
+    if chance is not None:
         random.shuffle(rest)
     yield from rest
 

@@ -18,7 +18,7 @@ from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.sampler.base import checked_ranks, process_place, whole
 from batchtune.sampler.held import Held, Limits
-from batchtune.sampler.progress import NextEpochs, Position
+from batchtune.sampler.progress import NextEpochs, Position, at_epoch
 from batchtune.sampler.stream_config import config_options
 
 if TYPE_CHECKING:
@@ -287,9 +287,7 @@ class BucketedStream(IterableDataset[Any]):
                 "split=True",
                 stacklevel=3,
             )
-        set_epoch = getattr(source, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+        source = at_epoch(source, epoch)
         while True:
             examples = source if isinstance(source, Iterable) else source(epoch)
             reading, given = iter(examples), 0
