@@ -242,7 +242,8 @@ def stream_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     if stream.recommended_row is None:
         yield f"batchtune sweep-stream SOURCE{run}", "compare other buffers and settings"
         return
-    yield str(results.folder / STREAM_CONFIG_FILE), "the config, for BucketedStream"
+    best = "the best for BucketedStream" if stream.recommended_row.by_speechbrain else "the config, for BucketedStream"
+    yield str(results.folder / STREAM_CONFIG_FILE), best
     if alone and results.probe is None:
         yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
     if alone:
