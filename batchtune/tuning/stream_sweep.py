@@ -41,6 +41,7 @@ from batchtune.tuning.stream_simulation import (
     distance_apart,
     epoch_seconds,
     mates_of,
+    shard_sizes,
     simulate_stream,
 )
 from batchtune.tuning.sweep import costs_in, sweep
@@ -180,7 +181,7 @@ def sweep_stream(
         ),
         costs,
     )
-    sizes = _shard_sizes(stream, settings)
+    sizes = shard_sizes(stream, settings.shard_size)
     stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, settings.seed)
     pricing = replace(
         Pricing.of(lengths, max_batch_length, SweepSettings(seed=settings.seed), costs),
@@ -379,14 +380,6 @@ def _imbalance(numbers: Any) -> float:
 def _with_equals(priced: list[tuple[StreamRow, EpochCost]]) -> list[StreamRow]:
     equal = equal_to_best([cost for _, cost in priced])
     return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
-
-
-def _shard_sizes(stream: StreamLengths, settings: StreamSettings) -> list[int]:
-    """Return the examples of each shard; a source that is no set of shards is cut into such of `shard_size`."""
-    if stream.shards:
-        return [shard.count for shard in stream.shards]
-    whole, rest = divmod(stream.lengths.count, settings.shard_size)
-    return [settings.shard_size] * whole + [rest] * bool(rest)
 
 
 def _shards(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
