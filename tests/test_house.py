@@ -31,7 +31,7 @@ LEVELS = [
 ]
 HEAVY = {
     *("torch", "pandas", "scipy", "plotly", "pyarrow", "pynvml", "jinja2", "ruamel", "speechbrain"),
-    *("soundfile", "tokenizers", "webdataset", "lhotse", "datasets"),
+    *("soundfile", "tokenizers", "webdataset", "lhotse", "datasets", "numba"),
 }
 TORCH_ALLOWED = {"workloads", "probe", "loaders", "sampler"}
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from itertools import repeat
+from operator import sub, truediv
+from random import Random
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from batchtune.batching.table import BucketTable
-from batchtune.lengths import IntArray
+from batchtune.lengths import FloatArray, IntArray
+
+# If fewer than one in so many examples is new, they are put in their places; else the buffer is sorted.
+_FEW = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,3 +55,316 @@ class StreamBatches:
     examples: IntArray
     ends: IntArray
     read: IntArray
+
+
+class Reader(Protocol):
+    """The examples of a stream, in its order: what a batching reads on when the buffer has room.
+
+    Attributes:
+        count: How many examples were read; the next is at this place, from 0.
+        ended: Whether the stream has given its last example.
+    """
+
+    count: int
+    ended: bool
+
+    def read(self, room: int) -> list[float]:
+        """Read at most so many examples and return their lengths, positive and at most the last boundary.
+
+        Fewer only where the stream has ended, or where what is held takes too much memory: then a batch has to leave.
+        """
+        ...
+
+
+class LengthReader:
+    """Reads a stream of which only the lengths are known."""
+
+    def __init__(self, lengths: FloatArray) -> None:
+        self._lengths: list[float] = lengths.tolist()
+        self.count, self.ended = 0, False
+
+    def read(self, room: int) -> list[float]:
+        """As for every reader."""
+        read = self._lengths[self.count : self.count + room]
+        self.count += len(read)
+        self.ended = len(read) < room
+        return read
+
+
+def stream_random(seed: int, epoch: int, rank: int = 0, worker: int = 0) -> Random:
+    """Return the source of chance of one worker's pass over its stream; the same on every machine."""
+    return Random(f"{seed} {epoch} {rank} {worker}")
+
+
+def stream_batches(lengths: FloatArray, batching: StreamBatching, random: Random) -> StreamBatches:
+    """Return the batches of a stream of examples with these lengths, none beyond the last boundary."""
+    reader = LengthReader(lengths)
+    examples: list[int] = []
+    ends: list[int] = []
+    read: list[int] = []
+    for batch in batched(reader, batching, random):
+        examples += batch
+        ends.append(len(examples))
+        read.append(reader.count)
+    return StreamBatches(*(np.array(numbers, dtype=np.int64) for numbers in (examples, ends, read)))
+
+
+def batched(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+    """Yield the batches of a stream, as the places of their examples; at most buffer_size are held at any time.
+
+    A batch whose longest example is u holds at most the table's batch size for u. The examples that are left when the
+    stream ends make as few batches as they can: only the last of them, if any, is not full.
+    """
+    return _ALGORITHMS[batching.algorithm](reader, batching, random)
+
+
+def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+    """Yield batches of one bucket each.
+
+    With shuffle the buffer fills up, then the bucket leaves that holds most relative to its batch size, as many random
+    examples as a batch takes: so all buckets hold the same multiple of their batch sizes, and the choice of mates is
+    as wide as the buffer allows. Without, a bucket leaves when it is full, in the order of the stream. A buffer that
+    is full before any bucket is, as a small one may be, gives up the fullest bucket: the batch is filled with examples
+    of the next shorter ones.
+    """
+    edges, sizes = _lists(batching.table)
+    shuffle, most = batching.shuffle, batching.buffer_size
+    buckets: list[list[int]] = [[] for _ in sizes]
+    held = 0
+
+    def filled(bucket: int) -> list[int]:
+        batch = _taken(buckets[bucket], sizes[bucket], random if shuffle else None)
+        for shorter in range(bucket - 1, -1, -1):
+            if len(batch) == sizes[bucket]:
+                break
+            batch += _taken(buckets[shorter], sizes[bucket] - len(batch), random if shuffle else None)
+        return batch
+
+    while True:
+        room = most - held
+        if not shuffle:  # before so many more, no bucket gets full
+            room = min(room, *map(sub, sizes, map(len, buckets)))
+        lengths = reader.read(room)
+        held += len(lengths)
+        found = map(bisect_left, repeat(edges), lengths)
+        for place, bucket in enumerate(found, reader.count - len(lengths)):
+            buckets[bucket].append(place)
+        if reader.ended:
+            break
+        fullness = list(map(truediv, map(len, buckets), sizes))
+        fullest = max(fullness)
+        if fullest < 1 and held < most and len(lengths) == room:
+            continue
+        batch = filled(fullness.index(fullest))
+        held -= len(batch)
+        yield batch
+    rest = []
+    for bucket, size in enumerate(sizes):
+        while len(buckets[bucket]) >= size:
+            rest.append(filled(bucket))
+    for bucket, size in reversed(list(enumerate(sizes))):
+        while buckets[bucket]:
+            batch = filled(bucket)
+            if len(batch) == size or not batching.drop_last:
+                rest.append(batch)
+    if shuffle:
+        random.shuffle(rest)
+    yield from rest
+
+
+def _taken(held: list[int], most: int, random: Random | None) -> list[int]:
+    """Take so many examples, or all, out of those held: random ones, or without `random` the first."""
+    count = len(held)
+    if count <= most:
+        batch = held.copy()
+        held.clear()
+    elif random is None:
+        batch = held[:most]
+        del held[:most]
+    else:
+        # The fewer of those that leave and those that stay are drawn, to the end or to the front.
+        draw, stay = random.random, count - most
+        if most < stay:
+            for last in range(count - 1, stay - 1, -1):
+                drawn = int(draw() * (last + 1))
+                held[last], held[drawn] = held[drawn], held[last]
+        else:
+            for first in range(stay):
+                drawn = first + int(draw() * (count - first))
+                held[first], held[drawn] = held[drawn], held[first]
+        batch = held[stay:]
+        del held[stay:]
+    return batch
+
+
+def _pooled(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+    """Yield batches of neighbours in pools that are sorted by length, the longest first; of equal ones the earlier.
+
+    While a pool's batches leave, the next one fills. A pool is cut from its longest or from its shortest example on,
+    and the examples at the other end that fill no batch join the next pool: always from the same end, they could wait
+    for ever. With shuffle chance decides which end and how large the first pool is, so that other examples share a
+    pool in each epoch, and batches leave in random order; without, the ends alternate.
+    """
+    edges, sizes = _lists(batching.table)
+    shuffle = batching.shuffle
+    most = batching.buffer_size - int(batching.buffer_size / 2 * random.random() if shuffle else 0)
+    ascending = False
+    places: list[int] = []  # of the pool that fills, and their lengths
+    lengths: list[float] = []
+    batches: list[list[int]] = []
+    waiting = 0  # examples in batches
+    while True:
+        read = reader.read(most - waiting - len(places))
+        places += range(reader.count - len(read), reader.count)
+        lengths += read
+        if not batches:
+            if not places:
+                return
+            most, ascending = batching.buffer_size, random.random() < 0.5 if shuffle else not ascending
+            order = sorted(range(len(places)), key=lengths.__getitem__, reverse=True)
+            descending = [lengths[index] for index in order]
+            cuts = (_cut_ascending if ascending else _cut_descending)(descending, edges, sizes)
+            rest: list[int] = []
+            first, last = cuts[-1]
+            if last - first < sizes[bisect_left(edges, descending[first])] and (
+                batching.drop_last if reader.ended else len(cuts) > 1
+            ):
+                cuts.pop()
+                rest = [] if reader.ended else sorted(order[first:last])
+            batches = [[places[index] for index in order[first:last]] for first, last in reversed(cuts)]
+            if shuffle:
+                random.shuffle(batches)
+            places, lengths = [places[index] for index in rest], [lengths[index] for index in rest]
+            waiting = sum(map(len, batches))
+            continue
+        batch = batches.pop()
+        waiting -= len(batch)
+        yield batch
+
+
+def _cut_descending(
+    descending: list[float], edges: list[float], sizes: list[int], ratio: float = 1.0
+) -> list[tuple[int, int]]:
+    """Return where batches begin and end that each take as many as fit with their longest, from the longest on."""
+    cuts, first = [], 0
+    while first < len(descending):
+        longest = descending[first]
+        last = min(first + sizes[bisect_left(edges, longest)], len(descending))
+        while ratio < 1 and 1 - sum(descending[first:last]) / (longest * (last - first)) > ratio and last - first > 1:
+            last -= 1
+        cuts.append((first, last))
+        first = last
+    return cuts
+
+
+def _cut_ascending(descending: list[float], edges: list[float], sizes: list[int]) -> list[tuple[int, int]]:
+    """Return the same from the shortest on, which makes as few batches."""
+    cuts, last = [], len(descending)
+
+    def fits(first: int) -> bool:
+        return last - first <= sizes[bisect_left(edges, descending[first])]
+
+    while last:
+        first = bisect_left(range(last), True, key=fits)
+        cuts.append((first, last))
+        last = first
+    return cuts
+
+
+def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterator[list[int]]:
+    """Yield batches of neighbours in the sorted buffer, around a random one, or without shuffle the oldest.
+
+    A batch grows to the neighbour that pads it less, as `speechbrain.dataio.iterators.indices_around_random_pivot`
+    does, of equal ones to the shorter, as long as its longest example's batch size and max_padding_ratio allow.
+    """
+    edges, sizes = _lists(batching.table)
+    ratio = 1.0 if batching.max_padding_ratio is None else batching.max_padding_ratio
+    held: list[tuple[float, int]] = []  # ascending lengths with their places
+    while True:
+        lengths = reader.read(batching.buffer_size - len(held))
+        read = zip(lengths, range(reader.count - len(lengths), reader.count), strict=True)
+        if len(lengths) * _FEW < len(held):
+            for example in read:
+                insort(held, example)
+        else:
+            held.extend(read)
+            held.sort()
+        if reader.ended:
+            break
+        if batching.shuffle:
+            pivot = int(random.random() * len(held))
+        else:
+            pivot = min(range(len(held)), key=[place for _, place in held].__getitem__)
+        first, last = _around(held, pivot, edges, sizes, ratio)
+        batch = [place for _, place in held[first:last]]
+        del held[first:last]
+        yield batch
+    held.reverse()
+    descending = [length for length, _ in held]
+    rest = []
+    for first, last in _cut_descending(descending, edges, sizes, ratio):
+        if not batching.drop_last or last - first == sizes[bisect_left(edges, descending[first])]:
+            rest.append([place for _, place in held[first:last]])
+    if batching.shuffle:
+        random.shuffle(rest)
+    yield from rest
+
+
+def _around(
+    held: list[tuple[float, int]], pivot: int, edges: list[float], sizes: list[int], ratio: float
+) -> tuple[int, int]:
+    """Return where the batch around the pivot begins and ends."""
+    first, last = pivot, pivot + 1
+    total = longest = held[pivot][0]
+    most = sizes[bisect_left(edges, longest)]
+    while True:
+        count = last - first + 1
+        # The true share of the batch with one more, × count.
+        shorter = (total + held[first - 1][0]) / longest if first and count <= most else 0.0
+        longer = 0.0
+        if last < len(held):
+            length = held[last][0]
+            if count <= (most if length == longest else sizes[bisect_left(edges, length)]):
+                longer = (total + length) / length
+        share = max(shorter, longer)
+        if share == 0 or 1 - share / count > ratio:
+            return first, last
+        if shorter >= longer:
+            first -= 1
+            total += held[first][0]
+        else:
+            longest = held[last][0]
+            most = sizes[bisect_left(edges, longest)]
+            total += longest
+            last += 1
+
+
+def _lists(table: BucketTable) -> tuple[list[float], list[int]]:
+    return table.boundaries.tolist(), table.batch_sizes.tolist()
+
+
+_ALGORITHMS = {"bucket": _bucketed, "pool": _pooled, "pivot": _pivoted}
+
+
+def waits(batches: StreamBatches) -> IntArray:
+    """Return how long each example is held, in the order of `batches.examples`.
+
+    That is how many examples are read from when it is read until its batch is made: 0 for the last that is read before.
+    """
+    sizes = np.diff(batches.ends, prepend=0)
+    return np.repeat(batches.read, sizes) - batches.examples - 1
+
+
+def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
+    """Return the most that is held at once, as true length: just before a batch is made, or at the end of the stream.
+
+    Args:
+        batches: Of any algorithm.
+        lengths: Shape (examples of the stream,). An example that is never held, as one that length limits leave out,
+            has to be given as 0.
+    """
+    values = np.asarray(lengths, dtype=np.float64)
+    read = np.concatenate(([0.0], np.cumsum(values)))
+    batched = np.concatenate(([0.0], np.cumsum(values[batches.examples])))
+    before = np.concatenate(([0], batches.ends))
+    return float(np.max(read[np.append(batches.read, values.size)] - batched[before]))

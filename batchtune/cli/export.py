@@ -13,7 +13,7 @@ from batchtune.errors import ResultError, UsageError, shortened
 
 if TYPE_CHECKING:
     from batchtune.exports import Export, Tuned
-    from batchtune.results import Probe, Sweep
+    from batchtune.reports import RunResults
 
 EXAMPLES = """
 batchtune export --to espnet
@@ -49,20 +49,15 @@ def export(
 
     from batchtune.files import write_whole
     from batchtune.reports import load_run
-    from batchtune.results import SWEEP_FILE, Exported, meta_of
+    from batchtune.results import Exported, meta_of
 
     if list_known:
         _list(as_json=json)
         return
     framework = _framework(to, patch, key_path)
     results = load_run(run)
-    if results.sweep is None:
-        raise ResultError(
-            f"{run} holds no {SWEEP_FILE}: nothing is recommended yet",
-            f"`batchtune sweep-buckets MANIFEST --run {run}` writes it.",
-        )
     console.warn_of_edited_config(results.sweep, run)
-    tuned = tuned_run(results.sweep, results.probe, run)
+    tuned = tuned_run(results)
     to_stdout = str(output) == "-" or (output is None and patch is None)
     target = patch if output is None or to_stdout else output
     if patch is None:
@@ -108,14 +103,14 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
     return framework
 
 
-def tuned_run(sweep: Sweep, probe: Probe | None, run: Path) -> Tuned:
+def tuned_run(results: RunResults) -> Tuned:
     """Return a run as exports need it; the path of its config is relative to the working folder if it lies in it."""
     from batchtune.exports import Tuned
     from batchtune.results import SAMPLER_FILE
 
-    config, here = run / SAMPLER_FILE, Path.cwd()
+    config, here = results.folder / SAMPLER_FILE, Path.cwd()
     config = config.relative_to(here) if config.is_relative_to(here) else config
-    return Tuned(sweep=sweep, probe=probe, config=config.as_posix())
+    return Tuned(sweep=results.sweep, stream=results.stream, probe=results.probe, config=config.as_posix())
 
 
 def _text_of(path: Path) -> str:

@@ -85,8 +85,8 @@ def report(
         option(
             "A rule that fails, as FIELD OP VALUE: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, "
             "with --baseline, 'batches worse 2%'. A field is one of the recommended row in sweep.json, current.FIELD, "
-            "bound.FIELD, verify.FIELD, or with --manifest drift, stale, beyond or changed. Can be repeated; in the "
-            "environment, rules are separated by ;.",
+            "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, or with --manifest drift, stale, "
+            "beyond or changed. Can be repeated; in the environment, rules are separated by ;.",
             "RULE",
             rich_help_panel=_GATE,
         ),
@@ -190,13 +190,15 @@ def _check(rules: Sequence[Rule], baseline: Path | None, junit: Path | None, out
 def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: NewLengths) -> RunResults:
     """Return the run with its verdicts and drift; a baseline or lengths that can't be read fail the rules on them."""
     from batchtune.reports import load_run
-    from batchtune.reports.gate import RuleInputs, judge
+    from batchtune.reports.gate import judge
+    from batchtune.reports.rule_fields import RuleInputs
 
     results = load_run(folder)
     needed, missing = {rule.needs for rule in rules}, dict[str, str]()
     theirs = drift = None
     try:
-        if baseline is not None and (theirs := load_run(baseline).sweep) is None:
+        theirs = load_run(baseline) if baseline is not None else None
+        if theirs is not None and theirs.sweep is None and theirs.stream is None:
             raise ResultError(f"the baseline {baseline} has no sweep.json", "Run `batchtune sweep-buckets` there.")
     except BatchtuneError as error:
         if "baseline" not in needed:
@@ -209,7 +211,13 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
             raise
         missing["drift"] = error.message
     inputs = RuleInputs(
-        sweep=results.sweep, verification=results.verification, baseline=theirs, drift=drift, missing=missing
+        sweep=results.sweep,
+        stream=results.stream,
+        verification=results.verification,
+        baseline=theirs.sweep if theirs is not None else None,
+        baseline_stream=theirs.stream if theirs is not None else None,
+        drift=drift,
+        missing=missing,
     )
     return replace(results, verdicts=judge(rules, inputs), drift=drift)
 
@@ -222,8 +230,10 @@ def _drift(results: RunResults, new: NewLengths) -> Drift:
 
     sweep, probe, folder = results.sweep, results.probe, results.folder
     if sweep is None:
+        alone = "" if results.stream is None else ": stream.json holds no distribution of lengths"
         raise ResultError(
-            f"{folder} has no sweep.json to compare the new lengths with", "Run `batchtune sweep-buckets` first."
+            f"{folder} has no sweep.json to compare the new lengths with{alone}",
+            "Run `batchtune sweep-buckets` first.",
         )
     lengths, theirs = new.load(quiet=False, as_in=folder), lengths_of(folder)
     console.describe(lengths, quiet=False)
@@ -264,14 +274,15 @@ def _configs(results: RunResults) -> dict[str, str]:
     from batchtune.cli.export import tuned_run
     from batchtune.exports import FRAMEWORKS, export_of
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-    from batchtune.results import SAMPLER_FILE
+    from batchtune.exports.stream import render_stream_yaml, stream_config
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
 
     configs: dict[str, str] = {}
-    if results.sweep is None or results.sweep.recommended_row is None:
-        return configs
-    tuned = tuned_run(results.sweep, results.probe, results.folder)
+    tuned = tuned_run(results)
     with suppress(ResultError):
-        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(results.sweep, results.probe))
+        configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe))
+    with suppress(ResultError):
+        configs[STREAM_CONFIG_FILE] = render_stream_yaml(stream_config(tuned.needed_stream, tuned.probe))
     for framework in map(export_of, FRAMEWORKS):
         with suppress(ResultError):
             configs[framework.title] = framework.render(tuned)

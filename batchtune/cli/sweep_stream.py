@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from batchtune.cli import console
@@ -43,6 +44,7 @@ def sweep_stream(
     from batchtune.files import write_whole
     from batchtune.reports import load_run
     from batchtune.results import PROBE_FILE, STREAM_CONFIG_FILE, Probe, read_result
+    from batchtune.tuning.current.stream import stream_current
     from batchtune.tuning.stream_sweep import run_stream_sweep
 
     settings = stream.settings(run)
@@ -50,6 +52,8 @@ def sweep_stream(
     found = source.load_stream(quiet=run.quiet, as_in=None if run.force else run.run)
     console.describe(found.lengths, quiet=run.quiet)
     check_limit(max_batch_length, found.lengths, quiet=run.quiet)
+    if stream.current is not None:
+        settings = replace(settings, current=stream_current(stream.current, found.lengths))
     with stream_bar(quiet=run.quiet) as on_row:
         limit, force = max_batch_length, run.force
         swept = run_stream_sweep(found, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)

@@ -87,9 +87,7 @@ def verify(
         float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
     ] = 0.1,
     step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
-    seed: Annotated[
-        int | None, option("Seed for the shuffles (default: that of the YAML file).", "N")
-    ] = None,
+    seed: Annotated[int | None, option("Seed for the shuffles (default: that of the YAML file).", "N")] = None,
     quiet: Quiet = False,
     json: Json = False,
     full: Full = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from batchtune.configs.tree import Keys, Node
@@ -49,13 +49,25 @@ def block_at(root: Node, keys: Keys) -> Block | None:
 def training_block(root: Node, name: str, choose: str) -> Block | None:
     """Find the settings of the sampler that a recipe trains with; None without any.
 
-    Of several blocks it is the one with `train` in its path, then one that is not named for validation or test. If
-    several are left, ResultError names them, and `choose`, the option that names one, up to its path of keys.
+    If there are several, ResultError is as by `the_one_for_training`.
     """
-    blocks = [block for block in _mappings(root) if not block.settings.keys().isdisjoint(LIMITS)]
+    blocks = blocks_with(root, LIMITS)
     # References start from settings at the top: the block is what the sampler gets.
     found = [block for block in blocks if block.keys]
     found = found or [block for block in blocks if not block.settings.keys().isdisjoint(BUCKETS)]
+    return the_one_for_training(found, name, choose)
+
+
+def blocks_with(root: Node, names: Sequence[str]) -> list[Block]:
+    """Return the mappings that have any of these keys."""
+    return [block for block in _mappings(root) if not block.settings.keys().isdisjoint(names)]
+
+
+def the_one_for_training(found: Sequence[Block], name: str, choose: str) -> Block | None:
+    """Return the block with `train` in its path, else the one not named for validation or test; None without any.
+
+    If several are left, ResultError names them, and `choose`, the option that names one, up to its path of keys.
+    """
     found = [block for block in found if not is_validation(block.keys)] or found
     found = [block for block in found if "train" in ".".join(block.keys)] or found
     if len(found) > 1:

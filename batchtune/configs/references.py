@@ -85,7 +85,7 @@ class References:
         if len(text) > _LONGEST_FORMULA:
             raise self._wrong(node, "its formula is too long")
         formula = REFERENCE.sub(lambda match: self._operand(node, match[1], depth), text)
-        result = _evaluated(formula)
+        result = evaluated(formula)
         if result is None:
             raise self._wrong(node, f"{formula[:60]!r} is no arithmetic with numbers")
         return result
@@ -134,7 +134,7 @@ class References:
         return ResultError(f"{self.name}, line {node.line}: the value can't be read: {printable(problem)}", _GIVE)
 
 
-def _evaluated(formula: str) -> float | int | None:
+def evaluated(formula: str) -> float | int | None:
     """Return the result of + - * / // % ** on numbers; None where it is anything else or has no finite result."""
 
     def value(node: ast.expr) -> float | int:

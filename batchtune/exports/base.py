@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import NamedTuple, overload
 
 from batchtune.errors import ResultError
-from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, cost_of
+from batchtune.results import (
+    SAMPLER_FILE,
+    STREAM_CONFIG_FILE,
+    STREAM_FILE,
+    SWEEP_FILE,
+    Probe,
+    Row,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+    cost_of,
+)
 from batchtune.units import format_number, format_seconds
 
 
@@ -16,14 +29,46 @@ class Tuned:
     """A run, as exports see it.
 
     Attributes:
-        sweep: Its sweep.
+        sweep: Its sweep; None without one.
+        stream: Its sweep of a stream; None without one.
         probe: Its probe; None without one.
-        config: The path of its `sampler.yaml`, as a snippet should name it.
+        config: The path of its `sampler.yaml`, as a snippet should name it; `stream.yaml` lies next to it.
     """
 
-    sweep: Sweep
+    sweep: Sweep | None = None
+    stream: StreamSweep | None = None
     probe: Probe | None = None
     config: str = "batchtune-run/sampler.yaml"
+
+    @property
+    def run(self) -> str:
+        """The path of the run folder."""
+        return str(PurePosixPath(self.config).parent)
+
+    @property
+    def stream_config(self) -> str:
+        """The path of its `stream.yaml`."""
+        return self.config.removesuffix(SAMPLER_FILE) + STREAM_CONFIG_FILE
+
+    @property
+    def needed_sweep(self) -> Sweep:
+        """The sweep, for an export of a bucket table; raises ResultError without one."""
+        if self.sweep is None:
+            raise self._lacks(SWEEP_FILE, "sweep-buckets MANIFEST")
+        return self.sweep
+
+    @property
+    def needed_stream(self) -> StreamSweep:
+        """The sweep of a stream, for an export of one; raises ResultError without one."""
+        if self.stream is None:
+            raise self._lacks(STREAM_FILE, "sweep-stream SOURCE")
+        return self.stream
+
+    def _lacks(self, file: str, command: str) -> ResultError:
+        return ResultError(
+            f"{self.run} holds no {file}: nothing is recommended yet",
+            f"`batchtune {command} --run {shlex.quote(self.run)}` writes it.",
+        )
 
 
 class Patched(NamedTuple):
@@ -41,8 +86,8 @@ class Export:
         name: The value of `--to`.
         title: The framework's own name.
         file: What to call the file.
-        render: A tuned run -> the config or snippet, ready to write; raises ResultError if the framework can express
-            no row. Comments in it name what the framework can't express.
+        render: A tuned run -> the config or snippet, ready to write; raises ResultError if the run lacks the sweep that
+            it needs, or the framework can express no row. Comments in it name what the framework can't express.
         patch: A user's own file as text, a tuned run, key_path, name -> the file with the recommended numbers, all
             else as it was (`--patch`); None where batchtune can't.
     """

@@ -24,7 +24,7 @@ def what_runs(tuned: Tuned, toolkit: str, batch_size_at: Callable[[float], float
     Raises:
         ResultError: The sweep recommends nothing, or has no row with batch sizes from max_batch_length.
     """
-    sweep, probe = tuned.sweep, tuned.probe
+    sweep, probe = tuned.needed_sweep, tuned.probe
     why = f"{toolkit} knows no bucket table, only a limit for a batch"
     chosen = choose_table(sweep, toolkit, lambda row: row.sizing == "length", why)
     yield about_data(sweep)

@@ -73,7 +73,8 @@ def _neighbours(sweep: Sweep) -> Iterator[tuple[float, float, int]]:
 
 def render(tuned: Tuned) -> str:
     """Return the config fragment; raise ResultError if the sweep recommends nothing."""
-    sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
+    sweep = tuned.needed_sweep
+    unit = sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
     bins = batch_bins(sweep, scale=scale)
     return from_template(

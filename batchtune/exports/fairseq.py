@@ -23,7 +23,7 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: The sweep recommends nothing.
     """
-    sweep = tuned.sweep
+    sweep = tuned.needed_sweep
     unit, limits = sweep.lengths.unit, LengthLimits.of(sweep)
     scale, audio = AUDIO_UNITS.get(unit, 1.0), unit in AUDIO_UNITS
     max_tokens = max(1, at_most(sweep.max_batch_length, scale))

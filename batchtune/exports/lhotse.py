@@ -79,7 +79,8 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: Nothing is recommended, or Lhotse can't measure cuts in the unit of the lengths.
     """
-    sweep, unit = tuned.sweep, tuned.sweep.lengths.unit
+    sweep = tuned.needed_sweep
+    unit = sweep.lengths.unit
     row, remarks = covering_table(sweep, "Lhotse")
     measure = _MEASURES.get(unit or "")
     boundaries = row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse")

@@ -41,7 +41,7 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: Nothing is recommended, or the lengths can't be turned into seconds.
     """
-    sweep = tuned.sweep
+    sweep = tuned.needed_sweep
     row, remarks = covering_table(sweep, "NeMo")
     bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
     limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])

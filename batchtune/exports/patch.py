@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from batchtune.configs.recipes import BUCKETS, LIMITS, OLD_RULES, is_validation, training_block
@@ -117,7 +116,7 @@ class _Patch:
     def plan(self) -> None:
         """Find the edits; raise ResultError if a value can't be changed without changing something else."""
         keys = self.block.value if isinstance(self.block.value, dict) else {}
-        sweep = self.tuned.sweep
+        sweep = self.tuned.needed_sweep
         self._refuse_block(keys)
         plain = any(key in keys for key in _BY_NAME) and "bucket_boundaries" not in keys
         chosen = plain_row(sweep) if plain else table_row(sweep)
@@ -172,7 +171,7 @@ class _Patch:
         if gone and keys.keys().isdisjoint(BUCKETS):
             problem = f"{gone[0]} belongs to an old sampler of SpeechBrain, which takes no bucket table"
             raise self._wrong(keys[gone[0]], problem)
-        unit = self.tuned.sweep.lengths.unit
+        unit = self.tuned.needed_sweep.lengths.unit
         if "feats_hop_size" in keys and unit != "frames":
             raise self._wrong(
                 keys["feats_hop_size"],
@@ -200,14 +199,14 @@ class _Patch:
 
     def _cap(self, current: Node | None, row: Row) -> int | None:
         """Return the `max_batch_ex` to write; None to leave it as it is."""
-        needed = needed_cap(self.tuned.sweep, row)
+        needed = needed_cap(self.tuned.needed_sweep, row)
         if current is None:
             return needed
         cap = self._read(current)
         if cap is None and needed is None:
             return None
         if isinstance(cap, int) and cap is not True and 1 <= cap < 10**15:
-            kept, notes = kept_cap(cap, row, self.tuned.sweep, str(Path(self.tuned.config).parent))
+            kept, notes = kept_cap(cap, row, self.tuned.needed_sweep, self.tuned.run)
             self.notes += notes
             return None if kept == cap else kept
         if current.tag != "!PLACEHOLDER":
@@ -316,7 +315,7 @@ class _Patch:
 
     def _comment(self, limit: str, chosen: Chosen, plain: bool) -> None:
         """Add comments above the settings on what the numbers alone don't say."""
-        sweep = self.tuned.sweep
+        sweep = self.tuned.needed_sweep
         sentences = []
         if sweep.lengths.unit not in ("s", None) and self.block.get("feats_hop_size") is None:
             sentences.append(length_function(sweep.lengths.unit))

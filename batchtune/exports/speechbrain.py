@@ -148,7 +148,7 @@ def render(tuned: Tuned) -> str:
     Raises:
         ResultError: No row can be expressed, or nothing is recommended.
     """
-    sweep = tuned.sweep
+    sweep = tuned.needed_sweep
     chosen, recommended, key = table_row(sweep), recommended_row(sweep), length_key(sweep)
     try:
         plain = plain_row(sweep).row

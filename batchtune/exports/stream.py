@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import recommended_row
 from batchtune.exports.sampler import evidence_of, read_config, render_yaml
-from batchtune.results import STREAM_CONFIG_FILE, Probe, StreamConfig, StreamRow, StreamSweep
+from batchtune.results import STREAM_CONFIG_FILE, Algorithm, Probe, StreamConfig, StreamRow, StreamSweep
+from batchtune.units import format_number, format_seconds
 
 _SPEECHBRAIN: Final = "speechbrain"
+OWN = "batchtune.BucketedStream"
+OWN_ALGORITHMS: tuple[Algorithm, ...] = ("bucket", "pool", "pivot")
 _HEADERS = {
     "bucket": """\
 # batchtune's recommendation for the batches of a stream: each worker holds up to buffer_size examples.
@@ -32,33 +36,58 @@ _HEADERS = {
 }
 
 
-def own_row(sweep: StreamSweep) -> StreamRow:
-    """Return the recommended row, or, where that is SpeechBrain's, the best that batchtune's own stage runs.
+class ChosenStream(NamedTuple):
+    """The row that an export of a stream writes, the best that the framework can run.
+
+    `batches` are those of a nominal epoch on each rank; `remarks`, sentences without a full stop, say which row it is
+    instead of the recommended one, and what that costs.
+    """
+
+    row: StreamRow
+    batches: int
+    remarks: tuple[str, ...] = ()
+
+
+def choose_stream(sweep: StreamSweep, who: str, runs: Collection[Algorithm]) -> ChosenStream:
+    """Choose the recommended row if `who` runs its algorithm; else the best of these algorithms.
+
+    That is one whose batches are all proven, if there is one; then that with the lowest estimated time (number of
+    batches, where a time is unknown), then the smallest buffer.
 
     Raises:
         ResultError: The sweep recommends nothing, or holds no such row.
     """
-    row = recommended_row(sweep)
-    if row.algorithm != _SPEECHBRAIN:
-        return row
-    own = [row for row in sweep.rows if row.algorithm != _SPEECHBRAIN]
-    if not own:
+    recommended, timed = recommended_row(sweep), sweep.has_times
+    rows = [row for row in sweep.rows if row.algorithm in runs]
+    if not rows:
         raise ResultError(
-            "The sweep holds rows of SpeechBrain's dynamic_bucketed_batch alone, which BucketedStream does not run",
-            "Sweep again with all algorithms, or `batchtune export --to speechbrain-stream`.",
+            f"The sweep of the stream holds no row that {who} can run (algorithm {' or '.join(runs)})",
+            "Sweep again with all algorithms: `batchtune sweep-stream`.",
         )
-    timed = sweep.has_times
-    return min(
-        own,
-        key=lambda row: (bool(row.unproven), (timed and row.estimated_epoch_seconds) or row.batches, row.buffer_size),
-    )
+
+    def cost(row: StreamRow) -> float:
+        return (timed and row.estimated_epoch_seconds) or row.batches
+
+    row = recommended if recommended.algorithm in runs else None
+    if row is None and runs == (_SPEECHBRAIN,) and sweep.recommended_speechbrain is not None:
+        row = sweep.rows[sweep.recommended_speechbrain]
+    row = row or min(rows, key=lambda row: (bool(row.unproven), cost(row), row.buffer_size))
+    if row is recommended:
+        return ChosenStream(row, sweep.batches_per_rank or _per_rank(row, sweep))
+    more = cost(row) / cost(recommended) - 1
+    what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
+    remark = f"batchtune recommends {_described(recommended)}, which {who} does not run; this is {_described(row)}"
+    return ChosenStream(row, _per_rank(row, sweep), (f"{remark}, {abs(more):.1%} {what}",))
 
 
-def nominal_batches(sweep: StreamSweep, row: StreamRow) -> int | None:
-    """Return the batches of a nominal epoch on each rank with a row; None where the sweep gives none."""
-    if sweep.batches_per_rank is None or row is sweep.recommended_row:
-        return sweep.batches_per_rank
+def _per_rank(row: StreamRow, sweep: StreamSweep) -> int:
     return max(1, row.batches // sweep.world_size)
+
+
+def _described(row: StreamRow) -> str:
+    seconds = row.estimated_epoch_seconds
+    time = f", {format_seconds(seconds)} an epoch" if seconds else ""
+    return f"{row.name} ({format_number(row.batches)} batches{time})"
 
 
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
@@ -67,7 +96,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
     Raises:
         ResultError: The sweep recommends nothing, or holds no row that `BucketedStream` can run.
     """
-    row = own_row(stream)
+    row, batches, _ = choose_stream(stream, OWN, OWN_ALGORITHMS)
     assert row.algorithm != _SPEECHBRAIN
     return StreamConfig(
         format=StreamConfig.FORMAT,
@@ -81,7 +110,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
         max_padding_ratio=row.max_padding_ratio,
         shuffle=True,
         drop_last=False,
-        batches_per_epoch=nominal_batches(stream, row),
+        batches_per_epoch=batches if stream.batches_per_rank is not None else None,
         seed=stream.settings.get("seed", 0),
         evidence=evidence_of(stream, row, probe),
     )

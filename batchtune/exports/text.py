@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from batchtune.errors import ResultError, without_commands
-from batchtune.results import ReadingRecord, Row, Sweep, unproven_sizes
+from batchtune.results import ReadingRecord, Row, StreamRow, StreamSweep, Sweep, unproven_sizes
 from batchtune.units import counted, format_length, format_number, format_seconds
 
 _WIDTH = 100
@@ -103,7 +103,7 @@ def broken(line: str, *, indent: int = 4) -> str:
     return textwrap.fill(line, _WIDTH, subsequent_indent=beneath, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def about_data(sweep: Sweep) -> str:
+def about_data(sweep: Sweep | StreamSweep) -> str:
     """Say what the sweep was made for, in a sentence."""
     lengths = sweep.lengths
     device = f", measured on {sweep.device_name}" if sweep.device_name else ""
@@ -131,7 +131,22 @@ def about_row(row: Row, sweep: Sweep) -> str:
     )
 
 
-def padded_remark(sweep: Sweep, framework: str | None = None) -> Iterator[str]:
+def about_stream(row: StreamRow, sweep: StreamSweep) -> str:
+    """Say what the row is, what an epoch costs with it, and how many of its batches are not proven, in a sentence."""
+    ranks, workers, seconds = sweep.world_size, sweep.settings.get("workers"), row.estimated_epoch_seconds
+    on = [counted(ranks, "rank")] if ranks > 1 else []
+    if isinstance(workers, int) and workers > 1:
+        on.append(f"{counted(workers, 'worker')}{' each' if on else ''}")
+    where = f" on {' with '.join(on)}" if on else ""
+    time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""
+    unproven = ""
+    if row.unproven:
+        unproven = f"; {format_number(row.unproven)} of them are larger than what is proven to fit"
+    batches = f"{format_number(row.batches)} batches an epoch{where}{time}"
+    return f"{row.name}: {batches}, {row.padding_ratio:.1%} padding{unproven}"
+
+
+def padded_remark(sweep: Sweep | StreamSweep, framework: str | None = None) -> Iterator[str]:
     """Yield who pads to multiples, if the sweep counted them (--multiple-of).
 
     It is the user's collate function if no `framework` is one that pads to the longest example.
@@ -156,7 +171,7 @@ class LengthLimits(NamedTuple):
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, sweep: Sweep) -> LengthLimits:
+    def of(cls, sweep: Sweep | StreamSweep) -> LengthLimits:
         """Return the limits of a sweep's lengths; none where its file is of an older batchtune.
 
         Raises:
@@ -168,7 +183,7 @@ class LengthLimits(NamedTuple):
         if (low is not None and low > lengths.min) or (high is not None and high < lengths.max):
             raise ResultError(
                 "The sweep is damaged: its lengths are beyond --min-length or --max-length",
-                "Make it anew with `batchtune sweep-buckets`.",
+                "Sweep again.",
             )
         # An infinite limit is none, nor is one below all lengths.
         low = low if low is not None and low > 0 else None

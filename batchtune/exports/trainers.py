@@ -10,7 +10,7 @@ from batchtune.results import ReadingRecord
 
 
 def _render(tuned: Tuned, *, name: str, title: str) -> str:
-    sweep = tuned.sweep
+    sweep = tuned.needed_sweep
     limits = LengthLimits.of(sweep)
     sides = [LengthLimits(limits.shortest, None), LengthLimits(None, limits.longest)]
     kept = [side.condition("lengths") for side in sides if side]

@@ -95,7 +95,8 @@ def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -
     return OrderedLengths(whole.values, whole.target_values, plan.unit)
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shard:
     """A file of a stream: how many examples it holds, its size in bytes, and whether it breaks off."""
 
     label: str

@@ -10,56 +10,27 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from typing import Any, NoReturn, TypeVar
-
-import msgspec
+from typing import NoReturn
 
 from batchtune.errors import UsageError
-from batchtune.results import Answer, Drift, LowerBound, Record, Row, Sweep, Verdict, Verification
-
-T = TypeVar("T")
-Value = float | int | bool
-
-# Rule field → field of `results.Drift`.
-DRIFT_FIELDS = {"drift": "distance", "stale": "stale", "beyond": "beyond", "changed": "changed"}
-HIGHER_IS_BETTER = frozenset({"fill", "mean_batch_size", "randomness"})
-LOWER_IS_BETTER = frozenset(
-    {
-        *("batches", "steps", "padded_length", "padding_ratio", "used_buckets", "batch_size_variation"),
-        *("estimated_epoch_seconds", "estimated_epoch_error_seconds", "repeated_examples", "unproven"),
-        *("batches_deviation", "epoch_seconds_deviation"),
-        # More examples can meet.
-        *("effective_buckets", "mates_again", "length_correlation"),
-    }
+from batchtune.reports.rule_fields import (
+    DRIFT_FIELDS,
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
+    RATIOS,
+    SHARES,
+    Field,
+    NotKnownError,
+    RuleInputs,
+    Value,
+    all_fields,
+    compared_with,
+    value_in,
 )
-# Between 0 and 1: a limit outside would be a rule that always or never fails.
-SHARES = frozenset(
-    {
-        *("padding_ratio", "current.padding_ratio", "drift"),
-        *("mates_again", "current.mates_again", "randomness", "current.randomness"),
-    }
-)
-# These may be written in per cent.
-RATIOS = SHARES | {
-    *("fill", "current.fill", "batch_size_variation", "current.batch_size_variation", "stale"),
-    *("verify.time_ratio", "verify.time_ratio_spread", "length_correlation", "current.length_correlation"),
-}
-# Fields of a row that a bucket table has none of.
-_OF_POOLS = frozenset(
-    {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
-)
-# Why other fields of a row may be null.
-_WHY_UNKNOWN = {
-    "unproven": "only a sweep of batches that were probed knows it",
-    "batch_overhead": "these pools are cut into batches of as many examples as fit",
-    "epoch_seconds_deviation": "no step times are known",
-    "length_correlation": "all lengths, or no two examples of any batch, are alike; or an older batchtune swept",
-    **dict.fromkeys(("mates_again", "randomness"), "an older batchtune swept; run `batchtune sweep-buckets` again"),
-}
+from batchtune.results import Answer, Verdict
 
 _EXAMPLE = (
     "A rule says what fails, as FIELD OP VALUE: --fail-if 'padding_ratio > 8%', --fail-if 'verify.holds == false', "
@@ -102,21 +73,6 @@ class Rule:
     def needs(self) -> str | None:
         """The key of `RuleInputs.missing` that it can't be judged without."""
         return "baseline" if self.operator == "worse" else "drift" if self.field in DRIFT_FIELDS else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleInputs:
-    """The records that rules are judged by; `missing` says why `baseline`, another run's, or `drift` can't be read."""
-
-    sweep: Sweep | None
-    verification: Verification | None = None
-    baseline: Sweep | None = None
-    drift: Drift | None = None
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-class NotKnownError(Exception):
-    """A value is unknown; the message says why and what to do."""
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
@@ -174,7 +130,7 @@ def _parse_rule(text: str) -> Rule:
             _refuse(text, at, "how much worse is allowed must be in per cent, such as 2%")
         if limit < 0:
             _refuse(text, at, "how much worse is allowed can't be negative")
-        if "." in field[1] or field[1] in DRIFT_FIELDS:
+        if "." in field[1].removeprefix("stream.") or field[1] in DRIFT_FIELDS:
             _refuse(text, 0, "only a field of the recommended row can be worse than in another run")
     elif isinstance(limit, bool) and compared[1] not in ("==", "!="):
         _refuse(text, field.end(), "true and false can only be compared by == and !=")
@@ -189,7 +145,7 @@ def _refuse(text: str, at: int, what: str) -> NoReturn:
 def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
     try:
         field = _field(rule)
-        value, other = _value_in(field.record(inputs), field), None
+        value, other = value_in(field.record(inputs), field), None
         if rule.operator != "worse":
             ours, limit = _exact(value), _exact(rule.limit)
             fails = bool(_COMPARE[rule.operator](ours, limit))
@@ -198,8 +154,9 @@ def _judge(rule: Rule, inputs: RuleInputs) -> Verdict:
                 shown = str(value).lower()
             found = f"{shown}, {'which is' if fails else 'not'} {rule.operator} {rule.written}"
         else:
-            other = _value_in(_baseline(inputs), field, " in the baseline")
-            fails, how = _how_much_worse(rule, value, other, inputs)
+            row, same_lengths = compared_with(inputs, field)
+            other = value_in(row, field, " in the baseline")
+            fails, how = _how_much_worse(rule, value, other, same_lengths=same_lengths)
             found = f"{_digits(value)}, {how}"
     except NotKnownError as error:
         return _verdict(rule, "error", str(error))
@@ -213,11 +170,9 @@ def _verdict(
     return Verdict(rule=rule.text, outcome=outcome, value=value, limit=limit, baseline=other, message=message)
 
 
-def _how_much_worse(rule: Rule, value: Value, other: Value, inputs: RuleInputs) -> tuple[bool, str]:
+def _how_much_worse(rule: Rule, value: Value, other: Value, *, same_lengths: bool) -> tuple[bool, str]:
     """Compare with a baseline; return whether the rule fails, and in words how much worse the value is."""
-    assert inputs.sweep is not None and inputs.baseline is not None
-    same = inputs.sweep.lengths.fingerprint == inputs.baseline.lengths.fingerprint
-    in_baseline = f"{_digits(other)} in the baseline{'' if same else ' (which has other lengths)'}"
+    in_baseline = f"{_digits(other)} in the baseline{'' if same_lengths else ' (which has other lengths)'}"
     ours, theirs, allowed = _exact(value), _exact(other), _exact(rule.limit)
     more = theirs - ours if rule.field in HIGHER_IS_BETTER else ours - theirs
     fails = more > allowed * abs(theirs)
@@ -247,48 +202,6 @@ def _distinct(value: Fraction, limit: Fraction) -> str:
     return repr(float(value))
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A number or a flag that a rule can name: the attributes `path` of what `record` finds."""
-
-    name: str
-    record: Callable[[RuleInputs], Record]
-    path: tuple[str, ...]
-    is_flag: bool
-
-
-@cache
-def all_fields() -> dict[str, Field]:
-    """Name → field, of everything that rules can name."""
-    fields = [
-        *_fields("", Row, _recommended),
-        *_fields("current.", Row, _current),
-        Field("randomness", _recommended, ("randomness",), False),
-        Field("current.randomness", _current, ("randomness",), False),
-        *_fields("verify.", Verification, _verification),
-        *_fields("bound.", LowerBound, lambda inputs: _sweep(inputs).lower_bound),
-        Field("max_batch_length", _sweep, ("max_batch_length",), False),
-    ]
-    flags = {one.name: one.is_flag for one in _fields("", Drift, _drift)}
-    fields += [Field(name, _drift, (attribute,), flags[attribute]) for name, attribute in DRIFT_FIELDS.items()]
-    return {one.name: one for one in fields}
-
-
-def _fields(prefix: str, record: type[msgspec.Struct], find: Callable[[RuleInputs], Record]) -> Iterator[Field]:
-    """Yield the numbers and flags of a record and of the records in it, in their order."""
-    described = msgspec.inspect.type_info(record)
-    assert isinstance(described, msgspec.inspect.StructType)
-    for part in described.fields:
-        union = part.type.types if isinstance(part.type, msgspec.inspect.UnionType) else (part.type,)
-        kinds = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
-        number = (msgspec.inspect.BoolType, msgspec.inspect.IntType, msgspec.inspect.FloatType)
-        if len(kinds) == 1 and isinstance(kinds[0], number):
-            yield Field(prefix + part.name, find, (part.name,), isinstance(kinds[0], msgspec.inspect.BoolType))
-        elif isinstance(kinds[0], msgspec.inspect.StructType) and part.name != "meta":
-            for inner in _fields(f"{prefix}{part.name}.", kinds[0].cls, find):
-                yield Field(inner.name, find, (part.name, *inner.path), inner.is_flag)
-
-
 def _field(rule: Rule) -> Field:
     """Return the field that the rule names, which has to fit its limit. Raises NotKnownError."""
     field = all_fields().get(rule.field)
@@ -308,64 +221,3 @@ def _field(rule: Rule) -> Field:
     elif rule.field in SHARES and not 0 <= rule.limit <= 1:
         raise NotKnownError(f"{rule.field} is from 0 to 1, and {rule.written} is not: write 8% or 0.08")
     return field
-
-
-def _known(found: T | None, why: str) -> T:
-    if found is None:
-        raise NotKnownError(why)
-    return found
-
-
-def _value_in(record: Record, field: Field, where: str = "") -> Value:
-    value: Any = record
-    for name in field.path:
-        value = None if value is None else getattr(value, name)
-    why = ""
-    if isinstance(record, Row):
-        name = field.path[-1]
-        in_table = name in _OF_POOLS and record.pool_size is None
-        why = "only pools have it, and this is a bucket table" if in_table else _WHY_UNKNOWN.get(name, "")
-    known: Value = _known(value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}")
-    return known
-
-
-def _sweep(inputs: RuleInputs) -> Sweep:
-    return _known(inputs.sweep, "the run has no sweep.json: run `batchtune sweep-buckets`")
-
-
-def _recommended(inputs: RuleInputs) -> Row:
-    sweep = _sweep(inputs)
-    return _known(sweep.recommended_row, f"the sweep recommends no row: {sweep.reason or 'it does not say why'}")
-
-
-def _current(inputs: RuleInputs) -> Row:
-    why = "the sweep knows no current config: run `batchtune sweep-buckets` with --current"
-    return _known(_sweep(inputs).current, why)
-
-
-def _drift(inputs: RuleInputs) -> Drift:
-    return _known(inputs.drift, inputs.missing.get("drift", "no other lengths are given: use --manifest"))
-
-
-def _baseline(inputs: RuleInputs) -> Row:
-    """Return the other run's recommended row."""
-    ours, why = _sweep(inputs), "no other run to compare with is given: use --baseline"
-    other = _known(inputs.baseline, inputs.missing.get("baseline", why))
-    units = ours.lengths.unit, other.lengths.unit
-    if None not in units and units[0] != units[1]:
-        raise NotKnownError(f"the baseline's lengths count {units[1]}, this run's count {units[0]}")
-    return _known(other.recommended_row, "the baseline recommends no row")
-
-
-def _verification(inputs: RuleInputs) -> Verification:
-    """Return the verification, if it is about the table that is recommended now."""
-    found = _known(inputs.verification, "the run has no verify.json: run `batchtune verify`")
-    if inputs.sweep is not None:
-        row = _recommended(inputs)
-        if found.lengths.fingerprint != inputs.sweep.lengths.fingerprint:
-            raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
-        if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
-            raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
-        if (found.pool_size, found.batch_overhead) != (row.pool_size, row.batch_overhead):
-            raise NotKnownError("verify.json is not of the recommended pools: run `batchtune verify` again")
-    return found

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences, warning_sentences
-from batchtune.results import Drift, Probe, Result, Sweep, Verdict, Verification, encode, meta_of
+from batchtune.results import Drift, Probe, Result, StreamSweep, Sweep, Verdict, Verification, encode, meta_of
 
 
 class Report(Result, frozen=True, kw_only=True):
@@ -21,6 +21,7 @@ class Report(Result, frozen=True, kw_only=True):
     verification: Verification | None = None
     verdicts: tuple[Verdict, ...] = ()
     drift: Drift | None = None
+    stream: StreamSweep | None = None
 
 
 def render(results: RunResults) -> str:
@@ -34,5 +35,6 @@ def render(results: RunResults) -> str:
         verification=results.verification,
         verdicts=results.verdicts,
         drift=results.drift,
+        stream=results.stream,
     )
     return encode(report).decode()

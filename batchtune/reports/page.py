@@ -10,17 +10,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from batchtune.reports.rows import current_words
 from batchtune.reports.run import RunResults
+from batchtune.reports.streams import stream_facts
 from batchtune.reports.summary import brief_sentences, describe_device, next_steps, summary_sentences, warning_sentences
 from batchtune.reports.table import Table, clean
-from batchtune.reports.tables import brief_tables, current_words, failed_trials, full_tables, verdict_table
+from batchtune.reports.tables import brief_tables, failed_trials, full_tables, verdict_table
 from batchtune.reports.verification import (
     verification_facts,
     verification_sentences,
     verification_tables,
     verification_warnings,
 )
-from batchtune.results import LengthsSummary, Outcome
+from batchtune.results import LengthsSummary, Outcome, Probe
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 Fact = tuple[str, str]
@@ -109,7 +111,7 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
 
 
 def _facts(results: RunResults) -> Iterator[Fact]:
-    probe, sweep, verification = results.probe, results.sweep, results.verification
+    probe, sweep, stream, verification = results.probe, results.sweep, results.stream, results.verification
     yield "Data", _describe_data(results.lengths)
     if probe is not None:
         device, count = probe.device, Counter(trial.outcome for trial in probe.trials)
@@ -126,14 +128,17 @@ def _facts(results: RunResults) -> Iterator[Fact]:
                 fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
         if fits:
             yield "Models", f"fit the trials: {', '.join(fits)}"
-    elif sweep is not None and sweep.device_name is not None:
-        yield "Device", sweep.device_name
+    elif not isinstance(results.main, Probe) and results.main.device_name is not None:
+        yield "Device", results.main.device_name
     row = sweep.recommended_row if sweep is not None else None
     limit = format_length(results.main.max_batch_length, results.lengths.unit)
     sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
     yield "Limit", f"max_batch_length = {limit}{sized_by}"
     if sweep is not None:
         yield from (("Current", text) for text in current_words(sweep))
+    if stream is not None:
+        yield from stream_facts(stream)
+        yield from (("Current stream", text) for text in current_words(stream))
     if verification is not None:
         yield from verification_facts(verification)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchtune.batching.strategies import STRATEGIES
-from batchtune.results import Baseline, LowerBound, Row, Sweep
+from batchtune.results import Baseline, LowerBound, Row, StreamSweep, Sweep
 from batchtune.units import format_number
 
 FIXED_BASELINE = "fixed-random"
@@ -16,9 +16,19 @@ def series_name(row: Row) -> str:
     return row.strategy if row.sizing == "length" else f"{row.strategy} ({row.sizing})"
 
 
-def current_name(sweep: Sweep) -> str:
+def current_name(sweep: Sweep | StreamSweep) -> str:
     """Return what tables and charts call the user's own config; it says so where its batches can't fit."""
     return f"current ({DOES_NOT_FIT})" if sweep.current_fits is False else "current"
+
+
+def current_words(sweep: Sweep | StreamSweep) -> list[str]:
+    """Return what was read as the user's own config, and where."""
+    settings = sweep.current_settings or {}
+    described = settings.get("describe")
+    if not isinstance(described, str):
+        return []
+    place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
+    return [f"{described} ({', '.join(place)})" if place else described]
 
 
 def swept_kinds(sweep: Sweep) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,7 @@ import msgspec
 from batchtune.errors import ResultError
 from batchtune.results import (
     PROBE_FILE,
+    STREAM_FILE,
     SWEEP_FILE,
     VERIFY_FILE,
     Drift,
@@ -18,6 +20,7 @@ from batchtune.results import (
     Probe,
     Result,
     Row,
+    StreamSweep,
     Sweep,
     TwoDimensionalRow,
     Verdict,
@@ -34,7 +37,7 @@ AnyRow = TypeVar("AnyRow", Row, TwoDimensionalRow)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
-    """The results of one run: a probe, a sweep or both. None: the file does not exist, or nobody asked.
+    """The results of one run: a probe, a sweep, a stream's sweep, or several of them. None: the file does not exist.
 
     Attributes:
         name: Name of the run folder, without the path to it.
@@ -50,15 +53,16 @@ class RunResults:
     verdicts: tuple[Verdict, ...] = ()
     drift: Drift | None = None
     folder: Path = DEFAULT_FOLDER
+    stream: StreamSweep | None = None
 
     def __post_init__(self) -> None:
-        if self.probe is None and self.sweep is None:
+        if self.probe is None and self.sweep is None and self.stream is None:
             raise ValueError("a run without a probe and without a sweep has no results")
 
     @property
-    def main(self) -> Sweep | Probe:
-        """The sweep, or the probe without one: they agree on the lengths."""
-        found = self.sweep or self.probe
+    def main(self) -> Sweep | StreamSweep | Probe:
+        """The sweep, or that of a stream, or the probe without one: they agree on the lengths."""
+        found = self.sweep or self.stream or self.probe
         assert found is not None
         return found
 
@@ -72,13 +76,14 @@ def load_run(folder: Path) -> RunResults:
     """Read the results in a run folder. Batch sizes of an older batchtune count as unproven.
 
     Raises:
-        ResultError: The folder is missing or holds neither `probe.json` nor `sweep.json`; one of them
+        ResultError: The folder is missing or holds none of `probe.json`, `sweep.json` and `stream.json`; one of them
             can't be read, or is edited or damaged; or they are of different data.
     """
     how = (
         f"`batchtune probe-oom MANIFEST --workload W --run {folder}` writes probe.json, "
-        f"`batchtune sweep-buckets MANIFEST --run {folder}` writes sweep.json, and "
-        f"`batchtune tune MANIFEST --workload W --run {folder}` writes both."
+        f"`batchtune sweep-buckets MANIFEST --run {folder}` writes sweep.json, "
+        f"`batchtune sweep-stream SOURCE --run {folder}` writes stream.json, and "
+        f"`batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
     )
     if not folder.exists():
         raise ResultError(f"There is no run folder {folder}", how)
@@ -88,22 +93,28 @@ def load_run(folder: Path) -> RunResults:
     def read(name: str, kind: type[AnyResult]) -> AnyResult | None:
         return read_result(folder / name, kind) if (folder / name).exists() else None
 
-    probe, sweep = read(PROBE_FILE, Probe), read(SWEEP_FILE, Sweep)
-    if probe is None and sweep is None:
-        raise ResultError(f"{folder} holds neither {PROBE_FILE} nor {SWEEP_FILE}", how)
-    if probe is not None and sweep is not None:
-        if probe.lengths.fingerprint != sweep.lengths.fingerprint:
-            ours, theirs = (
-                f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (probe.lengths, sweep.lengths)
-            )
+    probe, sweep, stream = read(PROBE_FILE, Probe), read(SWEEP_FILE, Sweep), read(STREAM_FILE, StreamSweep)
+    found = {PROBE_FILE: probe, SWEEP_FILE: sweep, STREAM_FILE: stream}
+    known = [(folder / name, result.lengths) for name, result in found.items() if result is not None]
+    if not known:
+        raise ResultError(f"{folder} holds neither {PROBE_FILE} nor {SWEEP_FILE} nor {STREAM_FILE}", how)
+    for (path, lengths), (other_path, other) in itertools.pairwise(known):
+        if lengths.fingerprint != other.fingerprint:
+            ours, theirs = (f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (lengths, other))
             raise ResultError(
-                f"{folder / PROBE_FILE} and {folder / SWEEP_FILE} are of different data: {ours} and {theirs}",
+                f"{path} and {other_path} are of different data: {ours} and {theirs}",
                 "Make the older one anew from the same manifest and with the same filters.",
             )
-        if not probe.is_proven or sweep.device_name is not None:
-            sweep = with_unproven(sweep)
-    name, verification = folder.resolve().name or "run", read(VERIFY_FILE, Verification)
-    return RunResults(name=name, probe=probe, sweep=sweep, verification=verification, folder=folder)
+    if probe is not None and sweep is not None and (not probe.is_proven or sweep.device_name is not None):
+        sweep = with_unproven(sweep)
+    return RunResults(
+        name=folder.resolve().name or "run",
+        probe=probe,
+        sweep=sweep,
+        verification=read(VERIFY_FILE, Verification),
+        folder=folder,
+        stream=stream,
+    )
 
 
 def with_unproven(sweep: Sweep) -> Sweep:

@@ -5,25 +5,42 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from batchtune.reports.comparisons import advantage, batches_words, joined, savings
 from batchtune.reports.pools import pool_sentences
 from batchtune.reports.rows import CURRENT, compared, fixed_baseline, swept_kinds
 from batchtune.reports.run import DEFAULT_FOLDER, RunResults
+from batchtune.reports.streams import (
+    brief_stream_sentences,
+    stream_headline,
+    stream_sentences,
+    stream_steps,
+    stream_warnings,
+)
 from batchtune.reports.trade_offs import trade_off_sentences
 from batchtune.reports.verification import verification_sentences, verification_warnings
-from batchtune.results import SAMPLER_FILE, Device, Drift, Probe, Row, Sweep, Verdict, cost_of, unproven_sizes
+from batchtune.results import (
+    SAMPLER_FILE,
+    Device,
+    Drift,
+    Probe,
+    Row,
+    StreamSweep,
+    Sweep,
+    Verdict,
+    cost_of,
+    unproven_sizes,
+)
 from batchtune.trust import WORST_TIME_ERROR
 from batchtune.units import (
     counted,
     format_length,
     format_number,
     format_percent,
-    format_ratio,
     format_seconds,
     format_size,
     with_full_stop,
 )
 
-_AS_FAST = "as fast as"
 # Less than this part of what fits is worth a word; a rounded limit is not.
 _LOW_LIMIT = 0.95
 # A fit that misses its own measurements by more can't be trusted between them.
@@ -36,31 +53,37 @@ def summary_sentences(results: RunResults) -> list[str]:
 
     The first is a headline: short, and enough where there is room for one sentence only.
     """
-    probe, sweep = results.probe, results.sweep
+    probe, sweep, stream = results.probe, results.sweep, results.stream
     frontier = _about_frontier(probe) if probe is not None else []
     said, evidence = _headlines(results), _evidence(results)
-    if sweep is None:
+    if sweep is None and stream is None:
         return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
+    said += evidence if sweep is None else _about_sweep(sweep, evidence)
+    said += stream_sentences(stream) if stream is not None else []
+    return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
+
+
+def _about_sweep(sweep: Sweep, evidence: list[str]) -> list[str]:
+    """Say what the recommended row saves, with the evidence for it, and why it is recommended."""
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     if row is not None:
-        said += [*_savings(sweep, row), *evidence, *_waste(sweep, row)]
+        said = [*_savings(sweep, row), *evidence, *_waste(sweep, row)]
         said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
         said += pool_sentences(sweep, row) if row.pool_size is not None else []
-        said += trade_off_sentences(sweep)
-    elif fixed is not None:
-        size = format_number(fixed.batch_size)
-        said += [f"A fixed batch size of {size} needs {_batches(fixed.batches)} for an epoch.", *evidence]
-    else:
-        said += evidence
-    return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
+        return [*said, *trade_off_sentences(sweep)]
+    if fixed is None:
+        return evidence
+    size = format_number(fixed.batch_size)
+    return [f"A fixed batch size of {size} needs {batches_words(fixed.batches)} for an epoch.", *evidence]
 
 
 def brief_sentences(results: RunResults) -> list[str]:
     """Say what to set and what speaks for it; a table compares the numbers."""
     if results.verification is not None and not results.verification.holds:
         return _headlines(results, troubles_only=True)  # what to set, and what that saves, is then no news
-    frontier = _about_frontier(results.probe) if results.probe is not None and results.sweep is None else []
-    return [*_headlines(results), *_evidence(results), *frontier]
+    frontier = _about_frontier(results.probe) if results.probe is not None and results.main is results.probe else []
+    stream = brief_stream_sentences(results.stream) if results.stream is results.main else []
+    return [*_headlines(results), *_evidence(results), *frontier, *stream]
 
 
 def describe_device(device: Device) -> str:
@@ -75,7 +98,9 @@ def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]
         sentences += verification_sentences(results.verification)
     if results.sweep is not None and not troubles_only:
         sentences.append(_what_to_set(results.sweep))
-    elif results.probe is not None and not troubles_only:
+    if results.stream is not None and not troubles_only:
+        sentences.append(stream_headline(results.stream))
+    if results.probe is results.main and not troubles_only:
         sentences.append(_limit(results.probe))
     if results.drift is not None:
         row = results.sweep.recommended_row if results.sweep is not None else None
@@ -114,7 +139,7 @@ def _what_to_set(sweep: Sweep) -> str:
         return with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
     if row is None:
         return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
-    count, others, advantage = len(row.boundaries), compared(sweep), ""
+    count, others, better = len(row.boundaries), compared(sweep), ""
     what = f"{'1 bucket' if count == 1 else f'{format_number(count)} buckets'} ({row.strategy})"
     if row.pool_size is not None:
         what = row.name
@@ -123,36 +148,20 @@ def _what_to_set(sweep: Sweep) -> str:
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit
     if others:
         name, other = others[0]
-        ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
-        if ours is not None and theirs:
-            speed = _speed(ours, theirs)
-            equal = isinstance(other, Row) and row.equal_to_best and other.equal_to_best and speed != _AS_FAST
-            advantage = f": {speed} {name}{', but the estimates may be off by as much' if equal else ''}"
-        elif other.batches:
-            advantage = f": {_fewer(row.batches, other.batches)} than with {name}"
-    return f"Set {what} with {sizes}{advantage}."
+        equal = isinstance(other, Row) and row.equal_to_best is True and other.equal_to_best is True
+        better = advantage(row, name, other, equal=equal)
+    return f"Set {what} with {sizes}{better}."
 
 
 def _savings(sweep: Sweep, row: Row) -> list[str]:
-    """Say what an epoch needs, and how much less that is than with the others."""
-    source, others, seconds = (sweep.current_settings or {}).get("source"), compared(sweep), row.estimated_epoch_seconds
-    on_ranks = f" on {format_number(sweep.world_size)} ranks" if sweep.world_size > 1 else ""
-    named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
-    needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
-    if seconds is None:
-        cost = f"Step times are not known, so {swept_kinds(sweep)} are compared by batches"
-        saved = [f"{_fewer(row.batches, other.batches)} than with {name}" for name, other in others if other.batches]
-    else:
-        cost = f"One epoch is estimated at {format_seconds(seconds)}"
-        times = [(name, other.estimated_epoch_seconds) for name, other in others]
-        saved = [f"{_speed(seconds, time)} {name} ({format_seconds(time)})" for name, time in times if time]
-    return [_joined(f"An epoch{on_ranks} needs {_batches(row.batches)}", "; ", needs), _joined(cost, ": ", saved)]
+    source = (sweep.current_settings or {}).get("source")
+    return savings(row, compared(sweep), ranks=sweep.world_size, current=(CURRENT, source), what=swept_kinds(sweep))
 
 
 def _waste(sweep: Sweep, row: Row) -> list[str]:
     """Say how far from the bound it is, and how much is padding."""
     bound, seconds = sweep.lower_bound, row.estimated_epoch_seconds
-    what, ratios = [_batches(bound.batches)], [row.batches / bound.batches]
+    what, ratios = [batches_words(bound.batches)], [row.batches / bound.batches]
     if bound.estimated_epoch_seconds and seconds:
         what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
         ratios.append(seconds / bound.estimated_epoch_seconds)
@@ -161,12 +170,8 @@ def _waste(sweep: Sweep, row: Row) -> list[str]:
     nothing = "no bucket table" if swept_kinds(sweep) == "tables" else "neither bucket tables nor pools"
     return [
         f"The bound that {nothing} can beat is {' and '.join(what)}: this is {above} above it.",
-        _joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
+        joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
     ]
-
-
-def _joined(start: str, joint: str, others: Sequence[str]) -> str:
-    return f"{start}{joint if others else ''}{' and '.join(others)}."
 
 
 def _limit(probe: Probe) -> str:
@@ -195,24 +200,6 @@ def _about_frontier(probe: Probe) -> list[str]:
         processes = f"{steps} steps in {confirmation.workers} processes"
         sentences.append(f"{which} run once more in turns, {processes}, and fit{again}.")
     return sentences
-
-
-def _batches(count: int) -> str:
-    return "1 batch" if count == 1 else f"{format_number(count)} batches"
-
-
-def _fewer(ours: int, theirs: int) -> str:
-    if ours == theirs:
-        return "no fewer batches"
-    return f"{format_percent(abs(1 - ours / theirs))} {'fewer' if ours < theirs else 'more'} batches"
-
-
-def _speed(our_seconds: float, their_seconds: float) -> str:
-    if our_seconds == 0 or format_ratio(their_seconds / our_seconds) == "1.00":
-        return _AS_FAST
-    if our_seconds < their_seconds:
-        return f"{format_ratio(their_seconds / our_seconds)} times faster than"
-    return f"{format_ratio(our_seconds / their_seconds)} times slower than"
 
 
 def verdict_sentence(verdicts: Sequence[Verdict]) -> str:
@@ -250,6 +237,14 @@ def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
 
 def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     """Pair each command, or file, with what it is for, in the order to take them."""
+    if results.sweep is not None or results.stream is None:
+        yield from _sweep_steps(results)
+    yield from stream_steps(results)
+    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
+    yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
+
+
+def _sweep_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     sweep, verification = results.sweep, results.verification
     config = str(results.folder / SAMPLER_FILE)
     folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
@@ -278,7 +273,6 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
             yield verify, "run these batches for real"
         others = "pools, or the best table for others" if in_pools else "the same for SpeechBrain, NeMo, ..."
         yield f"batchtune export{folder} --to FRAMEWORK", others
-    yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
 
 
 def _own_workload(results: RunResults) -> str:
@@ -302,20 +296,16 @@ def warning_sentences(results: RunResults) -> list[str]:
 
 
 def _warnings(results: RunResults) -> Iterator[str]:
-    sweep, probe, unit = results.sweep, results.probe, results.lengths.unit
+    sweep, stream, probe, unit = results.sweep, results.stream, results.probe, results.lengths.unit
     row = sweep.recommended_row if sweep is not None else None
     sizes = None if row is None else unproven_sizes(row)
     yield from verification_warnings(results)
     if sweep is not None and row is not None and sizes is not None:
         yield f"{sizes[0].upper()}{sizes[1:]}: {_why_unproven(sweep, row, probe)}"
     elif sweep is not None and probe is not None:
-        used, measured = sweep.max_batch_length, probe.max_batch_length
-        took, fits = format_length(used, unit), format_length(measured, unit)
-        differs = f"The sweep took max_batch_length = {took}, but the probe measured that {fits} fits"
-        if used > measured * (1 + 1e-9):
-            yield f"{differs}: training may run out of memory. Sweep again without --max-batch-length."
-        elif used < measured * _LOW_LIMIT:
-            yield f"{differs}: memory is left unused. Sweep again without --max-batch-length to use it."
+        yield from _limit_warnings(sweep, probe, "The sweep", "Sweep")
+    if stream is not None and probe is not None and not (stream.recommended_row and stream.recommended_row.unproven):
+        yield from _limit_warnings(stream, probe, "The stream's sweep", "Sweep the stream")
     if probe is not None:
         yield from map(with_full_stop, probe.warnings)
         if probe.frontier and (end := probe.frontier[-1].length) < probe.lengths.max * (1 - 1e-9):
@@ -332,8 +322,21 @@ def _warnings(results: RunResults) -> Iterator[str]:
                 yield f"{misses}, so no times are estimated and tables are compared by batches. Probe again {idle}"
             elif error > _POOR_FIT:
                 yield f"{misses}: take figures that build on it as rough, and probe again {idle}"
+    if stream is not None:
+        yield from stream_warnings(stream)
     if sweep is not None:
         yield from map(with_full_stop, sweep.warnings)
+
+
+def _limit_warnings(swept: Sweep | StreamSweep, probe: Probe, name: str, verb: str) -> Iterator[str]:
+    """Warn if a sweep took another max_batch_length than was measured."""
+    used, measured, unit = swept.max_batch_length, probe.max_batch_length, swept.lengths.unit
+    took, fits = format_length(used, unit), format_length(measured, unit)
+    differs = f"{name} took max_batch_length = {took}, but the probe measured that {fits} fits"
+    if used > measured * (1 + 1e-9):
+        yield f"{differs}: training may run out of memory. {verb} again without --max-batch-length."
+    elif used < measured * _LOW_LIMIT:
+        yield f"{differs}: memory is left unused. {verb} again without --max-batch-length to use it."
 
 
 def _why_unproven(sweep: Sweep, row: Row, probe: Probe | None) -> str:

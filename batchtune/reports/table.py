@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from batchtune.errors import without_commands
-from batchtune.results import Trial, VerifyFailure
+from batchtune.results import Row, StreamRow, Trial, VerifyFailure
 from batchtune.units import format_length, format_number, format_ratio
 
 V = TypeVar("V")
@@ -18,13 +18,25 @@ TIMES = "\u00d7"  # the multiplication sign
 _MAX_TEXT = 400
 _MAX_FAILURES = 10
 # The columns of all tables that hold text, and those that hold running text; the others hold numbers.
-_TEXT = {"", "strategy", "table", "closed by", "proven by", "batch shape", "outcome", "verdict"}
+_TEXT = {
+    "",
+    "strategy",
+    "algorithm",
+    "settings",
+    "table",
+    "closed by",
+    "proven by",
+    "batch shape",
+    "outcome",
+    "verdict",
+}
 _RUNNING_TEXT = {"message", "fails if", "found"}
 # A narrow terminal leaves these out, the last first; others never, as they tell rows apart.
 _SPARE = (
     *("cost", "randomness", "gain", "throughput", "relative", "estimated epoch", "largest batch", "closed by"),
     *("against fixed", "proven by", "batches", "peak memory", "meet again", "padding", "step time", "mean batch"),
     *("trial", "effective buckets", "length correlation", "over length alone", "variation"),
+    *("mixing", "memory", "under half", "waits"),
 )
 
 
@@ -89,6 +101,20 @@ def make_table(
         marked=marked,
         break_before=break_before,
     )
+
+
+def limits(row: Row | StreamRow, unit: str | None, most: int) -> tuple[list[dict[str, str | None]], int]:
+    """Return how many examples a batch holds, by its longest, in at most so many rows; and how many there are."""
+    found = list(zip(row.boundaries, row.batch_sizes, strict=True))
+    rows: list[dict[str, str | None]] = [
+        {
+            "up to": format_length(boundary, unit),
+            "batch size": format_number(size),
+            "largest batch": format_length(boundary * size, unit),
+        }
+        for boundary, size in spread(found, most)
+    ]
+    return rows, len(found)
 
 
 def failures_table(title: str, failures: Sequence[Trial | VerifyFailure], unit: str | None, file: str) -> list[Table]:

@@ -11,6 +11,7 @@ from batchtune.reports.rows import (
     best_table,
     compared,
     current_name,
+    current_words,
     fixed_baseline,
     format_share,
     knows_mates,
@@ -20,6 +21,7 @@ from batchtune.reports.rows import (
     today_row,
 )
 from batchtune.reports.run import RunResults
+from batchtune.reports.stream_tables import stream_comparison_table, stream_tables
 from batchtune.reports.table import (
     UNKNOWN,
     Table,
@@ -27,6 +29,7 @@ from batchtune.reports.table import (
     format_shape,
     format_times,
     known,
+    limits,
     make_table,
     shown_of,
     spread,
@@ -57,6 +60,8 @@ def full_tables(results: RunResults) -> Iterator[Table]:
             yield _frontier_table(probe)
         title, unit = "Trials that failed, but not for lack of memory", probe.lengths.unit
         yield from failures_table(title, failed_trials(probe), unit, "probe.json")
+    if results.stream is not None:
+        yield from stream_tables(results.stream)
     if verification is not None:
         yield from verification_tables(verification)
 
@@ -66,19 +71,12 @@ def brief_tables(results: RunResults) -> list[Table]:
     sweep, verification = results.sweep, results.verification
     if verification is not None and not verification.holds:
         return proposal_table(verification)
-    if sweep is None or sweep.recommended_row is None:
-        return []
-    return [comparison_table(sweep, sweep.recommended_row)]
-
-
-def current_words(sweep: Sweep) -> list[str]:
-    """Return what was read as the user's own config, and where."""
-    settings = sweep.current_settings or {}
-    described = settings.get("describe")
-    if not isinstance(described, str):
-        return []
-    place = [str(settings[name]) for name in ("source", "key_path") if settings.get(name)]
-    return [f"{described} ({', '.join(place)})" if place else described]
+    found = []
+    if sweep is not None and sweep.recommended_row is not None:
+        found.append(comparison_table(sweep, sweep.recommended_row))
+    if results.stream is not None and results.stream.recommended_row is not None:
+        found.append(stream_comparison_table(results.stream, title="" if sweep is None else "Stream"))
+    return found
 
 
 def rows_table(sweep: Sweep) -> Table:
@@ -253,17 +251,8 @@ def _bucket_table(sweep: Sweep, row: Row, probe: Probe | None) -> Table:
 
 def _limits_table(row: Row, unit: str | None) -> Table:
     """Lay out how many examples a batch of recommended pools holds, by its longest."""
-    limits = list(zip(row.boundaries, row.batch_sizes, strict=True))
-    shown = spread(limits, _MAX_FRONTIER_POINTS)
-    rows = [
-        {
-            "up to": format_length(boundary, unit),
-            "batch size": format_number(size),
-            "largest batch": format_length(boundary * size, unit),
-        }
-        for boundary, size in shown
-    ]
-    notes = [*shown_of(len(shown), len(limits), " lengths", "sampler.yaml")]
+    rows, count = limits(row, unit, _MAX_FRONTIER_POINTS)
+    notes = [*shown_of(len(rows), count, " lengths", "sampler.yaml")]
     if row.batch_overhead is not None:
         notes.append(
             "Pools are cut where the sum of padded lengths is least, with an overhead of "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from batchtune.reports.pools import faster_pools_sentence, format_correlation, randomness_sentence
 from batchtune.reports.rows import format_share, knows_mates, mates_again, swept_kinds
 from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
-from batchtune.results import Row, Saturation, Sweep, cost_of
+from batchtune.results import Row, Saturation, StreamRow, Sweep, cost_of
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 _MAX_SATURATION_POINTS = 10
@@ -92,19 +92,25 @@ def _saturation(sweep: Sweep, saturation: Saturation) -> Iterator[str]:
 
 def _batch_sizes(sweep: Sweep, row: Row) -> Iterator[str]:
     """Say how the batch size varies, and what that means for the learning rate."""
-    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
+    sizes, rate = batch_sizes(row), ""
+    if sizes is None:
         return
-    rate = ""
     if (hint := sweep.learning_rate) is not None:
         before = "your current config" if hint.relative_to == "current" else f"a fixed {hint.from_batch_size:g}"
         rate = (
             f"; a learning rate tuned for {before} scales by {hint.linear:.2f} (linear) or {hint.square_root:.2f} "
             "(square root), as a hint"
         )
-    yield (
+    yield f"{sizes}{rate}."
+
+
+def batch_sizes(row: Row | StreamRow) -> str | None:
+    """Say how the batch size varies, without a full stop; None in files of older versions."""
+    if row.smallest_batch_size is None or row.largest_batch_size is None or row.batch_size_variation is None:
+        return None
+    return (
         f"Batches hold {format_number(row.smallest_batch_size)} to {format_number(row.largest_batch_size)} examples, "
         f"{format_number(row.mean_batch_size)} on average (coefficient of variation {row.batch_size_variation:.2f})"
-        f"{rate}."
     )
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -302,6 +302,18 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
 
 StreamAlgorithm = Literal["bucket", "pool", "pivot"]
 """How `BucketedStream` makes batches of what its buffer holds."""
+
+
+class Costed(Protocol):
+    """What an epoch's batches cost: how many they are, and how long they take, where that is known."""
+
+    @property
+    def batches(self) -> int:
+        """Of one epoch."""
+
+    @property
+    def estimated_epoch_seconds(self) -> float | None:
+        """Of one epoch; None without step times."""
 
 
 class SweptWith(Record, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from batchtune.results.shared import (
     wrong_limit,
     wrong_settings,
 )
-from batchtune.results.sweep import Row
+from batchtune.results.sweep import Row, have_times
 from batchtune.units import counted, format_number
 
 Algorithm = Literal["speechbrain", "bucket", "pool", "pivot"]
@@ -110,11 +110,20 @@ class StreamRow(Record, frozen=True, kw_only=True):
     def name(self) -> str:
         """Which row it is, as sentences say it: `bucket with 12 buckets and a buffer of 1024`."""
         buffer = f"a buffer of {format_number(self.buffer_size)}"
-        if self.algorithm == "bucket":
-            return f"bucket with {counted(len(self.boundaries), 'bucket')} and {buffer}"
-        if self.algorithm == "speechbrain":
+        if self.by_speechbrain:
             return f"SpeechBrain's dynamic_bucketed_batch with {buffer}"
-        return f"{self.algorithm} with {buffer}"
+        buckets = "" if self.num_buckets is None else f"{counted(self.num_buckets, 'bucket')} and "
+        return f"{self.algorithm} with {buckets}{buffer}"
+
+    @property
+    def by_speechbrain(self) -> bool:
+        """Whether SpeechBrain's own function makes the batches, and not `BucketedStream`."""
+        return self.algorithm == "speechbrain"
+
+    @property
+    def num_buckets(self) -> int | None:
+        """How many buckets there are; None where batches are not made in buckets."""
+        return len(self.boundaries) if self.algorithm == "bucket" else None
 
     @property
     def randomness(self) -> float:
@@ -123,7 +132,7 @@ class StreamRow(Record, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
-        if self.algorithm == "speechbrain":
+        if self.by_speechbrain:
             if self.target_batch_numel is None:
                 yield "algorithm is speechbrain, but target_batch_numel is missing"
         else:
@@ -235,9 +244,9 @@ class StreamSweep(Result, frozen=True, kw_only=True):
                 yield f"{name} is {index}, but rows are 0 to {len(self.rows) - 1}"
                 return
         if self.recommended_speechbrain is not None:
-            algorithm = self.rows[self.recommended_speechbrain].algorithm
-            if algorithm != "speechbrain":
-                yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {algorithm}"
+            row = self.rows[self.recommended_speechbrain]
+            if not row.by_speechbrain:
+                yield f"recommended_speechbrain is {self.recommended_speechbrain}, whose algorithm is {row.algorithm}"
         for index, row in enumerate(self.rows):
             if not math.isclose(
                 row.mean_batch_size * row.batches, self.lengths.count - row.dropped_examples, rel_tol=ROUNDING
@@ -255,7 +264,7 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def has_times(self) -> bool:
         """Whether every row has an estimated time, so that rows are compared by it."""
-        return bool(self.rows) and all(row.estimated_epoch_seconds is not None for row in self.rows)
+        return bool(self.rows) and have_times(self.rows)
 
     @property
     def world_size(self) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from batchtune.results.shared import (
     ROUNDING,
     Amount,
+    Costed,
     Count,
     Length,
     LengthsSummary,
@@ -362,7 +363,7 @@ class Sweep(Result, frozen=True, kw_only=True):
         return found if isinstance(found, int) and found > 1 else 1
 
 
-def cost_of(costed: Row | Baseline | LowerBound, *, timed: bool) -> float | None:
+def cost_of(costed: Costed, *, timed: bool) -> float | None:
     """Return what an epoch costs, to compare tables by: its estimated seconds, or its batches.
 
     Times are compared if `timed`, as `Sweep.has_times` says: seconds and batches are never mixed. None where times are
@@ -371,12 +372,12 @@ def cost_of(costed: Row | Baseline | LowerBound, *, timed: bool) -> float | None
     return costed.estimated_epoch_seconds if timed else float(costed.batches)
 
 
-def have_times(rows: Iterable[Row | Baseline]) -> bool:
+def have_times(rows: Iterable[Costed]) -> bool:
     """Return whether all have an estimated time, so that they are compared by it; else their batches are compared."""
     return all(row.estimated_epoch_seconds is not None for row in rows)
 
 
-def epoch_costs(rows: Sequence[Row | Baseline]) -> list[float]:
+def epoch_costs(rows: Sequence[Costed]) -> list[float]:
     """Return costs that can be compared: estimated seconds, or the numbers of batches where any row has no time."""
     timed = have_times(rows)
     return [cost_of(row, timed=timed) or 0.0 for row in rows]

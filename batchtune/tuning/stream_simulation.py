@@ -70,7 +70,7 @@ class StoredStream:
         by_worker = np.zeros((2, number))
         for row, some in enumerate((counts, taken)):
             by_worker[row] = np.bincount(np.arange(some.size) % number, weights=some, minlength=number)
-        scale = np.divide(*by_worker, out=np.ones(number), where=by_worker[1] > 0)
+        scale = np.divide(by_worker[0], by_worker[1], out=np.ones(number), where=by_worker[1] > 0)
         by_rank = scale.reshape(sharding.workers, sharding.world_size).T.ravel()
         targets = None if targets is None else targets[:kept]
         return cls(lengths[:kept], targets, taken.tolist(), sharding, by_rank, seed)
@@ -107,11 +107,11 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
         for worker, stream in enumerate(workers):
             lengths = stored.lengths[stream]
             own = stream_random(stored.seed, epoch, rank, worker)
-            found = (
-                speechbrain_batches(lengths, batching, own)
-                if isinstance(batching, PivotSettings)
-                else stream_batches(lengths, batching, own)
-            )
+            if isinstance(batching, PivotSettings):
+                found = speechbrain_batches(lengths, batching, own)
+                lengths = np.where(batching.keeps(lengths), lengths, 0.0)  # what it leaves out is never held
+            else:
+                found = stream_batches(lengths, batching, own)
             made.append(found)
             examples.append(stream[found.examples])
             waited.append(waits(found))

@@ -31,6 +31,7 @@ from batchtune.results import (
 )
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.current.base import longer_than
+from batchtune.tuning.current.stream import CurrentStream
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.stream_recommend import recommend_stream
@@ -50,7 +51,7 @@ from batchtune.units import counted
 
 # SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
-_PADDING_RATIOS = (0.02, 0.05, 0.1, 0.2)
+_PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
 # So many caps of the batch size are tried for a larger maximum.
 _CAPS = 64
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
@@ -76,8 +77,7 @@ class StreamSettings:
         bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
         min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
             epoch; None: any.
-        current: The user's settings now, as they can be simulated.
-        current_settings: The same as they were written, with `source`.
+        current: The user's settings now.
 
     Raises:
         UsageError: A number is out of range.
@@ -94,8 +94,7 @@ class StreamSettings:
     bytes_per_length: float | None = None
     min_randomness: float | None = None
     seed: int = 0
-    current: AnyBatching | None = None
-    current_settings: dict[str, Any] | None = None
+    current: CurrentStream | None = None
 
     def __post_init__(self) -> None:
         for name, number, least, most in (
@@ -126,8 +125,7 @@ class StreamSettings:
 
     def record(self) -> dict[str, Any]:
         """Return them as `stream.json` holds them."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        found.pop("current"), found.pop("current_settings")
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "current"}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
@@ -197,7 +195,7 @@ def sweep_stream(
     rows = _with_equals(priced)
     current, fits = None, None
     if settings.current is not None:
-        own = simulator.priced(settings.current)
+        own = simulator.priced(settings.current.batching)
         current = _with_equals([*priced, own])[-1]
         fits = simulator.fits
     found = recommend_stream(rows, as_map.recommended_row, min_randomness=settings.min_randomness)
@@ -217,10 +215,13 @@ def sweep_stream(
         recommended_speechbrain=found.speechbrain,
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
         reason=found.reason,
-        warnings=[*_cautions(stream, shards, chosen, settings), *_limit_cautions(stream, max_batch_length, settings)],
+        warnings=[
+            *_cautions(stream, max_batch_length, shards, chosen, settings),
+            *(settings.current.notes if settings.current else ()),
+        ],
         current=current,
         current_fits=fits,
-        current_settings=settings.current_settings,
+        current_settings=settings.current.settings if settings.current else None,
     )
 
 
@@ -347,7 +348,7 @@ def _parameters(way: AnyBatching) -> dict[str, Any]:
     if isinstance(way, PivotSettings):
         return {
             "algorithm": "speechbrain",
-            "buffer_size": way.buffersize,
+            "buffer_size": max(1, way.buffersize),
             "target_batch_numel": way.target_batch_numel,
             "max_batch_numel": way.max_batch_numel,
             "max_batch_size": way.max_batch_size,
@@ -423,10 +424,11 @@ def _are_sorted(lengths: FloatArray) -> bool:
 
 
 def _cautions(
-    stream: StreamLengths, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
+    stream: StreamLengths, limit: float, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
 ) -> Iterator[str]:
     """Yield what is wrong with the shards, and what surprises in a stream of them."""
     needed = settings.world_size * max(1, settings.workers)
+    yield from longer_than(stream.lengths, limit, "max_batch_length", "{each} becomes a batch of one")
     if shards.assumed:
         yield (
             f"the source is no set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
@@ -458,16 +460,3 @@ def _cautions(
             "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
             "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
         )
-
-
-def _limit_cautions(stream: StreamLengths, limit: float, settings: StreamSettings) -> Iterator[str]:
-    """Yield what the limits of the present settings and of these do not hold."""
-    yield from longer_than(
-        stream.lengths, limit, "max_batch_length", "as SpeechBrain's pivot {each} passes, as a batch of one"
-    )
-    current = settings.current
-    if isinstance(current, PivotSettings):
-        if current.max_batch_numel is None:
-            yield "your settings have no max_batch_numel: a batch grows beyond its target by up to one example"
-        elif current.target_batch_numel > current.max_batch_numel:
-            yield "your target_batch_numel is above max_batch_numel: batches never reach it"

@@ -21,18 +21,8 @@ from report_records import (
 
 from batchtune.errors import ResultError, UsageError
 from batchtune.reports import load_run
-from batchtune.reports.gate import (
-    HIGHER_IS_BETTER,
-    LOWER_IS_BETTER,
-    RATIOS,
-    SHARES,
-    RuleInputs,
-    all_fields,
-    exit_code,
-    judge,
-    not_judged,
-    parse_rules,
-)
+from batchtune.reports.gate import exit_code, judge, not_judged, parse_rules
+from batchtune.reports.rule_fields import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, RuleInputs, all_fields
 from batchtune.reports.summary import drift_sentences, verdict_sentence
 from batchtune.reports.tables import verdict_table
 from batchtune.results import Drift, Sweep, Verdict, write_result

@@ -12,8 +12,9 @@ from pooled_records import pooled_sweep
 from report_records import COUNT, made_sweep, made_verification, whole_sweep
 
 from batchtune.reports import RunResults, summary_sentences
-from batchtune.reports.gate import RuleInputs, judge, parse_rules
+from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.pools import faster_pools_sentence, pool_sentences
+from batchtune.reports.rule_fields import RuleInputs
 from batchtune.reports.summary import drift_sentences, next_steps
 from batchtune.reports.table import UNKNOWN
 from batchtune.reports.tables import comparison_table, full_tables, rows_table

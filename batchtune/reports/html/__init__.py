@@ -21,6 +21,7 @@ import msgspec
 
 from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, padding_figure
 from batchtune.reports.html.figure import Figure
+from batchtune.reports.html.stream_figures import stream_figures
 from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.page import Fact, build_page, clean_facts
 from batchtune.reports.run import RunResults
@@ -81,7 +82,8 @@ def figures(results: RunResults) -> list[Figure]:
     sweep, probe = results.sweep, results.probe
     costs = cost_figures(sweep) if sweep is not None else []
     data = [histogram_figure(sweep), padding_figure(sweep)] if sweep is not None else []
-    drawn = [*costs[:1], *data, *costs[1:], frontier_figure(probe) if probe is not None else None]
+    streams = stream_figures(results.stream) if results.stream is not None else []
+    drawn = [*costs[:1], *data, *costs[1:], *streams, frontier_figure(probe) if probe is not None else None]
     return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
 
 
@@ -105,7 +107,7 @@ def _source(script: str) -> str:
 
 def _environment(results: RunResults) -> list[tuple[str, tuple[Fact, ...]]]:
     """Return lists of names and values, each with its title: the device, the settings, what wrote the files."""
-    probe, sweep, verification = results.probe, results.sweep, results.verification
+    probe, sweep, stream, verification = results.probe, results.sweep, results.stream, results.verification
     groups: dict[str, list[Fact]] = {}
     files = {"data fingerprint": results.lengths.fingerprint}
     if probe is not None:
@@ -118,6 +120,10 @@ def _environment(results: RunResults) -> list[tuple[str, tuple[Fact, ...]]]:
         groups["Sweep"] = _settings(sweep.settings)
         groups["Current settings"] = _settings(sweep.current_settings or {})
         files["sweep.json"] = f"batchtune {sweep.meta.batchtune}"
+    if stream is not None:
+        groups["Stream"] = _settings(stream.settings)
+        groups["Current settings of the stream"] = _settings(stream.current_settings or {})
+        files["stream.json"] = f"batchtune {stream.meta.batchtune}"
     if verification is not None:
         groups["Verification"] = _settings(verification.settings)
         files["verify.json"] = f"batchtune {verification.meta.batchtune}"

@@ -5,13 +5,12 @@ Each has a view by time, where all rows have one, and a view by batches; `timed`
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
+from batchtune.reports.html.cost_scale import CostScale, Other, cost_words, drawn_cost, log_range, mark, star
 from batchtune.reports.html.figure import (
     HUES,
     Figure,
@@ -22,10 +21,8 @@ from batchtune.reports.html.figure import (
     axis,
     drawable,
     hover,
-    label,
     points,
     thinned,
-    time_unit,
 )
 from batchtune.reports.rows import (
     FIXED_BASELINE,
@@ -36,25 +33,11 @@ from batchtune.reports.rows import (
     series_name,
     swept_kinds,
 )
-from batchtune.results import Baseline, LowerBound, Row, Sweep, cost_of
-from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
+from batchtune.results import Baseline, Row, Sweep, cost_of
+from batchtune.units import counted, format_length, format_percent, format_seconds
 
-# What is compared is drawn while the rows have at least half of the scale; rows that cost about the same need no more.
-_LEAST_SPREAD = 1.5
 # Rows that cost no more than this, as a multiple of the fastest's, are in the close-up.
 _NEAR = 1.15
-
-
-@dataclass(frozen=True, slots=True)
-class _Other:
-    """What the rows are compared with: a line at its cost, or a point where it lies in randomness, if that is known."""
-
-    name: str
-    cost: float
-    dash: str
-    color: str = "--faint"
-    randomness: float | None = None
-    symbol: str = ""
 
 
 def cost_figures(sweep: Sweep) -> list[Figure]:
@@ -63,10 +46,13 @@ def cost_figures(sweep: Sweep) -> list[Figure]:
     tables, placed = ([timed for timed in measures if rows(sweep, timed)] for rows in (_tables, _placed_rows))
     figures = []
     if tables:
-        best = min(_tables(sweep, tables[0]), key=lambda row: (_cost(row, tables[0]), row.num_buckets))
+        best = min(_tables(sweep, tables[0]), key=lambda row: (drawn_cost(row, tables[0]), row.num_buckets))
         lowest = f"{series_name(best)} with {counted(best.num_buckets, 'bucket')}"
-        costs = [(lowest, _cost(best, tables[0])), *((other.name, other.cost) for other in _levels(sweep, tables[0]))]
-        (first, cost), *others = [(name, _words(cost, tables[0])) for name, cost in costs]
+        costs = [
+            (lowest, drawn_cost(best, tables[0])),
+            *((other.name, other.cost) for other in _levels(sweep, tables[0])),
+        ]
+        (first, cost), *others = [(name, cost_words(cost, tables[0])) for name, cost in costs]
         figures.append(
             Figure(
                 name="sweep",
@@ -95,7 +81,9 @@ def cost_figures(sweep: Sweep) -> list[Figure]:
 
 def _rows(sweep: Sweep, timed: bool) -> list[Row]:
     return [
-        row for row in sweep.rows if drawable(row.effective_buckets) and drawable(_cost(row, timed), logarithmic=True)
+        row
+        for row in sweep.rows
+        if drawable(row.effective_buckets) and drawable(drawn_cost(row, timed), logarithmic=True)
     ]
 
 
@@ -120,41 +108,33 @@ def _place(sweep: Sweep, one: Row | Baseline) -> float | None:
     return 1.0 if one.name == FIXED_BASELINE else None  # any two examples can meet in a batch drawn at random
 
 
-def _cost(costed: Row | Baseline | LowerBound, timed: bool) -> float:
-    """Return the cost; NaN, which is not drawable, where it is unknown."""
-    cost = cost_of(costed, timed=timed)
-    return math.nan if cost is None else cost
-
-
-def _words(cost: float, timed: bool) -> str:
-    return format_seconds(cost) if timed else f"{format_number(cost)} batches"
-
-
-def _others(sweep: Sweep, timed: bool) -> list[_Other]:
+def _others(sweep: Sweep, timed: bool) -> list[Other]:
     """Return what the rows are compared with, without those of unknown cost."""
     others = [
-        _Other(one.name, _cost(one, timed), dash, randomness=_place(sweep, one), symbol="x")
+        Other(one.name, drawn_cost(one, timed), dash, randomness=_place(sweep, one), symbol="x")
         for one, dash in zip(sweep.baselines, cycle(("dash", "dashdot")), strict=False)
     ]
     if (current := sweep.current) is not None:
         symbol = "square-x-open" if sweep.current_fits is False else "square"
         place = _place(sweep, current)
-        others.append(_Other(current_name(sweep), _cost(current, timed), "longdash", randomness=place, symbol=symbol))
-    others.append(_Other("lower bound", _cost(sweep.lower_bound, timed), "dot"))
+        others.append(
+            Other(current_name(sweep), drawn_cost(current, timed), "longdash", randomness=place, symbol=symbol)
+        )
+    others.append(Other("lower bound", drawn_cost(sweep.lower_bound, timed), "dot"))
     return [other for other in others if drawable(other.cost, logarithmic=True)]
 
 
-def _placed_others(sweep: Sweep, timed: bool) -> list[_Other]:
+def _placed_others(sweep: Sweep, timed: bool) -> list[Other]:
     return [other for other in _others(sweep, timed) if other.randomness is not None]
 
 
-def _levels(sweep: Sweep, timed: bool) -> list[_Other]:
+def _levels(sweep: Sweep, timed: bool) -> list[Other]:
     """Return what is drawn as a line where the axis is the number of buckets: recommended pools, too."""
     row, others = sweep.recommended_row, _others(sweep, timed)
-    if row is None or row.pool_size is None or not drawable(_cost(row, timed), logarithmic=True):
+    if row is None or row.pool_size is None or not drawable(drawn_cost(row, timed), logarithmic=True):
         return others
     return [
-        _Other(f"recommended: {row.name}", _cost(row, timed), "solid", _hues(sweep)[series_name(row)]),
+        Other(f"recommended: {row.name}", drawn_cost(row, timed), "solid", _hues(sweep)[series_name(row)]),
         *others,
     ]
 
@@ -165,24 +145,16 @@ def _hues(sweep: Sweep) -> dict[str, str]:
     return {name: f"--hue-{number % HUES}" for number, name in enumerate(names)}
 
 
-class _Chart:
+class _Chart(CostScale):
     """The rows on a scale of costs, and what they are compared with."""
 
-    def __init__(
-        self, sweep: Sweep, rows: list[Row], others: list[_Other], *, timed: bool, by_randomness: bool
-    ) -> None:
-        self.sweep, self.rows, self.timed, self.by_randomness = sweep, rows, timed, by_randomness
-        costs = [_cost(row, timed) for row in self.rows]
-        # Higher costs would press the rows flat, also on a logarithmic axis.
-        highest = max(costs) * max(max(costs) / min(costs), _LEAST_SPREAD)
-        self.others = [other for other in others if other.cost <= highest]
-        self.above = [other for other in others if other.cost > highest]
-        self.costs = costs + [other.cost for other in self.others]
-        self.size, self.unit = time_unit(max(self.costs)) if timed else (1.0, "")
+    def __init__(self, sweep: Sweep, rows: list[Row], others: list[Other], *, timed: bool, by_randomness: bool) -> None:
+        super().__init__([drawn_cost(row, timed) for row in rows], others, timed=timed)
+        self.sweep, self.rows, self.by_randomness = sweep, rows, by_randomness
 
     def place(self, row: Row) -> Point:
         x = _place(self.sweep, row) if self.by_randomness else row.num_buckets
-        return x, _cost(row, self.timed) / self.size, _row_text(row, self.sweep, self.timed)
+        return x, drawn_cost(row, self.timed) / self.size, _row_text(row, self.sweep, self.timed)
 
     def strategies(self, **style: Any) -> list[Trace]:
         """Draw the rows of each strategy and sizing, by size; pools as diamonds."""
@@ -199,39 +171,15 @@ class _Chart:
 
     def view(self, x_axis: Layout, data: list[Trace]) -> View:
         """Return the view, with the mark of the recommended row over everything else."""
-        if (row := self.sweep.recommended_row) is not None and row in self.rows:
-            star = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
-            data.append(_mark("recommended", self.place(row), "--accent", star))
-        notes = [
-            {
-                "text": label(f"↑ {other.name}: {_words(other.cost, self.timed)}, above this scale"),
-                **{"xref": "paper", "x": 0, "xanchor": "left", "xshift": 8},
-                **{"yref": "paper", "y": 1, "yanchor": "top", "yshift": -18 * number},
-                **{"showarrow": False, "font": {"size": 12, "color": "--faint"}},
-            }
-            for number, other in enumerate(self.above)
-        ]
-        low, high = math.log10(min(self.costs) / self.size), math.log10(max(self.costs) / self.size)
-        span = max(high - low, 0.02)
-        # Below a factor of ten, plotly.js finds the better ticks.
-        ticks: Layout = {} if span >= 1 else {"tickvals": None, "ticktext": None, "nticks": 8}
-        around = [low - 0.06 * span, high + (0.06 + 0.08 * len(notes)) * span]
-        title = "estimated time of one epoch" if self.timed else "batches of one epoch"
-        y_axis = axis(title, self.unit, type="log", range=around, **ticks)
-        layout = {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes}
-        return View("time" if self.timed else "batches", data, layout)
+        row = self.sweep.recommended_row
+        return super().view(x_axis, [*data, star(self.place(row))] if row is not None and row in self.rows else data)
 
 
 def _buckets_view(sweep: Sweep, timed: bool) -> View:
     chart = _Chart(sweep, _tables(sweep, timed), _levels(sweep, timed), timed=timed, by_randomness=False)
     counts = [row.num_buckets for row in chart.rows]
     span = min(counts) - 0.5, max(counts) + 0.5
-    data = []
-    for other in chart.others:
-        # Of many points, to show the value wherever the pointer meets the line.
-        level = [(x, other.cost / chart.size, "") for x in np.linspace(*span, 49).tolist()]
-        text, line = hover(other.name, _words(other.cost, timed)), {"width": 1.5, "dash": other.dash}
-        data.append(points(other.name, level, other.color, mode="lines", line=line, hovertext=text))
+    data = chart.levels(np.linspace(*span, 49).tolist())
     few: Layout = {"dtick": 1} if max(counts) - min(counts) <= 20 else {}
     x_axis = axis("number of buckets", range=list(span), tickformat=",d", **few)
     return chart.view(x_axis, data + chart.strategies())
@@ -248,12 +196,12 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
         data.append(points(name, thinned(sorted(map(chart.place, curve))), "--faint", **dotted))
     data += chart.strategies(mode="markers", marker={"size": 7, "opacity": 0.85})
     for other in chart.others:
-        text = hover(other.name, _words(other.cost, timed), _random(other.randomness or 0.0, by_mates=by_mates))
+        text = hover(other.name, cost_words(other.cost, timed), _random(other.randomness or 0.0, by_mates=by_mates))
         marker = {"symbol": other.symbol, "size": 11}
-        data.append(_mark(other.name, (other.randomness, other.cost / chart.size, text), "--ink", marker))
+        data.append(mark(other.name, (other.randomness, other.cost / chart.size, text), "--ink", marker))
     if sweep.knee is not None and sweep.rows[sweep.knee] in chart.rows:
         ring = {"symbol": "circle-open", "size": 17, "line": {"color": "--ink", "width": 2}}
-        data.append(_mark("knee", chart.place(sweep.rows[sweep.knee]), "--ink", ring))
+        data.append(mark("knee", chart.place(sweep.rows[sweep.knee]), "--ink", ring))
     x_axis = axis("effective buckets")
     if by_mates:
         x_axis = axis("batch mates that meet again (%)", type="log")
@@ -263,39 +211,30 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
 def _randomness_views(sweep: Sweep, timed: bool) -> list[View]:
     """Return the view of all rows, and one of the fastest rows alone, if the others press them flat."""
     whole, rows = _randomness_view(sweep, timed), _placed_rows(sweep, timed)
-    lowest = min(_cost(row, timed) for row in rows)
-    near = [row for row in rows if _cost(row, timed) <= lowest * _NEAR]
+    lowest = min(drawn_cost(row, timed) for row in rows)
+    near = [row for row in rows if drawn_cost(row, timed) <= lowest * _NEAR]
     if not knows_mates(sweep) or len(near) in (1, len(rows)):
         return [whole]
     size = _Chart(sweep, rows, _placed_others(sweep, timed), timed=timed, by_randomness=True).size
-    places, costs = [_place(sweep, row) or 0.0 for row in near], [_cost(row, timed) / size for row in near]
+    places, costs = [_place(sweep, row) or 0.0 for row in near], [drawn_cost(row, timed) / size for row in near]
     x_axis, y_axis = whole.layout["xaxis"], whole.layout["yaxis"]
     few: Layout = {"tickvals": None, "ticktext": None, "nticks": 8}
     layout = {
-        "xaxis": {**x_axis, "range": _log_range(places)},
-        "yaxis": {**y_axis, "range": _log_range(costs), **few},
+        "xaxis": {**x_axis, "range": log_range(places)},
+        "yaxis": {**y_axis, "range": log_range(costs), **few},
         "annotations": [],
     }
     return [whole, View(f"{whole.label}, close up", whole.data, layout)]
-
-
-def _log_range(values: list[float]) -> list[float]:
-    """Return the range of a logarithmic axis, with some room on both sides."""
-    low, high = math.log10(min(values)), math.log10(max(values))
-    room = 0.06 * max(high - low, 0.02)
-    return [low - room, high + room]
 
 
 def _random(place: float, *, by_mates: bool) -> str:
     return f"{format_share(place / 100)} of batch mates meet again" if by_mates else f"{place:.1f} effective buckets"
 
 
-def _mark(name: str, point: Point, color: str, marker: Layout) -> Trace:
-    return points(name, [point], color, mode="markers", marker=marker)
-
-
 def _row_text(row: Row, sweep: Sweep, timed: bool) -> str:
-    costs = [_words(_cost(row, kind), kind) for kind in (timed, not timed) if cost_of(row, timed=kind) is not None]
+    costs = [
+        cost_words(drawn_cost(row, kind), kind) for kind in (timed, not timed) if cost_of(row, timed=kind) is not None
+    ]
     if row.estimated_epoch_error_seconds is not None and timed:
         costs[0] += f" ± {format_seconds(row.estimated_epoch_error_seconds)}"
     again, title = mates_again(sweep, row), f"{series_name(row)}, {counted(row.num_buckets, 'bucket')}"

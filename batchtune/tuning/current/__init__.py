@@ -1,9 +1,10 @@
-"""A user's current batching settings, for a sweep to show beside its own tables.
+"""A user's current batching settings, for a sweep to show beside its own tables, or its own ways to batch a stream.
 
-To add a kind: a module with a `SettingsKind`, and a line in `KINDS` of `reading.py`.
+To add a kind: a module with a `TableKind`, and a line in `TABLES` of `reading.py`.
 """
 
 from batchtune.tuning.current.base import Current, CurrentTable
 from batchtune.tuning.current.reading import read_current
+from batchtune.tuning.current.stream import CurrentStream, stream_current
 
-__all__ = ["Current", "CurrentTable", "read_current"]
+__all__ = ["Current", "CurrentStream", "CurrentTable", "read_current", "stream_current"]

@@ -41,7 +41,7 @@ class Current:
         notes: What the settings say that is not reproduced, sentences without a full stop.
     """
 
-    kind: SettingsKind
+    kind: TableKind
     settings: Mapping[str, Any]
     source: str
     key_path: str | None = None
@@ -210,19 +210,21 @@ class Settings:
 
 
 class SettingsKind(ABC):
-    """One kind of settings: where a file has them, how they are checked, and the table that they make.
+    """One kind of settings: where a file has them, and how they are checked.
 
     Attributes:
-        name: Its name in `sweep.json`.
+        name: Its name in `sweep.json` or `stream.json`.
         keys: All settings that it may have.
         signs: Any of these says that settings are of this kind.
-        inherited: Those that also count from the file's top.
+        inherited: Those that also count from the mappings around, the innermost first, up to the file's top.
+        inner: Where a mapping that `--current FILE:KEY.PATH` names has this key, settings are those in its mapping.
     """
 
     name: ClassVar[str]
     keys: ClassVar[tuple[str, ...]]
     signs: ClassVar[tuple[str, ...]]
     inherited: ClassVar[tuple[str, ...]] = ()
+    inner: ClassVar[str | None] = None
 
     def claims(self, names: Collection[str], path: Sequence[str] = ()) -> bool:
         """Return whether settings with these names, at this path of keys in a file, are of this kind."""
@@ -235,6 +237,10 @@ class SettingsKind(ABC):
         Raises ResultError if it holds several, or settings can't be taken from such a file.
         """
 
+    def refusal(self, block: Block, name: str) -> ResultError | None:
+        """Return the error to raise where a block of the file `name` holds what can't be reproduced."""
+        return None
+
     @abstractmethod
     def read(self, settings: Settings) -> dict[str, object]:
         """Return the settings, checked.
@@ -245,6 +251,10 @@ class SettingsKind(ABC):
     def notes(self, settings: Settings) -> Iterable[str]:
         """Return what the settings say that is not reproduced, as sentences without a full stop."""
         return ()
+
+
+class TableKind(SettingsKind):
+    """Settings that make a bucket table."""
 
     @abstractmethod
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:

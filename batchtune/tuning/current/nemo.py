@@ -21,7 +21,7 @@ from batchtune.tuning.current.base import (
     Current,
     CurrentTable,
     Settings,
-    SettingsKind,
+    TableKind,
     longer_than,
 )
 from batchtune.units import counted, format_length
@@ -44,7 +44,7 @@ _DEFAULT_CUTS = 10_000
 _LARGEST_MEAN = 100_000
 
 
-class NemoSettings(SettingsKind):
+class NemoSettings(TableKind):
     """The settings of `train_ds`.
 
     Source: `nemo/collections/common/data/lhotse/dataloader.py` and `sampling.py` of NVIDIA/NeMo (2025).

@@ -2,55 +2,112 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from batchtune.configs.recipes import LIMITS, block_at
-from batchtune.configs.references import References
+from batchtune.configs.recipes import LIMITS, Block, block_at
+from batchtune.configs.references import References, evaluated
 from batchtune.configs.tree import Node, parse_yaml, read_text
 from batchtune.errors import ResultError, UsageError, shortened
-from batchtune.tuning.current.base import HOW, OPTION, Current, Settings, SettingsKind
+from batchtune.tuning.current.base import HOW, OPTION, Current, Settings, SettingsKind, TableKind
 from batchtune.tuning.current.nemo import NemoSettings
 from batchtune.tuning.current.speechbrain import SpeechBrainSettings
 from batchtune.tuning.current.tables import FixedSize, OwnTable
 
-# In the order in which they are asked: a NeMo data set, too, may have a batch_size, and a recipe a loader with one.
-KINDS: tuple[SettingsKind, ...] = (OwnTable(), NemoSettings(), SpeechBrainSettings(), FixedSize())
-
-_KNOWN = (
-    "Known are SpeechBrain's max_batch_length with num_buckets or bucket_boundaries (and max_batch_ex), NeMo's "
-    "bucket_duration_bins with bucket_batch_size or batch_duration, bucket_boundaries with bucket_batch_sizes, "
-    "and batch_size."
-)
-_FILES = "Give a SpeechBrain training YAML, a NeMo config or a sampler.yaml."
 _PAIRS = re.compile(r"\s*[A-Za-z_]\w*\s*=", re.ASCII)
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(inf|nan)")
 _LONGEST_TEXT = 1_000_000
 _LONGEST_KEY_PATH = 10_000
+
+AnyKind = TypeVar("AnyKind", bound=SettingsKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known(Generic[AnyKind]):
+    """The kinds of settings that a command takes, and its hints.
+
+    Attributes:
+        kinds: In the order in which they are asked.
+        how: How settings are written on the command line, a sentence.
+        settings: Which ones are known, a sentence.
+        files: Which files are, a sentence.
+        examples: Names for a user whose settings are of no kind.
+        refused: Name of a setting that can't be reproduced → why, a phrase after that name.
+        incomplete: Name of a setting at a file's top → what a file with it says, where it holds settings of no kind.
+    """
+
+    kinds: Sequence[AnyKind]
+    how: str
+    settings: str
+    files: str
+    examples: Sequence[str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    incomplete: Mapping[str, str] = field(default_factory=dict)
+
+
 # Sorted greedy batches are no buckets: equal lengths fall into different batches.
-_GREEDY = {"max_tokens": "fairseq", "batch_bins": "ESPnet"}
+_GREEDY = (
+    "{}'s, which sorts all examples and cuts them greedily: such batches are no bucket table, and are not reproduced"
+)
+_INCOMPLETE = "neither num_buckets nor bucket_boundaries"
+TABLES: Known[TableKind] = Known(
+    # A NeMo data set, too, may have a batch_size, and a recipe a loader with one.
+    kinds=(OwnTable(), NemoSettings(), SpeechBrainSettings(), FixedSize()),
+    how=HOW,
+    settings=(
+        "Known are SpeechBrain's max_batch_length with num_buckets or bucket_boundaries (and max_batch_ex), NeMo's "
+        "bucket_duration_bins with bucket_batch_size or batch_duration, bucket_boundaries with bucket_batch_sizes, "
+        "and batch_size."
+    ),
+    files="Give a SpeechBrain training YAML, a NeMo config or a sampler.yaml.",
+    examples=("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets"),
+    refused={"max_tokens": _GREEDY.format("fairseq"), "batch_bins": _GREEDY.format("ESPnet")},
+    incomplete={name: f"has {name}, but {_INCOMPLETE}" for name in LIMITS},
+)
 
 
 def read_current(text: str) -> Current:
     """Read and check a user's current batching settings.
 
-    The text is `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
-    SpeechBrain training YAML, a NeMo config or a sampler.yaml, or `PATH:KEY.PATH` for a block within one.
+    The text is as in `read_settings`; the file is a SpeechBrain training YAML, a NeMo config or a sampler.yaml.
 
     Raises:
         UsageError: The text is neither, names an unknown key, or has a wrong value.
         ResultError: The file can't be read, or holds no settings that can be reproduced.
     """
+    kind, settings = read_settings(text, TABLES)
+    return Current(
+        kind=kind,
+        settings=kind.read(settings),
+        source=settings.source,
+        key_path=settings.key_path,
+        notes=tuple(kind.notes(settings)),
+    )
+
+
+def read_settings(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
+    """Read settings that are not checked yet, and find their kind.
+
+    The text is `key=value,key=value` (a list is written with colons, `bucket_boundaries=2:4:8.5`), the path of a
+    file, or `PATH:KEY.PATH` for a block within one.
+
+    Raises:
+        UsageError: The text is neither, or names an unknown key.
+        ResultError: The file can't be read, or holds no settings of a known kind.
+    """
     for path, key_path in _files(text):
         if _exists(path):
             file = Path(path)
-            return _of_file(parse_yaml(read_text(file, file.name, _FILES), file.name), file.name, key_path)
+            root = parse_yaml(read_text(file, file.name, known.files), file.name)
+            return _of_file(root, file.name, key_path, known)
     if not _PAIRS.match(text):
-        raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", HOW)
-    return _pairs(text)
+        raise UsageError(f"{OPTION}: {text[:200]!r} is neither a file nor key=value settings", known.how)
+    return _pairs(text, known)
 
 
 def _files(text: str) -> Iterator[tuple[str, str | None]]:
@@ -69,87 +126,99 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _of_file(root: Node, name: str, key_path: str | None) -> Current:
+def _of_file(root: Node, name: str, key_path: str | None, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
     """Read the settings of the training from a file, at `key_path` or found; keys of no kind may be made by code."""
     if not isinstance(root.value, dict):
-        raise ResultError(f"{name} holds no settings by name", _KNOWN)
+        raise ResultError(f"{name} holds no settings by name", known.settings)
     references = References(root, name)
-    if key_path is None:
-        candidates = ((kind, kind.find(references)) for kind in KINDS)
-        kind, block = next(((kind, block) for kind, block in candidates if block is not None), (None, None))
-        if kind is None or block is None:
-            limit = next((key for key in LIMITS if root.get(key) is not None), None)
-            what = (
-                f"has {limit}, but neither num_buckets nor bucket_boundaries" if limit else "holds no batching settings"
-            )
-            raise ResultError(f"{name} {what} that are known", f"{_KNOWN} Or say where: {OPTION} {name}:KEY.PATH.")
-    else:
-        block = block_at(root, tuple(key_path.split(".")))
-        if block is None:
-            raise ResultError(
-                f"{name} has no settings at {shortened(key_path)}", "Give the path of a mapping, with dots between."
-            )
-        kind = next((kind for kind in KINDS if kind.claims(block.settings, block.keys)), None)
-        if kind is None:
-            raise ResultError(f"{name}: {key_path} holds no batching settings that are known", _KNOWN)
+    kind, block = _block(references, key_path, known)
+    if (refusal := kind.refusal(block, name)) is not None:
+        raise refusal
     tag = block.node.tag
     if tag is not None and tag.startswith("!include"):
         where = f"{name}, line {block.node.line}"
         raise ResultError(f"{where}: the settings are in another file ({tag[:60]})", "Give that file to --current.")
-    nodes = {key: node for key, node in block.settings.items() if key in kind.keys}
-    for key in kind.inherited:
-        if key not in nodes and (node := root.get(key)) is not None:
-            nodes[key] = node
-    values = {key: references.plain(node, block.chain) for key, node in nodes.items()}
-    lines = {key: node.line for key, node in nodes.items()}
-    return _checked(kind, Settings(values=values, source=name, key_path=".".join(block.keys) or None, lines=lines))
+    nodes = {key: (node, block.chain) for key, node in block.settings.items() if key in kind.keys}
+    for depth in range(len(block.chain) - 1, 0, -1):
+        around = block.chain[:depth]
+        for key in kind.inherited:
+            if key not in nodes and (node := around[-1].get(key)) is not None:
+                nodes[key] = (node, around)
+    values = {key: references.plain(node, chain) for key, (node, chain) in nodes.items()}
+    lines = {key: node.line for key, (node, _) in nodes.items()}
+    return kind, Settings(values=values, source=name, key_path=".".join(block.keys) or None, lines=lines)
 
 
-def _checked(kind: SettingsKind, settings: Settings) -> Current:
-    return Current(
-        kind=kind,
-        settings=kind.read(settings),
-        source=settings.source,
-        key_path=settings.key_path,
-        notes=tuple(kind.notes(settings)),
-    )
+def _block(references: References, key_path: str | None, known: Known[AnyKind]) -> tuple[AnyKind, Block]:
+    """Find the mapping that holds the settings, and their kind."""
+    root, name = references.root, references.name
+    if key_path is None:
+        for kind in known.kinds:
+            if (block := kind.find(references)) is not None:
+                return kind, block
+        what = next(
+            (what for key, what in known.incomplete.items() if root.get(key) is not None), "holds no batching settings"
+        )
+        raise ResultError(f"{name} {what} that are known", f"{known.settings} Or say where: {OPTION} {name}:KEY.PATH.")
+    keys = tuple(key_path.split("."))
+    block = block_at(root, keys)
+    if block is None:
+        raise ResultError(
+            f"{name} has no settings at {shortened(key_path)}", "Give the path of a mapping, with dots between."
+        )
+    for kind in known.kinds:
+        inner = None if kind.inner is None else block_at(root, (*keys, kind.inner))
+        for found in filter(None, (inner, block)):
+            if kind.claims(found.settings, found.keys):
+                return kind, found
+    raise ResultError(f"{name}: {key_path} holds no batching settings that are known", known.settings)
 
 
-def _pairs(text: str) -> Current:
+def _pairs(text: str, known: Known[AnyKind]) -> tuple[AnyKind, Settings]:
     if len(text) > _LONGEST_TEXT:
-        raise UsageError(f"{OPTION}: the settings are longer than {_LONGEST_TEXT:,} characters", HOW)
+        raise UsageError(f"{OPTION}: the settings are longer than {_LONGEST_TEXT:,} characters", known.how)
     values: dict[str, Any] = {}
     for pair in text.split(","):
         name, separator, value = (part.strip() for part in pair.partition("="))
         if not separator or not name:
-            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value", HOW)
+            raise UsageError(f"{OPTION}: {pair.strip()[:60]!r} is not key=value", known.how)
         if name in values:
             raise UsageError(f"{OPTION}: {name} is given twice", "Give each setting once.")
         if not value:
-            raise UsageError(f"{OPTION}: {name} has no value", HOW)
+            raise UsageError(f"{OPTION}: {name} has no value", known.how)
         # A number, a list of numbers, true, false, or the word itself.
         numbers = [_number(part) for part in value.split(":")]
-        values[name] = {"true": True, "false": False}.get(value.lower(), numbers if ":" in value else numbers[0])
-    kind = next((kind for kind in KINDS if kind.claims(values)), None)
-    known = ("max_batch_length", "bucket_boundaries", "batch_size", "num_buckets") if kind is None else kind.keys
-    if kind is not None and values.keys() <= set(known):
-        return _checked(kind, Settings(values=values))
-    unknown = [name for name in values if not any(name in kind.keys for kind in KINDS)]
-    for name in set(unknown) & _GREEDY.keys():
-        raise UsageError(
-            f"{OPTION}: {name} is {_GREEDY[name]}'s, which sorts all examples and cuts them greedily: such batches are "
-            "no bucket table, and are not reproduced",
-            _KNOWN,
-        )
-    for name in unknown or [name for name in values if name not in known]:
-        problem = f"{name[:60]!r} is not a setting that goes here"
-        raise UsageError(f"{OPTION}: {problem}", f"Known: {', '.join(known)}.")
-    raise UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", _KNOWN)
+        words = {"true": True, "false": False, "none": None, "null": None}
+        values[name] = words.get(value.lower(), numbers if ":" in value else numbers[0])
+    kind = next((kind for kind in known.kinds if kind.claims(values)), None)
+    names: Sequence[str] = known.examples if kind is None else kind.keys
+    if kind is not None and values.keys() <= set(names):
+        return kind, Settings(values=values)
+    unknown = [name for name in values if not any(name in kind.keys for kind in known.kinds)]
+    for name in set(unknown) & known.refused.keys():
+        raise UsageError(f"{OPTION}: {name} is {known.refused[name]}", known.settings)
+    if not (wrong := unknown or [name for name in values if name not in names]):
+        raise UsageError(f"{OPTION}: {', '.join(values)} alone says nothing about the batches", known.settings)
+    raise UsageError(f"{OPTION}: {not_settings(wrong)}", did_you_mean(wrong, names) + f"Known: {', '.join(names)}.")
+
+
+def not_settings(names: Sequence[str]) -> str:
+    """Say that these names are not settings, all in one phrase."""
+    shown = ", ".join(repr(name[:60]) for name in names)
+    return f"{shown} {'is not a setting that goes' if len(names) == 1 else 'are not settings that go'} here"
+
+
+def did_you_mean(names: Sequence[str], known: Sequence[str]) -> str:
+    """Return a sentence with the closest known name for each of these, and a space; empty where none is close."""
+    near = [difflib.get_close_matches(name, known, n=1) for name in names]
+    found = dict.fromkeys(match for matches in near for match in matches)
+    return f"Did you mean {' and '.join(found)}? " if found else ""
 
 
 def _number(text: str) -> float | int | str:
     text = text.strip()
-    if not _NUMBER.fullmatch(text):
+    formula = evaluated(text) if any(sign in text[1:] for sign in "*/") else None
+    if formula is None and not _NUMBER.fullmatch(text):
         return text
-    number = float(text)
+    number = float(text) if formula is None else float(formula)
     return int(number) if math.isfinite(number) and number == int(number) and abs(number) < 2**53 else number

@@ -19,7 +19,7 @@ from batchtune.tuning.current.base import (
     Current,
     CurrentTable,
     Settings,
-    SettingsKind,
+    TableKind,
     longer_than,
 )
 from batchtune.units import format_length
@@ -28,7 +28,7 @@ _OPTIONAL = ("bucket_boundaries", "max_batch_ex")
 _GIVE = "Give {} as SpeechBrain's DynamicBatchSampler does."
 
 
-class SpeechBrainSettings(SettingsKind):
+class SpeechBrainSettings(TableKind):
     """The sampler's arguments; names of old recipes (`max_batch_len`, `shuffle_ex`) become today's."""
 
     name = "speechbrain"

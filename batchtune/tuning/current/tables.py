@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from batchtune.batching.table import BucketTable
@@ -9,8 +12,8 @@ from batchtune.configs.recipes import Block, block_at
 from batchtune.configs.references import References
 from batchtune.errors import ResultError, shortened
 from batchtune.lengths import UNITS, Lengths
-from batchtune.results import SamplerConfig
-from batchtune.tuning.current.base import Current, CurrentTable, Settings, SettingsKind
+from batchtune.results import SAMPLER_FILE, SamplerConfig, StreamConfig
+from batchtune.tuning.current.base import Current, CurrentTable, Settings, TableKind
 from batchtune.units import counted, format_length
 
 _LOADERS = (
@@ -25,7 +28,64 @@ _LOADERS = (
 _POOLS = ("sampler", "pool_size", "batch_overhead")
 
 
-class OwnTable(SettingsKind):
+def own_file(references: References, kind: type[SamplerConfig | StreamConfig], file: str) -> Block | None:
+    """Return the whole file if it says that it is batchtune's; raise ResultError if it is another one, or newer."""
+    root, name = references.root, references.name
+    declared, version = (None if node is None else node.value for node in (root.get("format"), root.get("version")))
+    if not isinstance(declared, str) or not declared.startswith("batchtune/"):
+        return None
+    if declared != kind.FORMAT:
+        raise ResultError(
+            f"{name} has the format {shortened(declared)}", f"Of batchtune's files, only {file} is settings here."
+        )
+    if isinstance(version, int) and version > kind.VERSION:
+        raise ResultError(
+            f"{name} has version {version}; this batchtune knows versions up to {kind.VERSION}",
+            "Install a newer batchtune.",
+        )
+    return Block((root,), ())
+
+
+def table_for(settings: Mapping[str, Any], source: str, lengths: Lengths) -> BucketTable:
+    """Return boundaries and batch sizes as a table.
+
+    Raises:
+        ResultError: They are in another unit than the lengths, or end before the longest.
+        ValueError: They are no table.
+    """
+    unit, last = settings.get("unit"), settings["bucket_boundaries"][-1]
+    if unit is not None and lengths.unit is not None and unit != lengths.unit:
+        raise ResultError(
+            f"{source} counts {unit}, but the lengths count {lengths.unit}",
+            "Convert the lengths with --length-scale and --unit.",
+        )
+    if lengths.longest > last:
+        raise ResultError(
+            f"{source}: the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the "
+            f"last boundary {format_length(last, lengths.unit)}, so batchtune's sampler would refuse it",
+            "The table is of other data: leave --current out, or longer examples with --max-length.",
+        )
+    return BucketTable(np.array(settings["bucket_boundaries"]), np.array(settings["bucket_batch_sizes"]))
+
+
+def checked_table(settings: Settings) -> dict[str, object]:
+    """Return boundaries and sizes, and what goes with them, checked."""
+    for name in ("bucket_boundaries", "bucket_batch_sizes"):
+        if not settings.has(name):
+            raise settings.wrong(name, "is missing", "A table needs boundaries and a batch size for each.")
+    boundaries, sizes = settings.lengths("bucket_boundaries"), settings.counts("bucket_batch_sizes")
+    if len(boundaries) != len(sizes):
+        problem = f"has {counted(len(sizes), 'number')} for {len(boundaries):,} bucket_boundaries"
+        raise settings.wrong("bucket_batch_sizes", problem, "Give one batch size for each boundary.")
+    return {
+        "bucket_boundaries": boundaries,
+        "bucket_batch_sizes": sizes,
+        **settings.given(settings.length, "max_batch_length"),
+        **settings.given(lambda name: settings.choice(name, UNITS), "unit"),
+    }
+
+
+class OwnTable(TableKind):
     """Boundaries and a batch size for each."""
 
     name = "batchtune"
@@ -34,62 +94,28 @@ class OwnTable(SettingsKind):
 
     def find(self, references: References) -> Block | None:
         """Take the file itself if it says that it is batchtune's."""
-        root, name = references.root, references.name
-        declared, version = (None if node is None else node.value for node in (root.get("format"), root.get("version")))
-        if not isinstance(declared, str) or not declared.startswith("batchtune/"):
-            return None
-        if declared != SamplerConfig.FORMAT:
-            raise ResultError(
-                f"{name} has the format {shortened(declared)}", "Of batchtune's files, only sampler.yaml is settings."
-            )
-        if isinstance(version, int) and version > SamplerConfig.VERSION:
-            raise ResultError(
-                f"{name} has version {version}; this batchtune knows versions up to {SamplerConfig.VERSION}",
-                "Install a newer batchtune.",
-            )
-        return Block((root,), ())
+        return own_file(references, SamplerConfig, SAMPLER_FILE)
 
     def read(self, settings: Settings) -> dict[str, object]:
         """Check boundaries and sizes."""
-        for name in ("bucket_boundaries", "bucket_batch_sizes"):
-            if not settings.has(name):
-                raise settings.wrong(name, "is missing", "A table needs boundaries and a batch size for each.")
-        boundaries, sizes = settings.lengths("bucket_boundaries"), settings.counts("bucket_batch_sizes")
-        if len(boundaries) != len(sizes):
-            problem = f"has {counted(len(sizes), 'number')} for {len(boundaries):,} bucket_boundaries"
-            raise settings.wrong("bucket_batch_sizes", problem, "Give one batch size for each boundary.")
+        table = checked_table(settings)
         if (settings.values.get("sampler") == "pooled") != settings.has("pool_size"):
             raise settings.wrong("pool_size", "goes with sampler: pooled", "Give both, or neither.")
         return {
             **settings.given(settings.count, "pool_size"),
             **settings.given(settings.length, "batch_overhead"),
-            "bucket_boundaries": boundaries,
-            "bucket_batch_sizes": sizes,
-            **settings.given(settings.length, "max_batch_length"),
-            **settings.given(lambda name: settings.choice(name, UNITS), "unit"),
+            **table,
         }
 
     def table(self, current: Current, lengths: Lengths) -> CurrentTable:
         """Return the table itself; an example beyond its last boundary, which the sampler refuses, is an error."""
         settings = current.settings
-        unit, last = settings.get("unit"), settings["bucket_boundaries"][-1]
-        if unit is not None and lengths.unit is not None and unit != lengths.unit:
-            raise ResultError(
-                f"{current.source} counts {unit}, but the lengths count {lengths.unit}",
-                "Convert the lengths with --length-scale and --unit.",
-            )
-        if lengths.longest > last:
-            raise ResultError(
-                f"{current.source}: the longest example ({format_length(lengths.longest, lengths.unit)}) is beyond the "
-                f"last boundary {format_length(last, lengths.unit)}, so batchtune's sampler would refuse it",
-                "The table is of other data: leave --current out, or longer examples with --max-length.",
-            )
         pool_size = settings.get("pool_size")
         made = counted(len(settings["bucket_boundaries"]), "bucket")
         if pool_size is not None:
             made = f"pools of {counted(pool_size, 'example')}"
         return CurrentTable(
-            table=BucketTable(np.array(settings["bucket_boundaries"]), np.array(settings["bucket_batch_sizes"])),
+            table=table_for(settings, current.source, lengths),
             lengths=lengths,
             describe=f"batchtune's sampler, {made}",
             pool_size=pool_size,
@@ -97,7 +123,7 @@ class OwnTable(SettingsKind):
         )
 
 
-class FixedSize(SettingsKind):
+class FixedSize(TableKind):
     """A fixed batch size."""
 
     name = "fixed"

@@ -1,0 +1,164 @@
+"""Which examples each worker of a stream of shards reads, and in which order, as WebDataset deals and shuffles them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchtune.lengths import IntArray
+
+# WebDataset's `initial`, of both shuffles, where it is not set.
+_INITIAL = 100
+
+# Of `advised_shards`.
+_SHARDS_OF_A_WORKER, _EXAMPLES_OF_A_SHARD, _BYTES_OF_A_SHARD = 4, 100, 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How WebDataset deals shards to ranks and workers, and shuffles.
+
+    It is `WebDataset(urls, shardshuffle=shuffle_shards, detshuffle=True, seed=seed, nodesplitter=split_by_node)`, then
+    `.shuffle(shuffle_buffer, initial=shuffle_initial)`. Three of its habits are easily missed:
+
+    - It deals the shards before it shuffles them: a worker reads the same shards in every epoch.
+    - A worker for which no shard is left raises a ValueError (`empty_check`), or gives nothing if that is off.
+    - Without `detshuffle`, shards come in the same order in every epoch. With it they do so too if the DataLoader has
+      workers that end with the epoch (no `persistent_workers`), since each new one counts epochs from 0.
+
+    Attributes:
+        world_size: Number of ranks.
+        workers: Of each rank's DataLoader; 0, which reads in the process itself, becomes 1.
+        shuffle_shards: How many shards its `shardshuffle` holds; 0: they stay in order.
+        shuffle_buffer: How many examples `.shuffle` holds; 0: they stay in order.
+        shuffle_initial: How many `.shuffle` holds before it gives the first; None: WebDataset's own 100.
+
+    Raises:
+        ValueError: One of them is out of its range.
+    """
+
+    world_size: int = 1
+    workers: int = 1
+    shuffle_shards: int = 0
+    shuffle_buffer: int = 0
+    shuffle_initial: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("world_size", 1), ("workers", 0), ("shuffle_shards", 0), ("shuffle_buffer", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.shuffle_initial is not None and self.shuffle_initial < 0:
+            raise ValueError(f"shuffle_initial must be at least 0 or None, got {self.shuffle_initial}")
+        object.__setattr__(self, "workers", max(1, self.workers))
+
+    def shards(self, count: int, *, seed: int, epoch: int) -> list[list[IntArray]]:
+        """Return which of `count` shards each worker reads, in its order: [rank][worker]."""
+        every = np.arange(count, dtype=np.int64)
+        dealt = [
+            [every[rank :: self.world_size][worker :: self.workers] for worker in range(self.workers)]
+            for rank in range(self.world_size)
+        ]
+        return [
+            [shuffled(shards, self.shuffle_shards, random.Random(seed + epoch)) for shards in of_rank]
+            for of_rank in dealt
+        ]
+
+    def streams(self, sizes: Sequence[int], *, seed: int, epoch: int) -> list[list[IntArray]]:
+        """Return what each worker reads: [rank][worker], the indices of examples as stored, in its order.
+
+        The order of the shards is WebDataset's own with this seed, to the shard. Within a worker examples are shuffled
+        as by `.shuffle(shuffle_buffer, initial=shuffle_initial, rng=sample_random(seed, epoch, rank, worker))`. Without
+        `rng` and `seed`, WebDataset shuffles by the time of day.
+
+        Args:
+            sizes: Examples of each shard, in the order of the URLs.
+            seed: Of the shuffles.
+            epoch: From 0.
+
+        Raises:
+            BatchtuneError: Something is to be shuffled, and Numba is not installed.
+        """
+        starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+        return [
+            [
+                shuffled(
+                    _examples(starts, shards),
+                    self.shuffle_buffer,
+                    sample_random(seed, epoch, rank, worker),
+                    self.shuffle_initial,
+                )
+                for worker, shards in enumerate(of_rank)
+            ]
+            for rank, of_rank in enumerate(self.shards(len(sizes), seed=seed, epoch=epoch))
+        ]
+
+
+def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
+    """Return the random numbers by which `Sharding.streams` shuffles one worker's examples."""
+    return random.Random(f"{seed} {epoch} {rank} {worker}")
+
+
+def shuffled(stream: IntArray, buffer_size: int, random: random.Random, initial: int | None = None) -> IntArray:
+    """Return a stream in the order in which WebDataset's `.shuffle(buffer_size, initial=initial, rng=random)` gives it.
+
+    It fills a buffer by two examples for each that it gives, and gives any of the buffer's. `random` is in the same
+    state afterwards.
+
+    Source: `webdataset.filters._shuffle`, WebDataset 1.0.
+    """
+    if buffer_size < 1 or not stream.size:
+        return stream
+    from batchtune.batching import compiled
+
+    words = compiled.words_of(random)
+    initial = min(_INITIAL if initial is None else initial, buffer_size)
+    result: IntArray = compiled.shuffled(stream, words, min(buffer_size, stream.size), initial)
+    compiled.advance(random, words)
+    return result
+
+
+def _examples(starts: IntArray, shards: IntArray) -> IntArray:
+    """Return the indices of the examples of some shards, shard after shard."""
+    sizes = starts[shards + 1] - starts[shards]
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts[shards] - before, sizes) + np.arange(int(sizes.sum()))
+
+
+def advised_shards(
+    count: int, total_bytes: int | None, *, world_size: int, workers: int
+) -> tuple[int, int, int | None]:
+    """Return how to write examples as shards: how many, and `maxcount` and `maxsize` of WebDataset's ShardWriter.
+
+    The number is a multiple of world_size × workers, and such that `maxcount` gives just so many; only the last shard
+    is smaller. It is the first of these that `maxcount` can give:
+
+    - 4 for each worker, so that their order is worth shuffling, or as many as leave 100 examples in each, but at
+      least 1; more where they would be larger than 1 GB on average: large files read well, and smaller ones copy well;
+    - the next multiples, up to twice as many; then the smaller ones, from above;
+    - any number that leaves no worker idle, as for 100 examples and 64 workers; as many as examples if those are fewer.
+
+    `maxsize` is twice the mean size of a shard: it closes none but a shard of unusually long examples.
+
+    Args:
+        count: Number of examples, at least 1.
+        total_bytes: Of all of them, as stored; None where that is unknown.
+        world_size: Number of ranks.
+        workers: Of each rank; 0 counts as 1.
+    """
+    readers = world_size * max(1, workers)
+    each = max(1, min(_SHARDS_OF_A_WORKER, count // (_EXAMPLES_OF_A_SHARD * readers)))
+    if total_bytes is not None:
+        each = max(each, -(-total_bytes // (_BYTES_OF_A_SHARD * readers)))
+    multiples = (readers * number for number in (*range(each, 2 * each + 1), *range(each - 1, 0, -1)))
+    exact = (-(-count // shards) for shards in multiples if _written(count, -(-count // shards)) == shards)
+    maxcount = next(exact, max(1, count // readers))
+    shards = _written(count, maxcount)
+    return shards, maxcount, None if total_bytes is None else max(1, -(-2 * total_bytes // shards))
+
+
+def _written(count: int, maxcount: int) -> int:
+    """Return how many shards ShardWriter writes."""
+    return -(-count // maxcount)

@@ -1,0 +1,240 @@
+"""The numbers and flags that rules can name, and where each is found in a run's results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from batchtune.results import Drift, LowerBound, Record, Row, Shards, StreamRow, StreamSweep, Sweep, Verification
+
+T = TypeVar("T")
+Value = float | int | bool
+
+# Rule field → field of `results.Drift`.
+DRIFT_FIELDS = {"drift": "distance", "stale": "stale", "beyond": "beyond", "changed": "changed"}
+
+
+def _under(names: set[str], *prefixes: str) -> set[str]:
+    return {f"{prefix}{name}" for prefix in prefixes for name in names}
+
+
+# Of a row of any kind.
+_HIGHER = {"fill", "mean_batch_size", "randomness"}
+_LOWER = {
+    *("batches", "padded_length", "padding_ratio", "batch_size_variation", "unproven"),
+    *("estimated_epoch_seconds", "estimated_epoch_error_seconds"),
+    # More examples can meet.
+    *("effective_buckets", "mates_again", "length_correlation"),
+}
+_SHARES = {"padding_ratio", "mates_again", "randomness"}
+_RATIOS = {"fill", "batch_size_variation", "length_correlation"}
+_OF_TABLES, _OF_STREAMS = ("", "current."), ("stream.", "stream.current.")
+
+HIGHER_IS_BETTER = frozenset(_HIGHER | _under(_HIGHER | {"mate_distance", "mixing"}, "stream."))
+LOWER_IS_BETTER = frozenset(
+    {
+        *_LOWER,
+        *("steps", "used_buckets", "repeated_examples", "batches_deviation", "epoch_seconds_deviation"),
+        *_under(_LOWER, "stream."),
+        *_under({"dropped_examples", "under_half", "wait_median", "wait_p99"}, "stream."),
+        *_under({"buffer_size", "buffer_length", "buffer_bytes"}, "stream."),
+        *_under({"worker_imbalance", "rank_imbalance"}, "stream."),
+    }
+)
+# Between 0 and 1: a limit outside would be a rule that always or never fails.
+SHARES = frozenset(
+    {
+        "drift",
+        *_under(_SHARES, *_OF_TABLES),
+        *_under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS),
+    }
+)
+# These may be written in per cent.
+RATIOS = SHARES | {
+    *_under(_RATIOS, *_OF_TABLES),
+    *_under(_RATIOS | {"mixing", "worker_imbalance", "rank_imbalance"}, *_OF_STREAMS),
+    *("stale", "verify.time_ratio", "verify.time_ratio_spread"),
+}
+# Of the whole sweep of a stream.
+_OF_STREAM = ("batches_per_rank", "max_batch_length", "simulated_examples")
+# Fields of a row that a bucket table has none of.
+_OF_POOLS = frozenset(
+    {"pool_size", "batch_overhead", "simulated_epochs", "batches_deviation", "epoch_seconds_deviation"}
+)
+# Why other fields of a row may be null.
+_WHY_UNKNOWN = {
+    "unproven": "only a sweep of batches that were probed knows it",
+    "batch_overhead": "these pools are cut into batches of as many examples as fit",
+    "epoch_seconds_deviation": "no step times are known",
+    "length_correlation": "all lengths, or no two examples of any batch, are alike; or an older batchtune swept",
+    **dict.fromkeys(("target_batch_numel", "max_batch_numel"), "only SpeechBrain's own algorithm has it"),
+    **dict.fromkeys(("max_padding_ratio", "max_batch_size"), "this way to batch has no such limit"),
+    **dict.fromkeys(("mates_again", "randomness"), "an older batchtune swept; run `batchtune sweep-buckets` again"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleInputs:
+    """The records that rules are judged by.
+
+    Attributes:
+        baseline, baseline_stream: Another run's.
+        missing: Why `baseline` or `drift` can't be read.
+    """
+
+    sweep: Sweep | None
+    stream: StreamSweep | None = None
+    verification: Verification | None = None
+    baseline: Sweep | None = None
+    baseline_stream: StreamSweep | None = None
+    drift: Drift | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class NotKnownError(Exception):
+    """A value is unknown; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number or a flag that a rule can name: the attributes `path` of what `record` finds."""
+
+    name: str
+    record: Callable[[RuleInputs], Record]
+    path: tuple[str, ...]
+    is_flag: bool
+
+
+@cache
+def all_fields() -> dict[str, Field]:
+    """Name → field, of everything that rules can name."""
+    fields = [
+        *_fields("", Row, _recommended),
+        *_fields("current.", Row, _current),
+        Field("randomness", _recommended, ("randomness",), False),
+        Field("current.randomness", _current, ("randomness",), False),
+        *_fields("stream.", StreamRow, _streamed),
+        *_fields("stream.current.", StreamRow, _current_stream),
+        Field("stream.randomness", _streamed, ("randomness",), False),
+        Field("stream.current.randomness", _current_stream, ("randomness",), False),
+        *(Field(f"stream.{name}", _stream, (name,), False) for name in _OF_STREAM),
+        *_fields("shards.", Shards, lambda inputs: _stream(inputs).shards),
+        *_fields("verify.", Verification, _verification),
+        *_fields("bound.", LowerBound, lambda inputs: _sweep(inputs).lower_bound),
+        Field("max_batch_length", _sweep, ("max_batch_length",), False),
+    ]
+    flags = {one.name: one.is_flag for one in _fields("", Drift, _drift)}
+    fields += [Field(name, _drift, (attribute,), flags[attribute]) for name, attribute in DRIFT_FIELDS.items()]
+    return {one.name: one for one in fields}
+
+
+def _fields(prefix: str, record: type[msgspec.Struct], find: Callable[[RuleInputs], Record]) -> Iterator[Field]:
+    """Yield the numbers and flags of a record and of the records in it, in their order."""
+    described = msgspec.inspect.type_info(record)
+    assert isinstance(described, msgspec.inspect.StructType)
+    for part in described.fields:
+        union = part.type.types if isinstance(part.type, msgspec.inspect.UnionType) else (part.type,)
+        kinds = [one for one in union if not isinstance(one, msgspec.inspect.NoneType)]
+        number = (msgspec.inspect.BoolType, msgspec.inspect.IntType, msgspec.inspect.FloatType)
+        if len(kinds) == 1 and isinstance(kinds[0], number):
+            yield Field(prefix + part.name, find, (part.name,), isinstance(kinds[0], msgspec.inspect.BoolType))
+        elif isinstance(kinds[0], msgspec.inspect.StructType) and part.name != "meta":
+            for inner in _fields(f"{prefix}{part.name}.", kinds[0].cls, find):
+                yield Field(inner.name, find, (part.name, *inner.path), inner.is_flag)
+
+
+def _known(found: T | None, why: str) -> T:
+    if found is None:
+        raise NotKnownError(why)
+    return found
+
+
+def value_in(record: Record, field: Field, where: str = "") -> Value:
+    """Return the value of a field. Raises NotKnownError if it is null."""
+    value: Any = record
+    for name in field.path:
+        value = None if value is None else getattr(value, name)
+    why, name = "", field.path[-1]
+    if isinstance(record, Row) and name in _OF_POOLS and record.pool_size is None:
+        why = "only pools have it, and this is a bucket table"
+    elif isinstance(record, (Row, StreamRow)):
+        why = _WHY_UNKNOWN.get(name, "")
+    elif isinstance(record, Shards) and field.path[0] == "advice":
+        why = "the shards do as they are"
+    known: Value = _known(value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}")
+    return known
+
+
+def _sweep(inputs: RuleInputs) -> Sweep:
+    instead = "" if inputs.stream is None else "; fields of the stream begin with stream., such as stream.batches"
+    return _known(inputs.sweep, f"the run has no sweep.json: run `batchtune sweep-buckets`{instead}")
+
+
+def _recommended(inputs: RuleInputs) -> Row:
+    sweep = _sweep(inputs)
+    return _known(sweep.recommended_row, f"the sweep recommends no row: {sweep.reason or 'it does not say why'}")
+
+
+def _current(inputs: RuleInputs) -> Row:
+    why = "the sweep knows no current config: run `batchtune sweep-buckets` with --current"
+    return _known(_sweep(inputs).current, why)
+
+
+def _stream(inputs: RuleInputs) -> StreamSweep:
+    return _known(inputs.stream, "the run has no stream.json: run `batchtune sweep-stream`")
+
+
+def _streamed(inputs: RuleInputs) -> StreamRow:
+    stream = _stream(inputs)
+    why = f"the sweep of the stream recommends no row: {stream.reason or 'it does not say why'}"
+    return _known(stream.recommended_row, why)
+
+
+def _current_stream(inputs: RuleInputs) -> StreamRow:
+    why = "the sweep of the stream knows no current config: run `batchtune sweep-stream` with --current"
+    return _known(_stream(inputs).current, why)
+
+
+def _drift(inputs: RuleInputs) -> Drift:
+    return _known(inputs.drift, inputs.missing.get("drift", "no other lengths are given: use --manifest"))
+
+
+def compared_with(inputs: RuleInputs, field: Field) -> tuple[Row | StreamRow, bool]:
+    """Return the other run's recommended row, and whether it is of the same lengths. Raises NotKnownError."""
+    ours: Sweep | StreamSweep
+    theirs: Sweep | StreamSweep | None
+    if field.record is _streamed:
+        ours, theirs = _stream(inputs), inputs.baseline_stream
+        lacks = "stream.json: run `batchtune sweep-stream` there"
+    else:
+        ours, theirs = _sweep(inputs), inputs.baseline
+        lacks = "sweep.json: run `batchtune sweep-buckets` there"
+    why = "no other run to compare with is given: use --baseline"
+    if inputs.baseline is not None or inputs.baseline_stream is not None:
+        why = f"the baseline has no {lacks}"
+    if theirs is None:
+        raise NotKnownError(inputs.missing.get("baseline", why))
+    units = ours.lengths.unit, theirs.lengths.unit
+    if None not in units and units[0] != units[1]:
+        raise NotKnownError(f"the baseline's lengths count {units[1]}, this run's count {units[0]}")
+    if theirs.recommended_row is None:
+        raise NotKnownError("the baseline recommends no row")
+    return theirs.recommended_row, ours.lengths.fingerprint == theirs.lengths.fingerprint
+
+
+def _verification(inputs: RuleInputs) -> Verification:
+    """Return the verification, if it is about the table that is recommended now."""
+    found = _known(inputs.verification, "the run has no verify.json: run `batchtune verify`")
+    if inputs.sweep is not None:
+        row = _recommended(inputs)
+        if found.lengths.fingerprint != inputs.sweep.lengths.fingerprint:
+            raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
+        if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
+            raise NotKnownError("verify.json has another table than the recommended one: run `batchtune verify` again")
+        if (found.pool_size, found.batch_overhead) != (row.pool_size, row.batch_overhead):
+            raise NotKnownError("verify.json is not of the recommended pools: run `batchtune verify` again")
+    return found

@@ -1,0 +1,139 @@
+"""The tables of a stream's report: the ways to batch it, compared, and how large batches may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchtune.reports.rows import CURRENT, DOES_NOT_FIT, current_name, current_words, format_share
+from batchtune.reports.table import Table, format_times, known, limits, make_table, shown_of, spread
+from batchtune.results import Row, StreamRow, StreamSweep, cost_of
+from batchtune.units import format_number, format_percent, format_seconds, format_size
+
+_MARK = "*"
+_MAX_ROWS = 500
+_MAX_LIMITS = 24
+
+
+def algorithm_name(row: StreamRow | Row) -> str:
+    """Return what tables and charts call the algorithm of a row."""
+    if isinstance(row, Row):
+        return "map-style"
+    return "SpeechBrain" if row.by_speechbrain else row.algorithm
+
+
+def best_of_each(stream: StreamSweep) -> list[StreamRow]:
+    """Return the best row of each algorithm, in the file's order, with no larger a buffer than the recommended row's.
+
+    Batches that are proven to fit go first; SpeechBrain's is the one that the sweep recommends.
+    """
+    chosen, timed = stream.recommended_row, stream.has_times
+    best = []
+    for algorithm in dict.fromkeys(row.algorithm for row in stream.rows):
+        rows = [row for row in stream.rows if row.algorithm == algorithm]
+        if chosen is not None:
+            rows = [row for row in rows if row.buffer_size <= chosen.buffer_size] or rows
+        best.append(min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0)))
+    index = stream.recommended_speechbrain
+    named = [chosen, None if index is None else stream.rows[index]]
+    of_named = {row.algorithm: row for row in reversed(named) if row is not None}
+    return [of_named.get(row.algorithm, row) for row in best]
+
+
+def stream_comparison_table(stream: StreamSweep, *, title: str) -> Table:
+    """Lay the recommended row next to the user's settings, the best of each other algorithm, and random access."""
+    chosen, timed = stream.recommended_row, stream.has_times
+    cost = None if chosen is None else cost_of(chosen, timed=timed)
+    lines: list[tuple[str, StreamRow | Row]] = []
+    if stream.current is not None:
+        lines.append((f"{CURRENT} ({DOES_NOT_FIT})" if stream.current_fits is False else CURRENT, stream.current))
+    lines += [(f"{algorithm_name(row)}, best", row) for row in best_of_each(stream) if row is not chosen]
+    if stream.map_style is not None:
+        lines.append(("map-style bucket table", stream.map_style))
+    if chosen is not None:
+        lines.insert(0, (f"recommended ({algorithm_name(chosen)})", chosen))
+    rows = [
+        {
+            "": name,
+            "buffer": None if isinstance(row, Row) else format_number(row.buffer_size),
+            **_costs(stream, row),
+            "relative": format_times(cost_of(row, timed=timed), cost),
+        }
+        for name, row in lines
+    ]
+    notes = [f"Your current config is {words}." for words in current_words(stream)]
+    return make_table(title, rows, notes, marked=None if chosen is None else 0)
+
+
+def stream_tables(stream: StreamSweep) -> Iterator[Table]:
+    """Lay out all rows, and the recommended row's batch sizes."""
+    if not stream.rows:
+        return
+    algorithms = list(dict.fromkeys(row.algorithm for row in stream.rows))
+    grouped = sorted(range(len(stream.rows)), key=lambda index: algorithms.index(stream.rows[index].algorithm))
+    kept = [grouped.index(index) for index in (stream.recommended,) if index is not None]
+    shown = spread(grouped, _MAX_ROWS, kept)
+    lines: list[tuple[str, StreamRow | Row]] = [(algorithm_name(row), row) for row in (stream.rows[i] for i in shown)]
+    if stream.current is not None:
+        lines.append((current_name(stream), stream.current))
+    if stream.map_style is not None:
+        lines.append((algorithm_name(stream.map_style), stream.map_style))
+    rows = [_cells(stream, name, row) for name, row in lines]
+    notes = [*shown_of(len(shown), len(stream.rows), " rows", "stream.json"), *_notes(stream)]
+    marked = None if stream.recommended is None else shown.index(stream.recommended)
+    yield make_table("Ways to batch the stream", rows, notes, marked, len(shown))
+    row, unit = stream.recommended_row, stream.lengths.unit
+    if row is not None and row.boundaries:
+        sizes, count = limits(row, unit, _MAX_LIMITS)
+        title = f"Largest batch size in the stream, by longest example ({row.name})"
+        yield make_table(title, sizes, shown_of(len(sizes), count, " lengths", "stream.yaml"))
+
+
+def _cells(stream: StreamSweep, name: str, row: StreamRow | Row) -> dict[str, str | None]:
+    streamed = row if isinstance(row, StreamRow) else None
+    target, most, padding, size = (
+        (row.target_batch_numel, row.max_batch_numel, row.max_padding_ratio, row.max_batch_size)
+        if isinstance(row, StreamRow)
+        else (None,) * 4
+    )
+    of_most = "" if most is None else f" of {format_number(most)}"
+    return {
+        "algorithm": name,
+        "target": known(target, lambda numel: f"{format_number(numel)}{of_most}"),
+        "max pad": known(padding, format_percent),
+        "max size": known(size, format_number),
+        "buckets": known(len(row.boundaries) if streamed is None else streamed.num_buckets, format_number),
+        "buffer": known(streamed, lambda one: f"{format_number(one.buffer_size)}{_MARK if one.unproven else ''}"),
+        **_costs(stream, row),
+        "mean batch": f"{row.mean_batch_size:.1f}",
+        "meet again": known(row.mates_again, format_share),
+        "under half": known(streamed, lambda one: format_share(one.under_half)),
+        "mixing": known(streamed, lambda one: format_percent(one.mixing)),
+        "memory": known(streamed, lambda one: format_size(one.buffer_bytes)),
+        "waits": known(streamed, lambda one: format_number(one.wait_median)),
+    }
+
+
+def _costs(stream: StreamSweep, row: StreamRow | Row) -> dict[str, str | None]:
+    """Return the cells that say what an epoch costs."""
+    return {
+        "batches": format_number(row.batches),
+        "padding": format_percent(row.padding_ratio),
+        "estimated epoch": known(row.estimated_epoch_seconds, format_seconds) if stream.has_times else None,
+    }
+
+
+def _notes(stream: StreamSweep) -> Iterator[str]:
+    if stream.recommended is not None:
+        yield "▶ marks the recommended row."
+    if any(row.unproven for row in (*stream.rows, stream.current) if row is not None):
+        yield f"{_MARK} marks rows with batches that are not proven to fit."
+    if any(row.target_batch_numel is not None for row in stream.rows):
+        unit = stream.lengths.unit
+        counts = "in the unit of the lengths" if unit is None else f"in {unit}"
+        yield f"“Target” is target_batch_numel of max_batch_numel, {counts}."
+    yield (
+        "“Mixing” is how far apart batch mates are stored, as a share of the distance between any two examples; “meet "
+        "again” the share of batch mates that are mates again in the next epoch; “under half” the share of batches "
+        "that hold less than half of what they could; “waits” how many examples a worker reads until one's batch is "
+        "made (median); “memory” that of a worker's full buffer."
+    )

@@ -1,0 +1,272 @@
+"""What a report says of a stream: what to set, what that saves and costs, its shards, warnings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from batchtune.reports.comparisons import advantage, batches_words, joined, savings
+from batchtune.reports.pools import format_correlation
+from batchtune.reports.rows import CURRENT, DOES_NOT_FIT, format_share
+from batchtune.reports.run import DEFAULT_FOLDER, RunResults
+from batchtune.reports.trade_offs import batch_sizes
+from batchtune.results import STREAM_CONFIG_FILE, Costed, Row, Shards, StreamRow, StreamSweep, cost_of
+from batchtune.units import (
+    counted,
+    format_length,
+    format_number,
+    format_percent,
+    format_ratio,
+    format_seconds,
+    format_size,
+    with_full_stop,
+)
+
+SPEECHBRAIN = "SpeechBrain's best setting"
+MAP_STYLE = "a map-style bucket table"
+# Shards that hold so many times as many examples as half of them are unequal.
+_UNEQUAL = 2.0
+
+
+def stream_headline(stream: StreamSweep) -> str:
+    """Say what to set, as one would type it, and compare it with the first of the others."""
+    row = stream.recommended_row
+    if row is None:
+        return (
+            f"No batches of the stream are recommended{with_full_stop(f': {stream.reason}' if stream.reason else '.')}"
+        )
+    others, better = compared_streams(stream), ""
+    if others:
+        name, other = others[0]
+        equal = isinstance(other, StreamRow) and row.equal_to_best is True and other.equal_to_best is True
+        better = advantage(row, name, other, equal=equal)
+    limit = format_length(stream.max_batch_length, stream.lengths.unit)
+    sized = "" if row.by_speechbrain else f" with max_batch_length = {limit}"
+    return f"Set {typed_call(row)}{sized}{better}."
+
+
+def typed_call(row: StreamRow) -> str:
+    """Return a row as the call that one would type, without the bucket table, which `stream.yaml` holds."""
+    if not row.by_speechbrain:
+        padding = "" if row.max_padding_ratio is None else f", max_padding_ratio={row.max_padding_ratio:g}"
+        return f'BucketedStream(algorithm="{row.algorithm}", buffer_size={row.buffer_size}{padding})'
+    numbers = {
+        "target_batch_numel": row.target_batch_numel,
+        "max_batch_numel": row.max_batch_numel,
+        "max_batch_size": row.max_batch_size,
+    }
+    known = [f'"{name}": {number:.15g}' for name, number in numbers.items() if number is not None]
+    # SpeechBrain's own default is 0.2, so that None has to be typed, too.
+    ratio = "None" if row.max_padding_ratio is None else f"{row.max_padding_ratio:g}"
+    settings = ", ".join([*known, f'"max_padding_ratio": {ratio}'])
+    return f"dynamic_bucketed_batch(buffersize={row.buffer_size}, sampler_kwargs={{{settings}}})"
+
+
+def compared_streams(stream: StreamSweep) -> list[tuple[str, StreamRow | Row]]:
+    """Name what the recommended row is compared with: the user's settings, SpeechBrain's best, random access."""
+    others: list[tuple[str, StreamRow | Row]] = []
+    if stream.current is not None and stream.current_fits is not False:
+        others.append((CURRENT, stream.current))
+    index = stream.recommended_speechbrain
+    if index is not None and index != stream.recommended:
+        others.append((SPEECHBRAIN, stream.rows[index]))
+    if stream.map_style is not None:
+        others.append((MAP_STYLE, stream.map_style))
+    return others
+
+
+def stream_sentences(stream: StreamSweep) -> Iterator[str]:
+    """Say what the recommendation saves and costs, most important first; the headline comes before."""
+    row = stream.recommended_row
+    if row is None:
+        return
+    others, source = compared_streams(stream), (stream.current_settings or {}).get("source")
+    yield from savings(row, others, ranks=stream.world_size, current=(CURRENT, source), what="ways to batch")
+    yield from _cost_of_streaming(stream, row)
+    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in others]
+    yield joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against)
+    if stream.reason:
+        yield f"Why: {with_full_stop(stream.reason)}"
+    yield from brief_stream_sentences(stream)
+    if (batches := stream.batches_per_rank) is not None:
+        yield (
+            f"A nominal epoch has {format_number(batches)} batches on each rank: looped_nominal_epoch={batches} in "
+            f"SpeechBrain, .with_epoch({batches}) in WebDataset."
+        )
+    yield _mixing(row, stream.map_style)
+    yield _buffer(stream, row)
+    if (sizes := batch_sizes(row)) is not None:
+        yield f"{sizes}; {format_share(row.under_half)} of the batches are less than half as large as they could be."
+    if row.dropped_examples:
+        yield f"An epoch leaves out {counted(row.dropped_examples, 'example')} at its end (drop_end)."
+    if row.worker_imbalance > 1:
+        yield (
+            f"The busiest worker makes {format_ratio(row.worker_imbalance)} times as many batches as the mean of all, "
+            f"the busiest rank {format_ratio(row.rank_imbalance)} times."
+        )
+    if row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
+        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
+        yield f"The measured steps give the time to within {error} (two standard errors)."
+    if stream.simulated_examples < stream.lengths.count:
+        yield (
+            f"{format_number(stream.simulated_examples)} of {counted(stream.lengths.count, 'example')} were simulated, "
+            "whole workers at a time; the figures are those of all."
+        )
+
+
+def brief_stream_sentences(stream: StreamSweep) -> Iterator[str]:
+    """Say what else to set: SpeechBrain's own function without BucketedStream, the shards."""
+    row, index = stream.recommended_row, stream.recommended_speechbrain
+    if row is None:
+        return
+    if row.unproven == 0:
+        yield "Every batch of the simulated epoch was run, or is no larger than one that was."
+    if stream.current is not None and stream.current_fits is not False and is_better(stream.current, row):
+        yield "Your current config is better than the recommended one: keep it."
+    if index is not None and index != stream.recommended:
+        unit = f" (numbers in {stream.lengths.unit})" if stream.lengths.unit else ""
+        yield f"With SpeechBrain alone: {typed_call(stream.rows[index])}{unit}."
+    if (advice := stream.shards.advice) is not None:
+        size = "" if advice.maxsize_bytes is None else f", maxsize={advice.maxsize_bytes}"
+        yield (
+            f"For these ranks and workers, write {counted(advice.shards, 'shard')}: ShardWriter(pattern, "
+            f"maxcount={advice.maxcount}{size})."
+        )
+
+
+def is_better(one: Costed, other: Costed) -> bool:
+    """Return whether one costs less, in time where both are known, else in batches."""
+    timed = one.estimated_epoch_seconds is not None and other.estimated_epoch_seconds is not None
+    return (cost_of(one, timed=timed) or 0.0) < (cost_of(other, timed=timed) or 0.0)
+
+
+def _cost_of_streaming(stream: StreamSweep, row: StreamRow) -> Iterator[str]:
+    table = stream.map_style
+    if table is None:
+        return
+    theirs, seconds = f"{format_number(table.batches)} batches", table.estimated_epoch_seconds
+    ratio = row.batches / table.batches
+    if seconds and row.estimated_epoch_seconds is not None:
+        theirs, ratio = f"an estimated {format_seconds(seconds)}", row.estimated_epoch_seconds / seconds
+    change = "as much" if format_percent(abs(ratio - 1)) == "0.0%" else f"{format_percent(abs(ratio - 1))} "
+    if change != "as much":
+        change += "more" if ratio > 1 else "less"
+    yield (
+        f"With random access to all examples, the best bucket table ({table.name}) needs {theirs}: the stream costs "
+        f"{change}."
+    )
+
+
+def _mixing(row: StreamRow, table: Row | None) -> str:
+    against = ""
+    if table is not None and table.mates_again is not None:
+        against = f", against {format_share(table.mates_again)} with {MAP_STYLE}"
+    alike = ""
+    if row.length_correlation is not None:
+        alike = f"; their lengths correlate by {format_correlation(row.length_correlation)}"
+    return (
+        f"Batch mates are stored {format_number(row.mate_distance)} examples apart on average, "
+        f"{format_percent(row.mixing)} of the distance between any two; {format_share(row.mates_again)} are mates "
+        f"again in the next epoch{against}{alike}."
+    )
+
+
+def _buffer(stream: StreamSweep, row: StreamRow) -> str:
+    return (
+        f"A worker holds at most {format_number(row.buffer_size)} examples, "
+        f"{format_length(row.buffer_length, stream.lengths.unit)} in all ({format_size(row.buffer_bytes)}); an example "
+        f"waits while {format_number(row.wait_median)} others are read (median; 99 in 100: at most "
+        f"{format_number(row.wait_p99)})."
+    )
+
+
+def stream_facts(stream: StreamSweep) -> Iterator[tuple[str, str]]:
+    """Name and value of what the stream is read from, and by how many."""
+    yield "Shards", _shards(stream.shards, stream.lengths.unit)
+    settings = stream.settings
+    named = (
+        ("world_size", "ranks"),
+        ("workers", "workers a rank"),
+        ("shuffle_buffer", "examples in the shuffle buffer"),
+    )
+    parts = [f"{settings[name]} {words}" for name, words in named if settings.get(name) is not None]
+    if isinstance(settings.get("shuffle_shards"), bool):
+        parts.append("shards shuffled" if settings["shuffle_shards"] else "shards in order")
+    if parts:
+        yield "Stream", ", ".join(parts)
+
+
+def _shards(shards: Shards, unit: str | None) -> str:
+    if shards.assumed:
+        examples = f"{format_number(shards.largest_count)} examples"
+        return f"{format_number(shards.count)} of {examples} each, assumed: the source holds none"
+    counts = f"{format_number(shards.smallest_count)} to {format_number(shards.largest_count)}"
+    lengths = f"{format_length(shards.smallest_length, unit)} to {format_length(shards.largest_length, unit)}"
+    return (
+        f"{format_number(shards.count)} of {counts} examples (median {format_number(shards.median_count)}), "
+        f"{lengths} in all"
+    )
+
+
+def stream_warnings(stream: StreamSweep) -> Iterator[str]:
+    """Yield what is wrong with the recommended batches, the user's own and the shards, then the sweep's warnings."""
+    row = stream.recommended_row
+    if row is not None and row.unproven:
+        verb = "is" if row.unproven == 1 else "are"
+        yield (
+            f"{format_number(row.unproven)} of {batches_words(row.batches)} {verb} larger than what is proven to fit. "
+            "Run `batchtune probe-oom` again with --force, then `batchtune sweep-stream`."
+        )
+    if stream.current_fits is False:
+        yield (
+            f"{CURRENT.capitalize()} {DOES_NOT_FIT}: its batches are larger than what was measured to fit, or than "
+            "max_batch_length where nothing was."
+        )
+    yield from _shard_warnings(stream.shards)
+    yield from map(with_full_stop, stream.warnings)
+
+
+def _shard_warnings(shards: Shards) -> Iterator[str]:
+    write = "Write more shards" if shards.advice is None else f"Write {counted(shards.advice.shards, 'shard')}"
+    if shards.broken:
+        verb = "breaks off or can't be read" if shards.broken == 1 else "break off or can't be read"
+        yield (
+            f"{format_number(shards.broken)} of {counted(shards.count, 'shard')} {verb}: only the examples before the "
+            "damage count. Write them again."
+        )
+    if shards.empty:
+        yield f"{counted(shards.empty, 'shard')} {'holds' if shards.empty == 1 else 'hold'} no example that counts."
+    if shards.idle_workers:
+        verb = "gets" if shards.idle_workers == 1 else "get"
+        yield f"{counted(shards.idle_workers, 'worker')} {verb} no shard. {write}, or start fewer workers."
+    if shards.largest_count > _UNEQUAL * shards.median_count:
+        yield (
+            f"Shards are unequal: the largest holds {counted(shards.largest_count, 'example')}, half of them no more "
+            f"than {format_number(shards.median_count)}. Workers with large shards finish late: write shards of equal "
+            "size."
+        )
+    if shards.sorted:
+        yield (
+            "The shards hold the examples in order of length, so that a buffer can't mix them. Shuffle the examples "
+            "before writing shards."
+        )
+    if shards.repeated_ids:
+        verb = "stands" if shards.repeated_ids == 1 else "stand"
+        yield f"{counted(shards.repeated_ids, 'key')} {verb} in more than one place: those examples may be read twice."
+
+
+def stream_steps(results: RunResults) -> Iterator[tuple[str, str]]:
+    """Pair each command, or file, with what it is for, in the order to take them."""
+    stream, alone = results.stream, results.sweep is None
+    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
+    run = f" --run{folder}" if folder else ""
+    if stream is None:
+        return
+    if stream.recommended_row is None:
+        yield f"batchtune sweep-stream SOURCE{run}", "compare other buffers and settings"
+        return
+    yield str(results.folder / STREAM_CONFIG_FILE), "the config, for BucketedStream"
+    if alone and results.probe is None:
+        yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
+    if alone:
+        yield f"batchtune export{folder} --to FRAMEWORK", "the same for SpeechBrain, NeMo, ..."

@@ -1,0 +1,69 @@
+"""The lengths of a stream, as they are stored, shard after shard."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from batchtune.errors import ManifestError
+from batchtune.manifests import ReadOptions, load_lengths, load_stream
+
+
+def write_shard(path: Path, samples: dict[str, float]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for key, duration in samples.items():
+            content = f'{{"duration": {duration}}}'.encode()
+            member = tarfile.TarInfo(f"{key}.json")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_shards_are_read_in_their_order(tmp_path: Path) -> None:
+    first = write_shard(tmp_path / "a-0.tar", {"x": 3, "y": 1})
+    second = write_shard(tmp_path / "a-1.tar", {"z": 2, "x": 5})
+    found = load_stream([str(second), str(first)])
+    assert found.values.tolist() == [2, 5, 3, 1]
+    assert [(shard.label, shard.count, shard.broken) for shard in found.shards] == [
+        (str(second), 2, False),
+        (str(first), 2, False),
+    ]
+    assert [shard.size for shard in found.shards] == [second.stat().st_size, first.stat().st_size]
+    assert found.repeated_ids == 1
+    assert found.lengths.fingerprint == load_lengths([str(first), str(second)]).fingerprint
+
+
+def test_a_single_tar_file_is_a_shard(tmp_path: Path) -> None:
+    found = load_stream(write_shard(tmp_path / "a.tar", {"x": 3, "y": 1}))
+    assert (len(found.shards), found.repeated_ids) == (1, 0)
+
+
+def test_a_manifest_is_no_shard_but_several_are(tmp_path: Path) -> None:
+    for name, rows in (("a", "1,4\n2,3\n"), ("b", "3,7\n")):
+        (tmp_path / f"{name}.csv").write_text(f"id,duration\n{rows}")
+    assert load_stream(tmp_path / "a.csv").shards == []
+    both = load_stream([tmp_path / "a.csv", tmp_path / "b.csv"])
+    assert (both.values.tolist(), [shard.count for shard in both.shards]) == ([4, 3, 7], [2, 1])
+    assert both.repeated_ids is None
+
+
+def test_a_shard_that_breaks_off_is_counted(tmp_path: Path) -> None:
+    whole = write_shard(tmp_path / "a-0.tar", {"x": 3, "y": 1})
+    cut = write_shard(tmp_path / "a-1.tar", {f"k{number}": 2 for number in range(100)})
+    cut.write_bytes(cut.read_bytes()[:10_700])
+    with pytest.raises(ManifestError, match="a-1"):
+        load_stream([whole, cut])
+    found = load_stream([whole, cut], ReadOptions(skip_invalid=True))
+    assert [shard.broken for shard in found.shards] == [False, True]
+    assert 0 < found.shards[1].count < 100
+    assert found.values.size == 2 + found.shards[1].count
+
+
+def test_lengths_that_are_left_out_are_in_no_shard(tmp_path: Path) -> None:
+    shards = [write_shard(tmp_path / f"a-{at}.tar", {"x": 3, "y": 1 + at}) for at in range(2)]
+    found = load_stream([str(shard) for shard in shards], ReadOptions(max_length=2))
+    assert [shard.count for shard in found.shards] == [1, 1]
+    assert found.lengths.left_out == {"longer than --max-length 2": 2}
