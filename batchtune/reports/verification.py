@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import Table, failures_table, make_table
-from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, Verification
+from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, StreamSweep, Verification
 from batchtune.trust import settings_differences
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size, with_full_stop
 
@@ -121,6 +121,18 @@ def proposal_table(verification: Verification) -> list[Table]:
     return [make_table("Batch sizes that are safe instead", rows, [note])] if rows else []
 
 
+def ran_row_of(stream: StreamSweep, verified: Verification) -> bool:
+    """Return whether a verification ran the recommended row, or any that `stream.yaml` can hold where it can't."""
+    row = stream.recommended_row
+    rows = stream.rows if row is None or row.by_speechbrain else [row]
+    ran = verified.algorithm, verified.buffer_size, verified.max_padding_ratio
+    table = verified.bucket_boundaries, verified.bucket_batch_sizes
+    return any(
+        (one.algorithm, one.buffer_size, one.max_padding_ratio) == ran and (one.boundaries, one.batch_sizes) == table
+        for one in rows
+    )
+
+
 def verification_warnings(results: RunResults) -> Iterator[str]:
     """Yield the verification's own warnings, and what in this run it says nothing about."""
     verified, sweep, probe = results.verification, results.sweep, results.probe
@@ -130,12 +142,20 @@ def verification_warnings(results: RunResults) -> Iterator[str]:
     row = sweep.recommended_row if sweep is not None else None
     recommended = None if row is None else (row.boundaries, row.batch_sizes, row.pool_size, row.batch_overhead)
     ran = verified.bucket_boundaries, verified.bucket_batch_sizes, verified.pool_size, verified.batch_overhead
-    if sweep is not None and verified.lengths.fingerprint != sweep.lengths.fingerprint:
+    of_stream = verified.algorithm is not None
+    swept = results.stream if of_stream else sweep
+    if swept is not None and verified.lengths.fingerprint != swept.lengths.fingerprint:
         yield (
             "The verification used other lengths than the sweep, so it says nothing about these. "
             "Run `batchtune verify` again."
         )
-    elif sweep is not None and recommended != ran:
+    elif of_stream and results.stream is not None and not ran_row_of(results.stream, verified):
+        yield (
+            "The verification ran other batches of the stream than its sweep recommends: those of an earlier sweep, or "
+            "of an edited stream.yaml. Train with what was verified, or run `batchtune sweep-stream` and "
+            "`batchtune verify --stream` again."
+        )
+    elif sweep is not None and not of_stream and recommended != ran:
         what = "other pools" if verified.pool_size is not None else "another bucket table"
         yield (
             f"The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited "
