@@ -47,7 +47,7 @@ from batchtune.tuning.stream_simulation import (
 )
 from batchtune.tuning.sweep import costs_in, sweep
 from batchtune.tuning.sweep_settings import MOST_RANKS, Ranks, SweepSettings
-from batchtune.units import counted
+from batchtune.units import counted, format_number, format_percent
 
 # SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
@@ -60,6 +60,8 @@ _BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 
 _SORTED = 0.9
 # A worker with this many times the mean of batches is worth a warning.
 _UNEVEN = 1.1
+# So many batches under half of what they could hold are worth one, too.
+_MANY_SMALL = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,20 +259,23 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
     """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
 
     A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for
-    all u with B(u) < S. Without a cap S, M is max_batch_length. Where memory does not grow in proportion to the padded
-    length, a cap allows a larger M: the cap that makes the fewest batches is tried, too.
+    all u with B(u) < S. Without a cap but the user's, M is at most max_batch_length. Where memory does not grow in
+    proportion to the padded length, a cap allows a larger M: the cap that makes the fewest batches is tried, too.
     """
-    plain = (limits.max_batch_length, limits.max_batch_size)
-    if limits.frontier is None:
-        return [plain]
     distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
     fitting = limits.batch_sizes(distinct, limits.sizings[-1])
+
+    def largest(cap: float) -> float:
+        bounded = fitting < cap
+        return float(((fitting + 1) * distinct)[bounded].min()) * (1 - 1e-9) if bounded.any() else math.inf
+
+    plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
+    if limits.frontier is None:
+        return [plain]
     most = np.unique(fitting)
     best, fewest = plain, _batches(*plain, distinct, counts) * 0.99
     for cap in most[np.unique(np.linspace(0, most.size - 1, _CAPS).astype(np.int64))].tolist():
-        bounded = fitting < cap
-        limit = float(((fitting + 1) * distinct)[bounded].min()) * (1 - 1e-9) if bounded.any() else math.inf
-        limit = min(limit, float(distinct[-1] * cap))
+        limit = min(largest(cap), float(distinct[-1] * cap))
         if (batches := _batches(limit, cap, distinct, counts)) < fewest:
             best, fewest = (limit, cap), batches
     return [plain] if best == plain else [plain, best]
@@ -447,6 +452,11 @@ def _cautions(
             f"the shards give one worker {chosen.worker_imbalance:.2f} times and one rank "
             f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
             "examples more often"
+        )
+    if chosen is not None and chosen.under_half > _MANY_SMALL:
+        yield (
+            f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
+            f"{format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
         )
     if shards.sorted:
         yield (

@@ -1,0 +1,146 @@
+"""`batchtune sweep-stream`, as a user types it."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli.conftest import Run
+from ruamel.yaml import YAML
+
+LIMIT = ["--max-batch-length", 100]
+SMALL = [*LIMIT, "--buffer-size", "32,128", "--num-buckets", "4"]
+
+
+def write_shards(folder: Path, count: int = 4, samples: int = 100) -> list[Path]:
+    random, paths = np.random.default_rng(3), []
+    for shard in range(count):
+        paths.append(folder / f"train-{shard:03d}.tar")
+        with tarfile.open(paths[-1], "w") as tar:
+            for sample in range(samples):
+                content = json.dumps({"duration": round(float(random.gamma(6, 2)) + 0.5, 2)}).encode()
+                member = tarfile.TarInfo(f"{shard}-{sample:05d}.json")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return paths
+
+
+def written(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "batchtune-run" / "stream.json").read_text())
+    return found
+
+
+def test_shards_are_tuned_and_both_files_written(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--workers", 2, "--world-size", 2)
+    assert ran.returncode == 0, ran.stderr
+    assert "BucketedStream" in ran.stdout
+    found = written(tmp_path)
+    assert (found["shards"]["count"], found["shards"]["assumed"], found["shards"]["repeated_ids"]) == (4, False, 0)
+    config = YAML(typ="safe").load(tmp_path / "batchtune-run" / "stream.yaml")
+    row = found["rows"][found["recommended"]]
+    if row["algorithm"] != "speechbrain":
+        assert (config["algorithm"], config["buffer_size"]) == (row["algorithm"], row["buffer_size"])
+    assert config["batches_per_epoch"] == found["batches_per_rank"]
+
+
+def test_the_same_stream_gives_the_same_bytes(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    seen = []
+    for _ in range(2):
+        assert batchtune("sweep-stream", "train-{000..003}.tar", *SMALL).returncode == 0
+        seen.append([(tmp_path / "batchtune-run" / name).read_bytes() for name in ("stream.json", "stream.yaml")])
+    assert seen[0] == seen[1]
+
+
+def test_current_settings_in_samples_are_a_row(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    now = "target_batch_numel=16000*45,max_batch_numel=16000*60,sample_rate=16000,buffersize=64"
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
+    assert ran.returncode == 0, ran.stderr
+    found = written(tmp_path)
+    assert (found["current"]["target_batch_numel"], found["current"]["max_batch_numel"]) == (45, 60)
+    assert found["current_fits"] is True
+    assert found["current_settings"]["source"] == "--current"
+
+
+def test_a_target_above_the_maximum_is_told(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    now = "target_batch_numel=90,max_batch_numel=60"
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--current", now)
+    assert ran.returncode == 0
+    assert any("above max_batch_numel" in warning for warning in written(tmp_path)["warnings"])
+
+
+def test_no_shard_that_matches_is_one_error(batchtune: Run) -> None:
+    ran = batchtune("sweep-stream", "none-*.tar", *SMALL)
+    assert ran.returncode == 1
+    assert "none-*.tar" in ran.stderr
+
+
+def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) -> None:
+    damaged = write_shards(tmp_path)[2]
+    damaged.write_bytes(damaged.read_bytes()[:50_500])
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL)
+    assert ran.returncode == 1
+    assert "train-002.tar" in ran.stderr
+    assert not (tmp_path / "batchtune-run").exists()
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--skip-invalid")
+    assert ran.returncode == 0, ran.stderr
+    assert written(tmp_path)["shards"]["broken"] == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["a,3\n", "".join(f"u{number},5\n" for number in range(300))],
+    ids=["one sample", "all of one length"],
+)
+def test_streams_without_choice_are_swept(batchtune: Run, tmp_path: Path, rows: str) -> None:
+    (tmp_path / "lengths.csv").write_text(f"id,duration\n{rows}")
+    ran = batchtune("sweep-stream", "lengths.csv", *LIMIT, "--buffer-size", 100_000, "--num-buckets", "4")
+    assert ran.returncode == 0, ran.stderr
+    assert {row["padding_ratio"] for row in written(tmp_path)["rows"]} == {0.0}
+
+
+def test_a_length_of_zero_is_named(batchtune: Run, tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("id,duration\na,0\nb,2\n")
+    ran = batchtune("sweep-stream", "lengths.csv", *LIMIT)
+    assert ran.returncode == 1
+    assert "line 2" in ran.stderr and "zero" in ran.stderr
+
+
+def test_workers_without_shards_are_counted(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    ran = batchtune("sweep-stream", "train-{000..003}.tar", *SMALL, "--workers", 3, "--world-size", 2)
+    assert ran.returncode == 0
+    assert written(tmp_path)["shards"]["idle_workers"] == 2
+    assert "2 workers get no shard" in ran.stdout
+
+
+def test_without_a_limit_the_probe_is_asked_for(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    ran = batchtune("sweep-stream", "train-{000..003}.tar")
+    assert ran.returncode == 1
+    assert "probe-oom" in ran.stderr
+
+
+def test_another_run_is_not_overwritten(batchtune: Run, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    assert batchtune("sweep-stream", "train-{000..003}.tar", *SMALL).returncode == 0
+    ran = batchtune("sweep-stream", "train-{000..002}.tar", *SMALL)
+    assert ran.returncode == 1 and "other lengths" in ran.stderr
+    assert batchtune("sweep-stream", "train-{000..002}.tar", *SMALL, "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--workers", 5000), ("--buffer-size", "0"), ("--world-size", 0), ("--shard-size", 0)]
+)
+def test_numbers_out_of_range_are_wrong_usage(batchtune: Run, tmp_path: Path, flag: str, value: object) -> None:
+    ran = batchtune("sweep-stream", *write_shards(tmp_path, 1), *LIMIT, flag, value)
+    assert ran.returncode == 2
+    assert flag in ran.stderr
