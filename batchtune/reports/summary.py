@@ -246,6 +246,8 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
 
 def _sweep_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     sweep, verification = results.sweep, results.verification
+    if verification is not None and verification.algorithm is not None:
+        verification = None  # of the stream
     config = str(results.folder / SAMPLER_FILE)
     folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
     run = f" --run{folder}" if folder else ""

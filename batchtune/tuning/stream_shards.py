@@ -22,14 +22,6 @@ _UNEVEN = 1.1
 _MANY_SMALL = 0.2
 
 
-def shard_sizes(stream: StreamLengths, settings: StreamSettings) -> list[int]:
-    """Return the examples of each shard; a source that is no set of shards is cut into such of `shard_size`."""
-    if stream.shards:
-        return [shard.count for shard in stream.shards]
-    whole, rest = divmod(stream.lengths.count, settings.shard_size)
-    return [settings.shard_size] * whole + [rest] * bool(rest)
-
-
 def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
     """Describe the shards, which hold so many examples each."""
     counts = np.array(sizes, dtype=np.int64)

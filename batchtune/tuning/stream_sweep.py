@@ -30,7 +30,7 @@ from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_settings import StreamSettings
-from batchtune.tuning.stream_shards import shard_sizes, shards_of, stream_cautions
+from batchtune.tuning.stream_shards import shards_of, stream_cautions
 from batchtune.tuning.stream_simulation import (
     AnyBatching,
     StoredStream,
@@ -38,6 +38,7 @@ from batchtune.tuning.stream_simulation import (
     distance_apart,
     epoch_seconds,
     mates_of,
+    shard_sizes,
     simulate_stream,
 )
 from batchtune.tuning.sweep import costs_in, sweep
@@ -102,7 +103,7 @@ def sweep_stream(
         ),
         costs,
     )
-    sizes = shard_sizes(stream, settings)
+    sizes = shard_sizes(stream, settings.shard_size)
     stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, settings.seed)
     pricing = replace(
         Pricing.of(lengths, max_batch_length, SweepSettings(seed=settings.seed), costs),
