@@ -250,7 +250,7 @@ def _down(buffer: Buffer, first: int, last: int) -> None:
 
 @_part
 def _stretch(buffer: Buffer, first: int, last: int) -> tuple[int, int, int]:
-    """Return where a block begins in `order`, and where in it two places are; the second goes on past the block's end."""
+    """Return where a block begins in `order`, and where in it two places are; the second may be past its end."""
     block, size = first >> buffer.bits, 1 << buffer.bits
     start = (buffer.heads[block] + first) & (size - 1)
     return block << buffer.bits, start, start + last - first
