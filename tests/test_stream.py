@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ruamel.yaml import YAML
 
 from batchtune import BucketedStream
 from batchtune.batching.streams import StreamBatching, stream_batches, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
+from batchtune.exports.sampler import render_sampler_yaml
+from batchtune.exports.stream import render_stream_yaml
+from batchtune.results import SamplerConfig, SamplerEvidence
+from batchtune.results.stream import StreamConfig
 
 TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
 RANDOM = random.Random(0)
@@ -278,28 +281,39 @@ def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
         stream(**options)
 
 
-def written(path: Path, pools: bool) -> Path:
-    of_pools = {"sampler": "pooled", "pool_size": 60} if pools else {}
-    config = {
-        **{"format": "batchtune/sampler", "version": 1, **of_pools, "unit": "s", "max_batch_length": 60.0},
-        **{"max_batch_size": 9, "num_buckets": 3, **TABLE, "shuffle": True, "batch_ordering": "random"},
-        **{"drop_last": False, "seed": 5},
-        "evidence": {
-            **{"fingerprint": "", "device": None, "batches": 200, "padding_ratio": 0.1},
-            "estimated_epoch_seconds": None,
-        },
-    }
-    with path.open("w") as file:
-        YAML().dump(config, file)
-    return path
+def evidence() -> SamplerEvidence:
+    return SamplerEvidence(fingerprint="", device=None, batches=200, padding_ratio=0.1, estimated_epoch_seconds=None)
 
 
-def test_a_sampler_yaml_makes_a_stream(tmp_path: Path) -> None:
-    path = written(tmp_path / "sampler.yaml", pools=False)
-    made = BucketedStream.from_config(path, EXAMPLES, length_of=length_of, collate_fn=ids, buffer_size=40)
-    assert list(made) == list(stream(seed=5))
-    path = written(tmp_path / "sampler.yaml", pools=True)
+def test_a_stream_yaml_makes_a_stream(tmp_path: Path) -> None:
+    config = StreamConfig(
+        **{"format": StreamConfig.FORMAT, "version": StreamConfig.VERSION, "unit": "s", "max_batch_length": 60.0},
+        **{"algorithm": "pivot", "buffer_size": 30, "max_padding_ratio": 0.25, "batches_per_epoch": 90},
+        **{"shuffle": True, "drop_last": False, "seed": 5, "evidence": evidence(), **TABLE},
+    )
+    path = tmp_path / "stream.yaml"
+    path.write_text(render_stream_yaml(config))
     made = BucketedStream.from_config(path, EXAMPLES, length_of=length_of, collate_fn=ids)
-    assert list(made) == list(stream(seed=5, algorithm="pool", buffer_size=60))
-    with pytest.raises(ResultError, match=r"other\.yaml"):
+    pivots: dict[str, Any] = {"algorithm": "pivot", "max_padding_ratio": 0.25, "seed": 5, "buffer_size": 30}
+    assert list(made) == list(stream(**pivots, batches_per_epoch=90))
+    # A stage can't read its examples again: there a nominal epoch is the pipeline's.
+    stage = BucketedStream.from_config(path, length_of=length_of, collate_fn=ids, buffer_size=20)
+    assert list(stage(EXAMPLES)) == list(stream(**{**pivots, "buffer_size": 20}))
+    with pytest.raises(ResultError, match=r"other\.yaml does not exist"):
         BucketedStream.from_config(tmp_path / "other.yaml", length_of=length_of)
+
+
+@pytest.mark.parametrize("pool_size", [None, 60])
+def test_a_sampler_yaml_makes_a_stream(tmp_path: Path, pool_size: int | None) -> None:
+    config = SamplerConfig(
+        **{"format": SamplerConfig.FORMAT, "version": SamplerConfig.VERSION, "unit": "s", "max_batch_length": 60.0},
+        **{"max_batch_size": 9, "num_buckets": 3, "shuffle": True, "batch_ordering": "random", **TABLE},
+        **{"drop_last": False, "seed": 5, "evidence": evidence(), "pool_size": pool_size},
+        sampler="bucket" if pool_size is None else "pooled",
+    )
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(config))
+    options: dict[str, Any] = {"buffer_size": 30} if pool_size is None else {}
+    made = BucketedStream.from_config(path, EXAMPLES, length_of=length_of, collate_fn=ids, **options)
+    algorithm = "bucket" if pool_size is None else "pool"
+    assert list(made) == list(stream(seed=5, algorithm=algorithm, buffer_size=pool_size or 30))
