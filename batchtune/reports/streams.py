@@ -120,9 +120,12 @@ def brief_stream_sentences(stream: StreamSweep) -> Iterator[str]:
         yield "Every batch of the simulated epoch was run, or is no larger than one that was."
     if stream.current is not None and stream.current_fits is not False and is_better(stream.current, row):
         yield "Your current config is better than the recommended one: keep it."
+    unit = stream.lengths.unit
     if index is not None and index != stream.recommended:
-        unit = f" (numbers in {stream.lengths.unit})" if stream.lengths.unit else ""
-        yield f"With SpeechBrain alone: {typed_call(stream.rows[index])}{unit}."
+        numbers = f" (numbers in {unit})" if unit else ""
+        yield f"With SpeechBrain alone: {typed_call(stream.rows[index])}{numbers}."
+    elif row.by_speechbrain and unit:
+        yield f"target_batch_numel and max_batch_numel are in {unit}: len_key has to give lengths in {unit}, too."
     if (advice := stream.shards.advice) is not None:
         size = "" if advice.maxsize_bytes is None else f", maxsize={advice.maxsize_bytes}"
         yield (

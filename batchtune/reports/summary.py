@@ -59,7 +59,8 @@ def summary_sentences(results: RunResults) -> list[str]:
     if sweep is None and stream is None:
         return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
     said += evidence if sweep is None else _about_sweep(sweep, evidence)
-    said += stream_sentences(stream) if stream is not None else []
+    about_stream = stream_sentences(stream) if stream is not None else []
+    said += about_stream if sweep is None else [f"Stream: {sentence}" for sentence in about_stream]
     return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
 
