@@ -71,6 +71,15 @@ def test_what_to_set_comes_first_as_one_would_type_it() -> None:
     )
 
 
+def test_sizes_beyond_max_batch_length_are_called_measured() -> None:
+    stream = made_stream(timed=False)
+    row = stream.rows[10]
+    measured = with_row(stream, batch_sizes=[2 * row.batch_sizes[0], *row.batch_sizes[1:]])
+    assert "buffer_size=4096) with measured batch sizes: 22.1% fewer" in said(measured)
+    overlong = with_row(stream, boundaries=[*row.boundaries, 700.0], batch_sizes=[*row.batch_sizes, 1])
+    assert "buffer_size=4096) with max_batch_length = 600 s" in said(overlong)
+
+
 def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
     stream = whole_stream(timed=False)
     assert (
