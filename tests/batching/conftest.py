@@ -19,14 +19,22 @@ def real_dynamic_batch_sampler() -> Any:
     return load_dynamic_batch_sampler()
 
 
+@pytest.fixture(scope="session")
+def real_dynamic_bucketed_batch() -> Any:
+    """The function of SpeechBrain itself."""
+    if importlib.util.find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    return load_speechbrain()[3].dynamic_bucketed_batch
+
+
 def load_dynamic_batch_sampler() -> Any:
     """Imports the class of SpeechBrain itself."""
     return load_speechbrain()[0].DynamicBatchSampler
 
 
 @cache  # imported twice, SpeechBrain would wrap torch's DataLoader twice, which then calls itself
-def load_speechbrain() -> tuple[Any, Any, Any]:
-    """Imports SpeechBrain's modules of samplers, of data sets and of loaders.
+def load_speechbrain() -> tuple[Any, Any, Any, Any]:
+    """Imports SpeechBrain's modules of samplers, of data sets, of loaders and of streams.
 
     They read no audio, so where torchaudio does not load, an empty module takes its place for the
     import. Afterwards SpeechBrain's modules are forgotten: some of them import more as soon as anyone looks
@@ -41,9 +49,10 @@ def load_speechbrain() -> tuple[Any, Any, Any]:
             sys.modules["torchaudio"] = types.ModuleType("torchaudio")
             stand_in = True
         try:
-            names = ("sampler", "dataset", "dataloader")
-            sampler, dataset, dataloader = (importlib.import_module(f"speechbrain.dataio.{name}") for name in names)
-            return sampler, dataset, dataloader
+            names = ("sampler", "dataset", "dataloader", "iterators")
+            modules = (importlib.import_module(f"speechbrain.dataio.{name}") for name in names)
+            sampler, dataset, dataloader, iterators = modules
+            return sampler, dataset, dataloader, iterators
         finally:
             if stand_in:
                 del sys.modules["torchaudio"]

@@ -180,7 +180,7 @@ def examples() -> dict[str, dict[str, float]]:
 
 
 def test_speechbrains_loader_runs_the_pools(sampler: Any, config: Path, for_train_py: list[str]) -> None:
-    _, dataset, dataloader = load_speechbrain()
+    _, dataset, dataloader, _ = load_speechbrain()
     names: dict[str, Any] = {"train_data": dataset.DynamicItemDataset(examples(), output_keys=["number"])}
     exec("\n".join(line for line in for_train_py if "asr_brain" not in line), names)
     loader = dataloader.make_dataloader(names["train_data"], batch_sampler=names["sampler"])
