@@ -21,7 +21,7 @@ from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
 from ruamel.yaml import YAML
 
-from batchtune.cli.verify import verify_with_progress
+from batchtune.cli.verify import sampler_plan, verify_with_progress
 from batchtune.errors import BatchtuneError
 from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
@@ -205,7 +205,8 @@ def verified_again(lengths: Lengths, run: Path) -> None:
             return verify(LawDevice(LAWS["quadratic"], lengths), plan, record)
 
         patch.setattr("batchtune.tuning.verifying.run_verify", run_verify)
-        verify_with_progress(lengths, run, VerifySettings(steps=20), {}, quiet=True)
+        plan = sampler_plan(lengths, run, VerifySettings(steps=20), quiet=True)
+        verify_with_progress(plan, run, {}, quiet=True)
 
 
 def harmless(text: str, *, own_commands: bool) -> None:

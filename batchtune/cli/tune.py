@@ -10,7 +10,7 @@ from batchtune.cli import console
 from batchtune.cli.options import ManifestOptions, ProbeOptions, RunOptions, SweepOptions, expand, option
 from batchtune.cli.probe_oom import probe_with_progress
 from batchtune.cli.sweep_buckets import sweep_and_write
-from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, verify_with_progress
+from batchtune.cli.verify import EXIT_DOES_NOT_HOLD, sampler_plan, verify_with_progress
 
 EXAMPLES = """
 batchtune tune train.csv --workload train.py:MyStep
@@ -64,7 +64,8 @@ def tune(
     if verify and found.recommended is not None:
         names = ("workload", "options", "setup_timeout_seconds", "wait_seconds")
         asked = {name: getattr(settings, name) for name in names}
-        holds = verify_with_progress(lengths, run.run, verify_settings, asked, quiet=run.quiet).holds
+        plan = sampler_plan(lengths, run.run, verify_settings, quiet=run.quiet)
+        holds = verify_with_progress(plan, run.run, asked, quiet=run.quiet).holds
     elif verify:
         console.note("Warning: nothing to verify, because nothing is recommended.")
     results = load_run(run.run)

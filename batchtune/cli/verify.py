@@ -27,17 +27,19 @@ from batchtune.units import counted
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
-    from batchtune.results import Verification
-    from batchtune.tuning.verify_plan import VerifySettings
+    from batchtune.manifests import StreamLengths
+    from batchtune.results import Probe, SamplerEvidence, StreamSweep, Sweep, Verification
+    from batchtune.tuning.verify_plan import VerifyPlan, VerifySettings
     from batchtune.tuning.verifying import VerifyProgress
 
 EXAMPLES = """
 batchtune verify train.csv --workload train.py:MyStep
 batchtune verify my-run train.csv --workload train.py:MyStep --set layers=12 --steps 500
 batchtune verify train.csv --workload train.py:MyStep --epoch --json > verified.json
+batchtune verify --stream 'shards/train-{000..127}.tar' --workload train.py:MyStep
 """
 EXIT_DOES_NOT_HOLD = 3
-_RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml")
+_RUN_FILES = ("run.json", "probe.json", "sweep.json", "sampler.yaml", "stream.json", "stream.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,8 @@ class RunAndManifest(ManifestOptions):
         typer.Argument(
             metavar="[RUN] MANIFEST",
             help="The run folder, if it is not batchtune-run, then the source of the lengths as for other commands. A "
-            "folder that holds run.json, probe.json, sweep.json or sampler.yaml is taken as the run folder; --run "
-            "names it too.",
+            "folder that holds run.json, probe.json, sweep.json, sampler.yaml, stream.json or stream.yaml is taken as "
+            "the run folder; --run names it too.",
             show_default=False,
         ),
     ]
@@ -75,6 +77,9 @@ def verify(
     source: RunAndManifest,
     subject: WorkloadOptions,
     run: Annotated[Path | None, option("The run folder (default: batchtune-run).", "DIR")] = None,
+    stream: Annotated[
+        bool, option("Run the batches of stream.yaml (default: only where the run folder has no sampler.yaml).")
+    ] = False,
     steps: Annotated[int | None, option("Number of shuffled steps (default: 200).", "N")] = None,
     minutes: Annotated[float | None, option("Run shuffled steps for this long instead.", "X")] = None,
     epoch: Annotated[bool, option("Run one whole epoch instead.")] = False,
@@ -82,7 +87,7 @@ def verify(
         float, option("Largest relative difference between the measured and the estimated time of an epoch.", "X")
     ] = 0.1,
     step_timeout: Annotated[float, option("Time limit of one step.", "SECONDS")] = 300.0,
-    seed: Annotated[int | None, option("Seed for the shuffles (default: that of sampler.yaml).", "N")] = None,
+    seed: Annotated[int | None, option("Seed for the shuffles (default: that of the YAML file).", "N")] = None,
     quiet: Quiet = False,
     json: Json = False,
     full: Full = False,
@@ -94,14 +99,21 @@ def verify(
     holds if nothing runs out of memory, memory does not creep, and an epoch takes the estimated time. If not, smaller
     sizes are tried and proposed.
 
+    With --stream they are those of stream.yaml: instead of shuffled batches, the ones that BucketedStream makes of the
+    shards, in its order, with the workers, ranks and shuffles of stream.json.
+
     Reads the manifest and the run folder's sampler.yaml, and takes the device, the limit, a built-in workload and the
     options for reading the manifest from its probe.json or run.json. Writes verify.json there. Without --steps,
     --minutes or --epoch, it runs 200 shuffled steps.
     """
     from batchtune.reports import load_run
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
     from batchtune.tuning.verify_plan import DEFAULT_STEPS, VerifySettings
 
     folder, manifest = source.split(run)
+    if not stream and (folder / STREAM_CONFIG_FILE).exists() and not (folder / SAMPLER_FILE).exists():
+        stream = True
+        console.note(f"Verifying {folder / STREAM_CONFIG_FILE}, as the folder holds no {SAMPLER_FILE}.", quiet=quiet)
     settings = VerifySettings(
         steps=DEFAULT_STEPS if steps is None and minutes is None and not epoch else steps,
         minutes=minutes,
@@ -111,8 +123,11 @@ def verify(
         step_timeout_seconds=step_timeout,
     )
     asked = subject.asked()
-    lengths = manifest.load(quiet=quiet, as_in=folder)
-    found = verify_with_progress(lengths, folder, settings, asked, seed=seed, quiet=quiet)
+    if stream:
+        plan = _stream_plan(manifest.load_stream(quiet=quiet, as_in=folder), folder, settings, seed)
+    else:
+        plan = sampler_plan(manifest.load(quiet=quiet, as_in=folder), folder, settings, seed, quiet=quiet)
+    found = verify_with_progress(plan, folder, asked, quiet=quiet)
     if json:
         console.write_json(found)
     else:
@@ -121,44 +136,18 @@ def verify(
         raise typer.Exit(EXIT_DOES_NOT_HOLD)
 
 
-def verify_with_progress(
-    lengths: Lengths,
-    folder: Path,
-    settings: VerifySettings,
-    asked: Mapping[str, Any],
-    *,
-    seed: int | None = None,
-    quiet: bool,
-) -> Verification:
-    """Run what the folder's `sampler.yaml` says with a progress bar, and write `verify.json`.
-
-    `asked` has the fields of `ProbeSettings` that the user gave. Without `seed`, the seed is that of `sampler.yaml`.
-    """
-    from batchtune.cli.progress import worker_bar
+def sampler_plan(
+    lengths: Lengths, folder: Path, settings: VerifySettings, seed: int | None = None, *, quiet: bool
+) -> VerifyPlan:
+    """Return the plan to run what the folder's `sampler.yaml` says, whose seed is taken without `seed`."""
     from batchtune.exports.sampler import read_sampler_yaml
-    from batchtune.results import PROBE_FILE, SAMPLER_FILE, SWEEP_FILE, Probe, Sweep, read_result
-    from batchtune.tuning.run_folder import check_lengths, lengths_of
-    from batchtune.tuning.verify_plan import VerifyPlan, subject_of
-    from batchtune.tuning.verifying import run_verify
+    from batchtune.results import SAMPLER_FILE, SWEEP_FILE, Sweep
+    from batchtune.tuning.verify_plan import VerifyPlan
 
-    if not (folder / SAMPLER_FILE).exists():
-        sweep = read_result(folder / SWEEP_FILE, Sweep) if (folder / SWEEP_FILE).exists() else None
-        if sweep is not None and sweep.recommended is None:
-            raise ResultError(
-                f"nothing to verify in {folder}: its sweep recommends nothing ({sweep.reason})",
-                "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size.",
-            )
-        raise ResultError(
-            f"{folder / SAMPLER_FILE} does not exist",
-            "`batchtune sweep-buckets` writes it. Another run folder is named with --run, or before the manifest.",
-        )
+    other = "Sweep other numbers of buckets with --num-buckets, or keep the fixed batch size."
+    _check_recommended(folder / SWEEP_FILE, Sweep, folder / SAMPLER_FILE, "sweep-buckets", other)
     config = read_sampler_yaml(folder / SAMPLER_FILE)
-    check_lengths(lengths, config.evidence.fingerprint, folder / SAMPLER_FILE, lengths_of(folder))
-    probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
-    if probe is not None:
-        check_lengths(lengths, probe.lengths.fingerprint, folder / PROBE_FILE, probe.lengths)
-    subject = subject_of(lengths, probe, asked, folder)
-    console.notes(subject.notes, quiet=quiet)
+    probe = _probe_of(lengths, folder, folder / SAMPLER_FILE, config.evidence)
     if not config.shuffle:
         console.note(
             "sampler.yaml has shuffle: false, but the order of the manifest is unknown here: batches are formed of "
@@ -166,10 +155,70 @@ def verify_with_progress(
             quiet=quiet,
         )
     settings = replace(settings, seed=config.seed if seed is None else seed)
-    plan = VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe)
+    return VerifyPlan(lengths=lengths, config=config, settings=settings, probe=probe)
+
+
+def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, seed: int | None) -> VerifyPlan:
+    """Return the plan to run the batches that the folder's `stream.yaml` makes of a stream, likewise."""
+    from batchtune.exports.stream import read_stream_yaml
+    from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
+    from batchtune.tuning.verify_plan import VerifyPlan
+    from batchtune.tuning.verify_stream import VerifiedStream, sampler_config_of
+
+    other = "Sweep other buffers with --buffer-size, or leave out --min-randomness."
+    _check_recommended(folder / STREAM_FILE, StreamSweep, folder / STREAM_CONFIG_FILE, "sweep-stream", other)
+    config = read_stream_yaml(folder / STREAM_CONFIG_FILE)
+    probe = _probe_of(found.lengths, folder, folder / STREAM_CONFIG_FILE, config.evidence)
+    settings = replace(settings, seed=config.seed if seed is None else seed)
+    return VerifyPlan(
+        lengths=found.lengths,
+        config=sampler_config_of(config),
+        settings=settings,
+        probe=probe,
+        stream=VerifiedStream.of(found, config, folder, settings.seed),
+    )
+
+
+def _check_recommended(sweep: Path, kind: type[Sweep | StreamSweep], config: Path, command: str, instead: str) -> None:
+    """Raise ResultError if a config does not exist, with the sweep's own reason if that recommends nothing."""
+    from batchtune.results import read_result
+
+    if config.exists():
+        return
+    swept = read_result(sweep, kind) if sweep.exists() else None
+    if swept is not None and swept.recommended is None:
+        raise ResultError(
+            f"nothing to verify in {config.parent}: its sweep recommends nothing ({swept.reason})", instead
+        )
+    raise ResultError(
+        f"{config} does not exist",
+        f"`batchtune {command}` writes it. Another run folder is named with --run, or before the manifest.",
+    )
+
+
+def _probe_of(lengths: Lengths, folder: Path, config: Path, evidence: SamplerEvidence) -> Probe | None:
+    """Return the folder's probe, if it has one; raise ResultError if it, or the config, is of other lengths."""
+    from batchtune.results import PROBE_FILE, Probe, read_result
+    from batchtune.tuning.run_folder import check_lengths, lengths_of
+
+    check_lengths(lengths, evidence.fingerprint, config, lengths_of(folder))
+    probe = read_result(folder / PROBE_FILE, Probe) if (folder / PROBE_FILE).exists() else None
+    if probe is not None:
+        check_lengths(lengths, probe.lengths.fingerprint, folder / PROBE_FILE, probe.lengths)
+    return probe
+
+
+def verify_with_progress(plan: VerifyPlan, folder: Path, asked: Mapping[str, Any], *, quiet: bool) -> Verification:
+    """Run a plan with a progress bar, and write `verify.json`; `asked` has the fields of `ProbeSettings` to change."""
+    from batchtune.cli.progress import worker_bar
+    from batchtune.tuning.verify_plan import subject_of
+    from batchtune.tuning.verifying import run_verify
+
+    subject = subject_of(plan.lengths, plan.probe, asked, folder)
+    console.notes(subject.notes, quiet=quiet)
     shown: list[VerifyProgress] = []
     try:
-        with worker_bar(lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
+        with worker_bar(plan.lengths.unit, ddp=subject.settings.ddp, quiet=quiet) as bar:
 
             def on_progress(progress: VerifyProgress) -> None:
                 shown[:] = [progress]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from batchtune.reports.verification import ran_row_of
 from batchtune.results import Drift, LowerBound, Record, Row, Shards, StreamRow, StreamSweep, Sweep, Verification
 
 T = TypeVar("T")
@@ -227,9 +228,12 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Row | StreamRow, bo
 
 
 def _verification(inputs: RuleInputs) -> Verification:
-    """Return the verification, if it is about the table that is recommended now."""
+    """Return the verification, if it is about the batches that are recommended now."""
     found = _known(inputs.verification, "the run has no verify.json: run `batchtune verify`")
-    if inputs.sweep is not None:
+    if found.algorithm is not None:
+        if inputs.stream is not None and not ran_row_of(inputs.stream, found):
+            raise NotKnownError("verify.json is not of the recommended stream: run `batchtune verify --stream` again")
+    elif inputs.sweep is not None:
         row = _recommended(inputs)
         if found.lengths.fingerprint != inputs.sweep.lengths.fingerprint:
             raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.table import Table, failures_table, make_table
-from batchtune.results import Verification
+from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE, StreamSweep, Verification
 from batchtune.trust import settings_differences
 from batchtune.units import counted, format_length, format_number, format_seconds, format_size, with_full_stop
 
@@ -17,7 +17,8 @@ _AGAIN = "Run `batchtune verify` again as it was probed, or probe anew with --fo
 def verification_sentences(verification: Verification) -> list[str]:
     """Say whether it holds and why, most important first, with what to do instead where it does not."""
     if verification.holds:
-        steps = f"{format_number(verification.steps)} shuffled {'step' if verification.steps == 1 else 'steps'}"
+        of_stream = verification.algorithm is not None
+        steps = f"{counted(verification.steps, 'step' if of_stream else 'shuffled step')}{' of the stream' * of_stream}"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
     reasons = [with_full_stop(reason) for reason in verification.reasons] or ["No reason is given."]
     return ["The verification does not hold.", *reasons, *_proposal(verification)]
@@ -66,13 +67,17 @@ def _time(verification: Verification) -> str:
 
 def verification_facts(verification: Verification) -> list[tuple[str, str]]:
     """Name and value of what was run and what it showed."""
+    algorithm, buffer = verification.algorithm, verification.buffer_size
+    kind = "shuffled" if algorithm is None else "of the stream's"
     planned = "" if verification.planned_steps is None else f" of {format_number(verification.planned_steps)}"
     run = (
         f"{counted(verification.worst_steps, 'step')} with the worst batches, then "
-        f"{format_number(verification.steps)}{planned} shuffled ones; an epoch has "
+        f"{format_number(verification.steps)}{planned} {kind} ones; an epoch has "
         f"{format_number(verification.epoch_batches)}"
     )
     facts = [("Verification", run)]
+    if algorithm is not None and buffer is not None:
+        facts.append(("Batches", f"of the stream, by {algorithm} with a buffer of {format_number(buffer)}"))
     if memory := ", ".join(_memory(verification)):
         facts.append(("Memory", memory))
     if verification.measured_epoch_seconds is not None:
@@ -110,11 +115,22 @@ def proposal_table(verification: Verification) -> list[Table]:
         {"up to": format_length(boundary, unit), "batch size": format_number(old), "safe": format_number(new)}
         for boundary, old, new in _lowered(verification)
     ]
-    note = (
-        "The other buckets stay as they are. Set them as bucket_batch_sizes in sampler.yaml, the largest of all as "
-        "max_batch_size."
-    )
+    note = "The other buckets stay as they are. Set them as bucket_batch_sizes in "
+    in_stream = verification.algorithm is not None
+    note += f"{STREAM_CONFIG_FILE}." if in_stream else f"{SAMPLER_FILE}, the largest of all as max_batch_size."
     return [make_table("Batch sizes that are safe instead", rows, [note])] if rows else []
+
+
+def ran_row_of(stream: StreamSweep, verified: Verification) -> bool:
+    """Return whether a verification ran the recommended row, or any that `stream.yaml` can hold where it can't."""
+    row = stream.recommended_row
+    rows = stream.rows if row is None or row.by_speechbrain else [row]
+    ran = verified.algorithm, verified.buffer_size, verified.max_padding_ratio
+    table = verified.bucket_boundaries, verified.bucket_batch_sizes
+    return any(
+        (one.algorithm, one.buffer_size, one.max_padding_ratio) == ran and (one.boundaries, one.batch_sizes) == table
+        for one in rows
+    )
 
 
 def verification_warnings(results: RunResults) -> Iterator[str]:
@@ -126,12 +142,20 @@ def verification_warnings(results: RunResults) -> Iterator[str]:
     row = sweep.recommended_row if sweep is not None else None
     recommended = None if row is None else (row.boundaries, row.batch_sizes, row.pool_size, row.batch_overhead)
     ran = verified.bucket_boundaries, verified.bucket_batch_sizes, verified.pool_size, verified.batch_overhead
-    if sweep is not None and verified.lengths.fingerprint != sweep.lengths.fingerprint:
+    of_stream = verified.algorithm is not None
+    swept = results.stream if of_stream else sweep
+    if swept is not None and verified.lengths.fingerprint != swept.lengths.fingerprint:
         yield (
             "The verification used other lengths than the sweep, so it says nothing about these. "
             "Run `batchtune verify` again."
         )
-    elif sweep is not None and recommended != ran:
+    elif of_stream and results.stream is not None and not ran_row_of(results.stream, verified):
+        yield (
+            "The verification ran other batches of the stream than its sweep recommends: those of an earlier sweep, or "
+            "of an edited stream.yaml. Train with what was verified, or run `batchtune sweep-stream` and "
+            "`batchtune verify --stream` again."
+        )
+    elif sweep is not None and not of_stream and recommended != ran:
         what = "other pools" if verified.pool_size is not None else "another bucket table"
         yield (
             f"The verification ran {what} than the sweep recommends: those of an earlier sweep, or of an edited "

@@ -17,8 +17,10 @@ from batchtune.results.shared import (
     Measured,
     Record,
     Seed,
+    Share,
     Size,
     StepSeconds,
+    StreamAlgorithm,
     TargetLength,
     wrong_boundaries,
     wrong_limit,
@@ -332,6 +334,8 @@ class Verification(Measured, frozen=True, kw_only=True):
     Attributes:
         bucket_boundaries, bucket_batch_sizes, max_batch_length: The table that was run, as `sampler.yaml` had it.
         pool_size, batch_overhead: How batches were cut from pools, likewise; None: they were made in buckets.
+        algorithm, buffer_size, max_padding_ratio: Of a stream's batches, as `stream.yaml` had them; None for a table
+            or pools over all examples.
         worst_steps: Steps with the worst shape of each bucket, before the shuffled ones.
         steps: Shuffled steps that passed.
         planned_steps: Shuffled steps that were to be run; None where time decided.
@@ -376,6 +380,9 @@ class Verification(Measured, frozen=True, kw_only=True):
     proposal: Proposal | None
     pool_size: Size | None = None
     batch_overhead: Amount | None = None
+    algorithm: StreamAlgorithm | None = None
+    buffer_size: Size | None = None
+    max_padding_ratio: Share | None = None
 
     def problems(self) -> Iterator[str]:
         """As for every record."""

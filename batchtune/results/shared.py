@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -298,6 +298,10 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
             for index, one in enumerate(value):
                 yield from _problems(one, f"{place}{name}, entry {index}: ")
     yield from (f"{place}{problem}" for problem in record.problems())
+
+
+StreamAlgorithm = Literal["bucket", "pool", "pivot"]
+"""How `BucketedStream` makes batches of what its buffer holds."""
 
 
 class Costed(Protocol):

@@ -20,8 +20,10 @@ from batchtune.results.shared import (
     Seed,
     Share,
     Size,
+    StreamAlgorithm,
     wrong_boundaries,
     wrong_limit,
+    wrong_settings,
 )
 from batchtune.results.sweep import Row, have_times
 from batchtune.units import counted, format_number
@@ -186,6 +188,16 @@ class Shards(Record, frozen=True, kw_only=True):
     advice: ShardAdvice | None = None
 
 
+class StreamedWith(Record, frozen=True, kw_only=True):
+    """The settings of a stream's sweep that say how its examples come to workers."""
+
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
+    shuffle_shards: Count = 100
+    shuffle_buffer: Count = 1000
+    shard_size: Size = 1000
+
+
 class StreamSweep(Result, frozen=True, kw_only=True):
     """`stream.json`: ways to batch a stream, compared.
 
@@ -224,6 +236,7 @@ class StreamSweep(Result, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
+        yield from wrong_settings(self.settings, StreamedWith)
         yield from wrong_limit(self.max_batch_length, self.lengths)
         for name in ("recommended", "recommended_speechbrain"):
             index = getattr(self, name)
@@ -281,7 +294,7 @@ class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True
     format: str
     version: int
     unit: str | None
-    algorithm: Literal["bucket", "pool", "pivot"]
+    algorithm: StreamAlgorithm
     buffer_size: Size
     max_batch_length: Length
     bucket_boundaries: list[Length]

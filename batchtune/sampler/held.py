@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from batchtune.batching.table import OverlongError
 
+_END = object()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -58,41 +60,57 @@ class Held:
 
     def read(self, room: int) -> list[float]:
         """As for every reader."""
-        if self._limits.buffer_bytes is None:
-            read = self._read(room)
-            while self._limits.overlong == "drop" and len(read) < room and not self.ended:
-                read += self._read(room - len(read))
-            return read
-        read = []
-        while len(read) < room and not self.ended and self._total_bytes <= self._limits.buffer_bytes:
-            read += self._read(1)
+        read = self._read(room)
+        while len(read) < room and not self.ended and not self._heavy:  # some were dropped
+            read += self._read(room - len(read))
         return read
 
+    @property
+    def _heavy(self) -> bool:
+        return self._limits.buffer_bytes is not None and self._total_bytes > self._limits.buffer_bytes
+
     def _read(self, room: int) -> list[float]:
-        limits = self._limits
-        examples = list(islice(self.examples, room))
-        self.ended = len(examples) < room
-        lengths = list(map(float, map(limits.length_of, examples)))
+        examples, sizes = self._next(room)
+        lengths = list(map(float, map(self._limits.length_of, examples)))
         total = sum(lengths)
         # A sum is finite if no summand is infinite or none.
-        if lengths and not (0 < min(lengths) and max(lengths) <= limits.last_boundary and total - total == 0):
-            examples, lengths = self._sorted_out(examples, lengths)
+        if lengths and not (0 < min(lengths) and max(lengths) <= self._limits.last_boundary and total - total == 0):
+            kept = self._kept(lengths)
+            examples, lengths = [examples[index] for index in kept], [lengths[index] for index in kept]
+            sizes = [sizes[index] for index in kept] if sizes else []
         else:
             self.seen += len(examples)
         places = range(self.count, self.count + len(examples))
         self._held.update(zip(places, examples, strict=True))
         self.count += len(examples)
         self._digest.update(array("d", lengths))
-        if limits.bytes_of is not None:
-            sizes = list(map(limits.bytes_of, examples))
+        if sizes:
             self._bytes.update(zip(places, sizes, strict=True))
             self._total_bytes += sum(sizes)
         return lengths
 
-    def _sorted_out(self, examples: list[Any], lengths: list[float]) -> tuple[list[Any], list[float]]:
-        """Return the examples without overlong ones that are dropped; raise ValueError for one that is not allowed."""
-        kept_examples, kept_lengths, last = [], [], self._limits.last_boundary
-        for example, length in zip(examples, lengths, strict=True):
+    def _next(self, room: int) -> tuple[list[Any], list[int]]:
+        """Read the next examples, with their sizes in memory if these are limited."""
+        bytes_of, most = self._limits.bytes_of, self._limits.buffer_bytes
+        if bytes_of is None or most is None:
+            examples = list(islice(self.examples, room))
+            self.ended = len(examples) < room
+            return examples, []
+        examples, sizes, total = [], [], self._total_bytes
+        while len(examples) < room and total <= most:
+            example = next(self.examples, _END)
+            if example is _END:
+                self.ended = True
+                break
+            examples.append(example)
+            sizes.append(bytes_of(example))
+            total += sizes[-1]
+        return examples, sizes
+
+    def _kept(self, lengths: list[float]) -> list[int]:
+        """Return which of the examples are not dropped as overlong; raise ValueError for one that is not allowed."""
+        kept, last = [], self._limits.last_boundary
+        for index, length in enumerate(lengths):
             if not 0 < length < math.inf:
                 raise ValueError(
                     f"lengths must be positive and finite, but example {self.seen} of the stream has {length}: leave "
@@ -107,13 +125,12 @@ class Held:
             self.seen += 1
             if length > last and self._limits.overlong == "drop":
                 self.dropped += 1
-                continue
-            kept_examples.append(example)
-            kept_lengths.append(length)
-        return kept_examples, kept_lengths
+            else:
+                kept.append(index)
+        return kept
 
     def taken(self, places: list[int]) -> list[Any]:
         """Return the examples at these places, which leave."""
-        for place in places if self._bytes else ():
-            self._total_bytes -= self._bytes.pop(place)
+        if self._bytes:
+            self._total_bytes -= sum(map(self._bytes.pop, places))
         return list(map(self._held.pop, places))

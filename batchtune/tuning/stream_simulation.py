@@ -14,13 +14,24 @@ from batchtune.batching.pivot import PivotSettings, speechbrain_batches
 from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.batching.sharding import Sharding
 from batchtune.batching.streams import StreamBatches, StreamBatching, most_held, stream_batches, stream_random, waits
+from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
+from batchtune.manifests import StreamLengths
 from batchtune.tuning.costs import StepSeconds
 
 # So many examples stand for more: shards of each worker until they hold its part of that.
 _MOST_SIMULATED = 1 << 18
 # How far mates are apart is averaged over batches that hold about so many examples.
 _MEASURED_APART = 1 << 20
+
+
+def shard_sizes(stream: StreamLengths, shard_size: int) -> list[int]:
+    """Return the examples of each shard; a source that is no set of shards is cut into such of `shard_size`."""
+    if stream.shards:
+        return [shard.count for shard in stream.shards]
+    whole, rest = divmod(stream.lengths.count, shard_size)
+    return [shard_size] * whole + [rest] * bool(rest)
+
 
 AnyBatching: TypeAlias = PivotSettings | StreamBatching
 
@@ -163,6 +174,34 @@ def distance_apart(epoch: StreamEpoch) -> float:
     return distances / pairs / ((count + 1) / 3) if pairs else 0.0
 
 
+def batches_in_turn(epoch: StreamEpoch, sharding: Sharding) -> list[IntArray]:
+    """Return the batches of each rank in the order in which it takes them: those of its workers in turn."""
+    ranks = epoch.number.reshape(sharding.world_size, sharding.workers)
+    starts = np.cumsum(ranks.sum(axis=1)) - ranks.sum(axis=1)
+    return [start + _in_turn(workers) for start, workers in zip(starts, ranks, strict=True)]
+
+
+def _in_turn(numbers: Sequence[int] | IntArray) -> IntArray:
+    """Return the first of each of several rows that lie one after the other, then the second of each, and so on."""
+    return np.argsort(np.concatenate([np.arange(number) for number in numbers]), kind="stable")
+
+
+def shapes_in_turn(stored: StoredStream, epoch: StreamEpoch, table: BucketTable) -> EpochShapes:
+    """Return the shapes of the batches that all ranks take: those of step 0, rank by rank, then step 1.
+
+    The bucket of a batch is that of its longest example, which limits its size.
+    """
+    of_rank = batches_in_turn(epoch, stored.sharding)
+    order, shapes = np.concatenate(of_rank)[_in_turn([own.size for own in of_rank])], epoch.shapes
+    lengths = shapes.lengths[order]
+    return EpochShapes(
+        shapes.batch_sizes[order],
+        lengths,
+        None if shapes.targets is None else shapes.targets[order],
+        table.assign(lengths).astype(np.int64),
+    )
+
+
 def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSeconds) -> float:
     """Return the time of an epoch: a rank takes its workers' batches in turn, and each step waits for the slowest.
 
@@ -171,17 +210,9 @@ def epoch_seconds(stored: StoredStream, epoch: StreamEpoch, step_seconds: StepSe
     shapes = epoch.shapes
     columns = [shapes.batch_sizes.astype(np.float64), shapes.lengths]
     seconds = np.asarray(step_seconds(*columns, *([] if shapes.targets is None else [shapes.targets])))
-    ranks, workers = stored.sharding.world_size, stored.sharding.workers
-    ends = np.cumsum(epoch.number)
-    of_rank = []
-    for rank in range(ranks):
-        own = slice(rank * workers, (rank + 1) * workers)
-        pairs = zip(ends[own], epoch.number[own], strict=True)
-        turn = np.concatenate([np.arange(number) for number in epoch.number[own]])
-        times = np.concatenate([seconds[end - number : end] for end, number in pairs])
-        of_rank.append(times[np.argsort(turn, kind="stable")])
+    of_rank = [seconds[batches] for batches in batches_in_turn(epoch, stored.sharding)]
     known = [times for times in of_rank if times.size]
-    steps = round(sum(times.size for times in of_rank) / ranks)
+    steps = round(seconds.size / len(of_rank))
     if not known or not steps:
         return 0.0
     slowest = np.max([np.resize(times, steps) for times in known], axis=0)

@@ -26,6 +26,8 @@ from batchtune.probe.settings import ProbeSettings
 from batchtune.results import (
     PROBE_FILE,
     RUN_FILE,
+    SAMPLER_FILE,
+    STREAM_CONFIG_FILE,
     CostModel,
     Probe,
     ProbedWith,
@@ -36,6 +38,7 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning.run_folder import workload_sha256
+from batchtune.tuning.verify_stream import VerifiedStream
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
@@ -192,6 +195,9 @@ class PlannedBatch:
 class VerifyPlan:
     """The sampler that is verified, how much to run, and the probe to compare it with.
 
+    Attributes:
+        stream: The stream whose batches are run; None: those of a sampler over all examples.
+
     Raises:
         ResultError: The last boundary is below the longest length, or `drop_last` leaves out every batch.
     """
@@ -200,6 +206,7 @@ class VerifyPlan:
     config: SamplerConfig
     settings: VerifySettings
     probe: Probe | None = None
+    stream: VerifiedStream | None = None
 
     def __post_init__(self) -> None:
         lengths, last = self.padded, self.config.bucket_boundaries[-1]
@@ -210,10 +217,12 @@ class VerifyPlan:
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
         if self.epoch_batches == 0:
-            group = "bucket" if self.config.pool_size is None else "pool"
+            group, file = "bucket" if self.config.pool_size is None else "pool", SAMPLER_FILE
+            if self.stream is not None:
+                group, file = "worker", STREAM_CONFIG_FILE
             raise ResultError(
                 f"drop_last leaves out every batch: no {group} holds enough examples to fill one",
-                "Set drop_last: false in sampler.yaml, or make the batch sizes smaller.",
+                f"Set drop_last: false in {file}, or make the batch sizes smaller.",
             )
 
     @cached_property
@@ -257,12 +266,20 @@ class VerifyPlan:
     @cached_property
     def epoch_batches(self) -> int:
         """Number of batches of one epoch."""
+        if self.stream is not None:
+            return len(self.first_epoch)
         drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed)
         return self.batcher.layout(drawing, self.dealing).batches_per_rank
 
-    def epoch_shapes(self, seed: int) -> EpochShapes:
-        """Return the shapes of the sampler's first epoch with this seed."""
-        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=seed)
+    @cached_property
+    def first_epoch(self) -> EpochShapes:
+        """The shapes of the first epoch's batches."""
+        return self._epoch_shapes(0)
+
+    def _epoch_shapes(self, epoch: int) -> EpochShapes:
+        if self.stream is not None:
+            return self.stream.epoch(epoch, self.table)
+        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
         cut = self.batcher.equal_cut(drawing, self.dealing)
         return epochs.simulate(cut, drawing, self.padded.values, self.padded.targets)
 
@@ -304,9 +321,12 @@ class VerifyPlan:
         return sorted(found, key=need, reverse=True)
 
     def shuffled_batches(self) -> Iterator[PlannedBatch]:
-        """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on."""
-        for seed in itertools.count(self.settings.seed):
-            shapes = self.epoch_shapes(seed)
+        """Yield epoch after epoch of batches, as the sampler draws them with seed, seed + 1 and so on.
+
+        Of a stream, those of all ranks in turn, as each rank's workers deliver theirs in turn.
+        """
+        for epoch in itertools.count():
+            shapes = self._epoch_shapes(epoch) if epoch else self.first_epoch
             for index, (size, length) in enumerate(zip(shapes.batch_sizes, shapes.lengths, strict=True)):
                 target = None if shapes.targets is None else float(shapes.targets[index])
                 yield PlannedBatch(BatchShape(int(size), float(length), target), int(shapes.buckets[index]))

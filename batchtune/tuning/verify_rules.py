@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -203,6 +204,7 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
             f"({ratio:.2f} times, where {1 - tolerance:.2f} to {1 + tolerance:.2f} is allowed): {_WHY[ratio > 1]}. "
             "Probe again with --force while the machine does nothing else, or allow more with --time-tolerance"
         )
+    stream = plan.stream
     return Verification(
         meta=meta_of(Verification),
         lengths=plan.lengths.summary(),
@@ -211,12 +213,12 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         settings={
             **{name: getattr(plan.settings, name) for name in _RECORDED},
             "multiple_of": plan.config.evidence.multiple_of,
+            **({} if stream is None else asdict(stream.stored.sharding)),
         },
         bucket_boundaries=plan.config.bucket_boundaries,
         bucket_batch_sizes=plan.config.bucket_batch_sizes,
         max_batch_length=plan.config.max_batch_length,
-        pool_size=plan.config.pool_size,
-        batch_overhead=plan.config.batch_overhead,
+        **_ways(plan),
         worst_steps=len(steps.worst),
         steps=sum(trial.outcome == "ok" for trial in steps.shuffled),
         planned_steps=steps.planned,
@@ -238,6 +240,14 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
     )
 
 
+def _ways(plan: VerifyPlan) -> dict[str, Any]:
+    """Return what else than the table decides which batches are made."""
+    if plan.stream is None:
+        return {"pool_size": plan.config.pool_size, "batch_overhead": plan.config.batch_overhead}
+    batching = plan.stream.batching
+    return {name: getattr(batching, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
+
+
 def _times(
     shuffled: Sequence[Trial], plan: VerifyPlan, costs: Costs
 ) -> tuple[float | None, float | None, float | None, float | None]:
@@ -253,7 +263,7 @@ def _times(
     if plan.config.pool_size is None:
         epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
     else:
-        epoch = float(np.sum(costs.step_seconds(*shapes_of([plan.epoch_shapes(plan.settings.seed)]))))
+        epoch = float(np.sum(costs.step_seconds(*shapes_of([plan.first_epoch]))))
     if not timed:
         return epoch, None, None, None
     shapes = [

@@ -1,0 +1,79 @@
+"""`batchtune verify --stream`, on the CPU under a real limit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cli.conftest import ANY_TIME, STEADY, Run, run_here_in
+from made_once import MadeOnce
+
+from batchtune.exports.stream import read_stream_yaml
+
+OWN = ["--workload", STEADY, "--steps", 14, *ANY_TIME]
+
+
+@pytest.fixture(scope="session")
+def swept(verified: Path, made_once: MadeOnce) -> Path:
+    """The folder of `verified`, with a sweep of its stream in the run folder."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(verified, folder, dirs_exist_ok=True)
+        options = ["--shard-size", 50, "--workers", 2, "--buffer-size", 32, "--num-buckets", 2, "--json"]
+        ran = run_here_in(folder, "sweep-stream", "lengths.csv", *options)
+        assert ran.returncode == 0, ran.stderr
+
+    return made_once("swept-stream-cli", make)
+
+
+@pytest.fixture
+def run(swept: Path, tmp_path: Path) -> Path:
+    """A copy of its run folder, in the folder where `batchtune` runs."""
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "batchtune-run" / "verify.json").unlink()
+    return tmp_path / "batchtune-run"
+
+
+def test_the_option_decides_where_there_are_both(batchtune: Run, run: Path) -> None:
+    for options, algorithm in (([], None), (["--stream"], read_stream_yaml(run / "stream.yaml").algorithm)):
+        ran = batchtune("verify", *options, run, "lengths.csv", *OWN, "--json")
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert json.loads(ran.stdout)["algorithm"] == algorithm
+
+
+def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:
+    (run / "sampler.yaml").unlink()
+    ran = batchtune("verify", "lengths.csv", *OWN)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Verifying batchtune-run/stream.yaml, as the folder holds no sampler.yaml." in ran.stderr
+    assert "Verified: 14 steps of the stream without running out of memory" in " ".join(ran.stdout.split())
+    found, config = json.loads((run / "verify.json").read_text()), read_stream_yaml(run / "stream.yaml")
+    assert found["bucket_batch_sizes"] == config.bucket_batch_sizes
+    assert (found["buffer_size"], found["epoch_batches"]) == (32, config.evidence.batches)
+    # On one rank, both are the time of all steps.
+    assert found["estimated_epoch_seconds"] == pytest.approx(config.evidence.estimated_epoch_seconds)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("stream.yaml", "`batchtune sweep-stream` writes it"), ("stream.json", "says how shards come to workers")],
+)
+def test_a_missing_file_is_named(batchtune: Run, run: Path, missing: str, said: str) -> None:
+    (run / missing).unlink()
+    ran = batchtune("verify", "--stream", "lengths.csv", *OWN)
+    assert ran.returncode == 1
+    assert f"{missing} does not exist" in ran.stderr and said in ran.stderr
+
+
+def test_other_lengths_or_shards_are_refused(batchtune: Run, run: Path, tmp_path: Path) -> None:
+    shorter = batchtune("verify", "--stream", "lengths.csv", *OWN, "--max-length", 10)
+    assert (shorter.returncode, "is of other lengths" in shorter.stderr) == (1, True)
+    header, *rows = (tmp_path / "lengths.csv").read_text().splitlines()
+    for name, part in (("a.csv", rows[:300]), ("b.csv", rows[300:])):
+        (tmp_path / name).write_text("\n".join([header, *part]) + "\n")
+    parted = batchtune("verify", "--stream", "a.csv", "b.csv", *OWN)
+    assert parted.returncode == 1
+    assert "stream.json is of 12 shards of 50 to 50 examples" in parted.stderr
+    assert "these are 2 shards of 300 to 300 examples" in parted.stderr

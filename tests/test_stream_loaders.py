@@ -1,0 +1,221 @@
+"""BucketedStream in DataLoaders with workers, in WebDataset pipelines, on streams of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from batchtune import BucketedStream
+
+# Loaders and their processes warn of matters of their own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+IDS = [f"{number:05d}" for number in range(240)]
+EXAMPLES = [{"id": id_, "length": 1 + 7 * number % 30} for number, id_ in enumerate(IDS)]
+
+
+def length_of(example: dict[str, Any]) -> float:
+    return float(example["length"])
+
+
+def ids(batch: list[dict[str, Any]]) -> list[str]:
+    return [example.get("id") or example["__key__"] for example in batch]
+
+
+def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
+    return BucketedStream(source, **{"length_of": length_of, "buffer_size": 40, "collate_fn": ids, **TABLE, **options})
+
+
+def loaded(made: Any, workers: int = 2, **options: Any) -> Any:
+    return DataLoader(made, batch_size=None, num_workers=workers, **options)
+
+
+def seen(batches: Iterable[list[str]]) -> list[str]:
+    return sorted(chain(*batches))
+
+
+def test_workers_share_a_source_and_count_epochs() -> None:
+    made = stream(split=True)
+    loader = loaded(made)
+    first, second = list(loader), list(loader)
+    assert seen(first) == seen(second) == IDS
+    assert first != second
+    made.set_epoch(0)
+    assert list(loader) == first
+
+
+def test_a_nominal_epoch_is_dealt_to_workers() -> None:
+    loader = loaded(stream(split=True, batches_per_epoch=77))
+    assert len(loader) == len(list(loader)) == 77
+
+
+def test_a_plain_loaders_state_warns() -> None:
+    made = stream(split=True)
+    batches = iter(loaded(made))
+    next(batches)
+    with pytest.warns(UserWarning, match="StatefulDataLoader"):
+        made.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_persistent_workers_see_the_epoch(context: str) -> None:
+    expected = [list(loaded(stream(split=True, epoch=epoch))) for epoch in (0, 1, 5)]
+    made = stream(split=True)
+    loader = loaded(made, persistent_workers=True, multiprocessing_context=context)
+    assert [list(loader), list(loader)] == expected[:2]
+    made.set_epoch(5)
+    assert list(loader) == expected[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("nominal", [None, 120])
+def test_a_stateful_loader_resumes_in_mid_epoch(persistent: bool, nominal: int | None) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        # Unequal parts: at the end one worker has finished, and the other has not.
+        source = stream(lambda epoch: EXAMPLES[::2], split=True, epoch=2, batches_per_epoch=nominal)
+        return StatefulDataLoader(source, batch_size=None, num_workers=2, persistent_workers=persistent)
+
+    whole = list(loader())
+    for delivered in (0, 1, 20, len(whole) - 2, len(whole) - 1, len(whole)):
+        one = loader()
+        batches = iter(one)
+        assert list(islice(batches, delivered)) == whole[:delivered]
+        state = one.state_dict()
+        after, following = list(batches), list(one)
+        other = loader()
+        other.load_state_dict(state)
+        assert list(other) == after == whole[delivered:]
+        assert list(other) == following
+
+
+def test_a_stateful_loader_without_workers_resumes() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    one, other = (StatefulDataLoader(stream(), batch_size=None, num_workers=0) for _ in range(2))
+    batches = iter(one)
+    list(islice(batches, 9))
+    state = one.state_dict()
+    after, following = list(batches), list(one)
+    other.load_state_dict(state)
+    assert list(other) == after
+    assert list(other) == following
+
+
+def test_a_plain_loops_state_is_not_for_workers() -> None:
+    one, other = stream(), stream()
+    next(iter(one))
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="load the state of torchdata's StatefulDataLoader into that loader"):
+        list(loaded(other, workers=1))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Six tar shards of 40 examples each, whose lengths are text."""
+    webdataset = pytest.importorskip("webdataset")
+    paths = [str(tmp_path / f"{number}.tar") for number in range(6)]
+    for number, path in enumerate(paths):
+        with webdataset.TarWriter(path) as writer:
+            for example in EXAMPLES[40 * number : 40 * number + 40]:
+                writer.write({"__key__": example["id"], "txt": str(example["length"])})
+    return paths
+
+
+def length_of_text(example: dict[str, Any]) -> float:
+    return float(example["txt"])
+
+
+def test_webdataset_composes_a_stage(shards: list[str]) -> None:
+    import webdataset
+
+    stage = stream(None, length_of=length_of_text)
+    pipeline = webdataset.WebDataset(shards, shardshuffle=10, seed=1).compose(stage)
+    first, second = list(pipeline), list(loaded(pipeline))
+    assert seen(first) == seen(second) == IDS
+    assert first != second
+
+
+@pytest.mark.slow
+def test_webdataset_with_spawned_workers_and_its_own_loader(shards: list[str]) -> None:
+    import webdataset
+
+    pipeline = webdataset.WebDataset(shards, shardshuffle=10, seed=1).compose(stream(None, length_of=length_of_text))
+    assert seen(loaded(pipeline, multiprocessing_context="spawn")) == IDS
+    assert seen(webdataset.WebLoader(pipeline, batch_size=None, num_workers=2)) == IDS
+
+
+def shuffled(epoch: int, shards: list[str]) -> Any:
+    import webdataset
+
+    return webdataset.WebDataset(shards, shardshuffle=10, seed=epoch).shuffle(20, seed=epoch)
+
+
+@pytest.mark.slow
+def test_webdataset_resumes_in_mid_epoch(shards: list[str]) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        source = partial(shuffled, shards=shards)
+        made = stream(source, length_of=length_of_text, batches_per_epoch=120, epoch=1)
+        return StatefulDataLoader(made, batch_size=None, num_workers=2)
+
+    one, other = loader(), loader()
+    batches = iter(one)
+    list(islice(batches, 70))
+    other.load_state_dict(one.state_dict())
+    assert list(other) == list(batches)
+    assert list(other) == list(one)
+
+
+def of_shards(shards: list[int]) -> Iterable[dict[str, Any]]:
+    for number in shards:
+        yield from EXAMPLES[40 * number : 40 * number + 40]
+
+
+@pytest.fixture
+def streaming() -> Callable[[int, int], Any]:
+    """A streaming data set of Hugging Face in six shards, shuffled, of a rank."""
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    whole = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": list(range(6))})
+    return lambda rank, world_size: split_dataset_by_node(
+        whole.shuffle(seed=3, buffer_size=20), rank=rank, world_size=world_size
+    )
+
+
+def test_hugging_face_streams_are_split_by_rank(streaming: Callable[[int, int], Any]) -> None:
+    ranks = [list(stream(streaming(rank, 2), rank=rank, world_size=2)) for rank in (0, 1)]
+    assert seen(chain(*ranks)) == IDS
+    again = stream(streaming(0, 2), rank=0, world_size=2)
+    assert list(again) == ranks[0]
+    assert list(again) != ranks[0]
+
+
+@pytest.mark.slow
+def test_hugging_face_streams_resume_in_workers(streaming: Callable[[int, int], Any]) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        return StatefulDataLoader(stream(streaming(0, 1), epoch=4), batch_size=None, num_workers=2)
+
+    one, other = loader(), loader()
+    batches = iter(one)
+    before = list(islice(batches, 33))
+    state = one.state_dict()
+    after = list(batches)
+    assert seen([*before, *after]) == IDS
+    other.load_state_dict(state)
+    assert list(other) == after
+    assert list(other) == list(one)
