@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from batchtune.reports.verification import ran_row_of
 from batchtune.results import Drift, LowerBound, Record, Row, Shards, StreamRow, StreamSweep, Sweep, Verification
 
 T = TypeVar("T")

@@ -255,9 +255,11 @@ def _shard_warnings(shards: Shards) -> Iterator[str]:
         yield f"{counted(shards.repeated_ids, 'key')} {verb} in more than one place: those examples may be read twice."
 
 
-def stream_steps(results: RunResults) -> Iterator[tuple[str, str]]:
-    """Pair each command, or file, with what it is for, in the order to take them."""
-    stream, alone = results.stream, results.sweep is None
+def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]]:
+    """Pair each command, or file, with what it is for, in the order to take them; `workload` are flags that name it."""
+    stream, alone, verified = results.stream, results.sweep is None, results.verification
+    if verified is not None and verified.algorithm is None:
+        verified = None  # of a table
     folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
     run = f" --run{folder}" if folder else ""
     if stream is None:
@@ -265,7 +267,15 @@ def stream_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     if stream.recommended_row is None:
         yield f"batchtune sweep-stream SOURCE{run}", "compare other buffers and settings"
         return
-    yield str(results.folder / STREAM_CONFIG_FILE), "the config, for BucketedStream"
+    config, verify = str(results.folder / STREAM_CONFIG_FILE), f"batchtune verify --stream{folder} SHARDS{workload}"
+    if verified is not None and not verified.holds:
+        if verified.proposal is not None and verified.proposal.verified:
+            yield config, "set the safe sizes there"
+        yield verify, "run these batches again"
+        return
+    yield config, "the config, for BucketedStream"
+    if results.probe is not None and verified is None:
+        yield verify, "run these batches for real"
     if alone and results.probe is None:
         yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
     if alone:
