@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from batchtune.sampler import BucketBatchSampler, PooledBatchSampler, sampler_from_config
+    from batchtune.sampler import BucketBatchSampler, BucketedStream, PooledBatchSampler, sampler_from_config
     from batchtune.shapes import BatchShape
     from batchtune.workloads import Workload
 
 __all__ = [
     "BatchShape",
     "BucketBatchSampler",
+    "BucketedStream",
     "PooledBatchSampler",
     "Workload",
     "__version__",
@@ -23,6 +24,7 @@ __all__ = [
 _HOMES = {
     "BatchShape": "batchtune.shapes",
     "BucketBatchSampler": "batchtune.sampler",
+    "BucketedStream": "batchtune.sampler",
     "PooledBatchSampler": "batchtune.sampler",
     "Workload": "batchtune.workloads",
     "sampler_from_config": "batchtune.sampler",

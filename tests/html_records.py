@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from report_records import COUNT, TOTAL_SECONDS, hostile_results, made_probe, made_verification, whole_sweep
+from streamed_records import hostile_stream, whole_stream
 
 from batchtune.reports import RunResults
 from batchtune.results import BucketUse, HistogramBin, Sweep
@@ -52,6 +53,7 @@ def full_results(count: int = COUNT) -> RunResults:
         probe=made_probe(),
         sweep=with_data(whole_sweep(), count),
         verification=made_verification(),
+        stream=whole_stream(),
     )
 
 
@@ -60,5 +62,9 @@ def hostile_full_results(text: str) -> RunResults:
     results = hostile_results(text)
     assert results.sweep is not None
     return RunResults(
-        name=results.name, probe=results.probe, sweep=with_data(results.sweep), verification=results.verification
+        name=results.name,
+        probe=results.probe,
+        sweep=with_data(results.sweep),
+        verification=results.verification,
+        stream=hostile_stream(text),
     )

@@ -44,7 +44,7 @@ def made_stream(*, timed: bool = True, unit: str | None = "s", **changes: Any) -
         lengths=made_lengths(unit),
         max_batch_length=MAX_BATCH_LENGTH,
         settings={
-            **{"world_size": 2, "workers": 4, "shuffle_shards": True, "shuffle_buffer": 1000, "seed": 7},
+            **{"world_size": 2, "workers": 4, "shuffle_shards": 100, "shuffle_buffer": 1000, "seed": 7},
             **{"buffer_sizes": list(BUFFERS), "bytes_per_length": 64_000.0},
         },
         device_name="NVIDIA H200" if timed else None,
@@ -112,6 +112,11 @@ def streamed(*, sweep: bool = False) -> RunResults:
         sweep=whole_sweep() if sweep else None,
         stream=whole_stream(),
     )
+
+
+def empty_stream() -> StreamSweep:
+    """Without rows, and so without a recommendation."""
+    return made_stream(rows=[], recommended=None, recommended_speechbrain=None, map_style=None, batches_per_rank=None)
 
 
 def hostile_stream(text: str) -> StreamSweep:

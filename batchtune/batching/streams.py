@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from operator import sub, truediv
+from operator import truediv
 from random import Random
 from typing import Literal, Protocol
 
@@ -16,6 +16,10 @@ import numpy.typing as npt
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 
+# Without shuffle a bucket leaves when it is full, as soon as so many examples ahead are read.
+_AHEAD = 32
+# A bucket of which no batch has left while so many buffers were read has its turn, full or not.
+_PATIENCE = 16
 # If fewer than one in so many examples is new, they are put in their places; else the buffer is sorted.
 _FEW = 32
 
@@ -124,66 +128,91 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
     With shuffle the buffer fills up, then the bucket leaves that holds most relative to its batch size, as many random
     examples as a batch takes: so all buckets hold the same multiple of their batch sizes, and the choice of mates is
     as wide as the buffer allows. Without, a bucket leaves when it is full, in the order of the stream. A buffer that
-    is full before any bucket is, as a small one may be, gives up the fullest bucket: the batch is filled with examples
-    of the next shorter ones.
+    is full before any bucket is, as a small one may be, gives up the fullest bucket; and a bucket so rare that it does
+    not get full has its turn in the end, lest its examples are never seen in epochs that stop before. Such a batch is
+    filled with examples of the next shorter buckets.
     """
     edges, sizes = _lists(batching.table)
-    shuffle, most = batching.shuffle, batching.buffer_size
+    chance = random if batching.shuffle else None
     buckets: list[list[int]] = [[] for _ in sizes]
-    held = 0
-
-    def filled(bucket: int) -> list[int]:
-        batch = _taken(buckets[bucket], sizes[bucket], random if shuffle else None)
-        for shorter in range(bucket - 1, -1, -1):
-            if len(batch) == sizes[bucket]:
-                break
-            batch += _taken(buckets[shorter], sizes[bucket] - len(batch), random if shuffle else None)
-        return batch
+    held, next_look = 0, batching.buffer_size
+    waited = [0] * len(sizes)  # looks at each bucket since a batch of it left
 
     while True:
-        room = most - held
-        if not shuffle:  # before so many more, no bucket gets full
-            room = min(room, *map(sub, sizes, map(len, buckets)))
+        room = batching.buffer_size - held
+        if chance is None:
+            room = min(room, _AHEAD)
         lengths = reader.read(room)
         held += len(lengths)
-        found = map(bisect_left, repeat(edges), lengths)
-        for place, bucket in enumerate(found, reader.count - len(lengths)):
-            buckets[bucket].append(place)
+        found = enumerate(map(bisect_left, repeat(edges), lengths), reader.count - len(lengths))
+        waits = len(lengths) == room and held < batching.buffer_size
+        if chance is None:
+            for place, bucket in found:
+                buckets[bucket].append(place)
+                if len(buckets[bucket]) == sizes[bucket]:
+                    batch, buckets[bucket], waits = buckets[bucket], [], True
+                    waited[bucket] = 0
+                    held -= len(batch)
+                    yield batch
+        else:
+            for place, bucket in found:
+                buckets[bucket].append(place)
         if reader.ended:
             break
-        fullness = list(map(truediv, map(len, buckets), sizes))
-        fullest = max(fullness)
-        if fullest < 1 and held < most and len(lengths) == room:
-            continue
-        batch = filled(fullness.index(fullest))
+        while reader.count >= next_look:
+            next_look += batching.buffer_size
+            waited = [looks + 1 if bucket else 0 for looks, bucket in zip(waited, buckets, strict=True)]
+        leaving = waited.index(max(waited))
+        if waited[leaving] <= _PATIENCE or not buckets[leaving]:
+            if waits:
+                continue
+            fullness = list(map(truediv, map(len, buckets), sizes))
+            leaving = fullness.index(max(fullness))
+        waited[leaving] = 0
+        batch = _filled(buckets, sizes, leaving, chance)
         held -= len(batch)
         yield batch
-    rest = []
+    yield from _emptied(buckets, sizes, chance, drop_last=batching.drop_last)
+
+
+def _emptied(buckets: list[list[int]], sizes: list[int], chance: Random | None, *, drop_last: bool) -> list[list[int]]:
+    """Return the last batches: full ones of each bucket, and what remains, the longest first, in one row."""
+    batches = []
     for bucket, size in enumerate(sizes):
         while len(buckets[bucket]) >= size:
-            rest.append(filled(bucket))
+            batches.append(_filled(buckets, sizes, bucket, chance))
     for bucket, size in reversed(list(enumerate(sizes))):
         while buckets[bucket]:
-            batch = filled(bucket)
-            if len(batch) == size or not batching.drop_last:
-                rest.append(batch)
-    if shuffle:
-        random.shuffle(rest)
-    yield from rest
+            batch = _filled(buckets, sizes, bucket, chance)
+            if len(batch) == size or not drop_last:
+                batches.append(batch)
+    if chance is not None:
+        chance.shuffle(batches)
+    return batches
 
 
-def _taken(held: list[int], most: int, random: Random | None) -> list[int]:
-    """Take so many examples, or all, out of those held: random ones, or without `random` the first."""
+def _filled(buckets: list[list[int]], sizes: list[int], bucket: int, chance: Random | None) -> list[int]:
+    """Take a batch out of a bucket, and where that holds too few, out of the next shorter ones."""
+    batch = _taken(buckets[bucket], sizes[bucket], chance)
+    for shorter in range(bucket - 1, -1, -1):
+        if len(batch) == sizes[bucket]:
+            break
+        batch += _taken(buckets[shorter], sizes[bucket] - len(batch), chance)
+    return batch
+
+
+def _taken(held: list[int], most: int, chance: Random | None) -> list[int]:
+    """Take so many examples, or all, out of those held: random ones, or without `chance` the first."""
     count = len(held)
     if count <= most:
         batch = held.copy()
         held.clear()
-    elif random is None:
+    elif chance is None:
         batch = held[:most]
         del held[:most]
     else:
         # The fewer of those that leave and those that stay are drawn, to the end or to the front.
-        draw, stay = random.random, count - most
+        draw, stay = chance.random, count - most
         if most < stay:
             for last in range(count - 1, stay - 1, -1):
                 drawn = int(draw() * (last + 1))

@@ -104,13 +104,19 @@ def _framework(to: str | None, patch: Path | None, key_path: str | None) -> Expo
 
 
 def tuned_run(results: RunResults) -> Tuned:
-    """Return a run as exports need it; the path of its config is relative to the working folder if it lies in it."""
+    """Return a run as exports need it; paths are relative to the working folder if the run lies in it."""
     from batchtune.exports import Tuned
-    from batchtune.results import SAMPLER_FILE
+    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
 
-    config, here = results.folder / SAMPLER_FILE, Path.cwd()
-    config = config.relative_to(here) if config.is_relative_to(here) else config
-    return Tuned(sweep=results.sweep, stream=results.stream, probe=results.probe, config=config.as_posix())
+    here = Path.cwd()
+    folder = results.folder.relative_to(here) if results.folder.is_relative_to(here) else results.folder
+    return Tuned(
+        sweep=results.sweep,
+        stream=results.stream,
+        probe=results.probe,
+        config=(folder / SAMPLER_FILE).as_posix(),
+        stream_config=(folder / STREAM_CONFIG_FILE).as_posix(),
+    )
 
 
 def _text_of(path: Path) -> str:

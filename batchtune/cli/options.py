@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
-    from batchtune.tuning.stream_sweep import StreamSettings
+    from batchtune.tuning.stream_settings import StreamSettings
     from batchtune.tuning.sweep_settings import SweepSettings
 
 AnyLengths = TypeVar("AnyLengths")
@@ -411,7 +411,7 @@ class StreamOptions:
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
-        from batchtune.tuning.stream_sweep import StreamSettings
+        from batchtune.tuning.stream_settings import StreamSettings
         from batchtune.tuning.sweep_settings import parse_num_buckets, parse_sizes
 
         return StreamSettings(

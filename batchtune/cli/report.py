@@ -199,7 +199,10 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     try:
         theirs = load_run(baseline) if baseline is not None else None
         if theirs is not None and theirs.sweep is None and theirs.stream is None:
-            raise ResultError(f"the baseline {baseline} has no sweep.json", "Run `batchtune sweep-buckets` there.")
+            raise ResultError(
+                f"the baseline {baseline} has neither sweep.json nor stream.json",
+                "Run `batchtune sweep-buckets` or `batchtune sweep-stream` there.",
+            )
     except BatchtuneError as error:
         if "baseline" not in needed:
             raise

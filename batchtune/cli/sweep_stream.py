@@ -31,10 +31,11 @@ def sweep_stream(
         ),
     ] = None,
 ) -> None:
-    """Tune the batches of a stream: tar shards that workers read and batch from a buffer.
+    """Tune the batches of a stream of tar shards.
 
-    Simulates what each worker of each rank reads, as WebDataset deals and shuffles shards, and compares SpeechBrain's
-    dynamic_bucketed_batch with batchtune's own BucketedStream at the same size of the buffer. Needs no GPU.
+    Workers read shards and make batches of what a buffer holds. This simulates what each worker of
+    each rank reads, as WebDataset deals and shuffles shards, and compares SpeechBrain's dynamic_bucketed_batch with
+    batchtune's own BucketedStream at the same size of the buffer. Needs no GPU.
 
     The source is tar shards (only headers are read), or any manifest in the order of the stream. max_batch_length and
     costs come from the run folder's probe.json, or from --max-batch-length. Writes stream.json and stream.yaml there.

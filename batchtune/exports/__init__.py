@@ -20,6 +20,10 @@ _MODULES = {
     "espnet": "espnet",
     "fairseq": "fairseq",
     **dict.fromkeys(("transformers", "accelerate", "lightning", "pytorch"), "trainers"),
+    "speechbrain-stream": "speechbrain_stream",
+    **dict.fromkeys(("webdataset", "hf-streaming"), "streaming"),
+    "lhotse-shar": "lhotse",
+    "nemo-tarred": "nemo",
 }
 FRAMEWORKS: tuple[str, ...] = tuple(_MODULES)
 

@@ -32,23 +32,19 @@ class Tuned:
         sweep: Its sweep; None without one.
         stream: Its sweep of a stream; None without one.
         probe: Its probe; None without one.
-        config: The path of its `sampler.yaml`, as a snippet should name it; `stream.yaml` lies next to it.
+        config, stream_config: The paths of its `sampler.yaml` and `stream.yaml`, as a snippet should name them.
     """
 
     sweep: Sweep | None = None
     stream: StreamSweep | None = None
     probe: Probe | None = None
-    config: str = "batchtune-run/sampler.yaml"
+    config: str = f"batchtune-run/{SAMPLER_FILE}"
+    stream_config: str = f"batchtune-run/{STREAM_CONFIG_FILE}"
 
     @property
     def run(self) -> str:
         """The path of the run folder."""
         return str(PurePosixPath(self.config).parent)
-
-    @property
-    def stream_config(self) -> str:
-        """The path of its `stream.yaml`."""
-        return self.config.removesuffix(SAMPLER_FILE) + STREAM_CONFIG_FILE
 
     @property
     def needed_sweep(self) -> Sweep:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Tuned, choose_table
+from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields
 from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, one_line, padded_remark
-from batchtune.results import Sweep
+from batchtune.results import Row, StreamRow, StreamSweep, Sweep
 from batchtune.units import format_number
 
 # Unit → what a cut calls it, where Lhotse is not to measure seconds.
 _MEASURES = {"samples": "num_samples", "frames": "num_frames"}
+# Lhotse's own default of buffer_size.
+_BUFFER = 20_000
 
 
 def covering_table(sweep: Sweep, framework: str) -> Chosen:
@@ -21,13 +25,18 @@ def covering_table(sweep: Sweep, framework: str) -> Chosen:
         ResultError: Nothing is recommended, or the table does not cover the longest example.
     """
     chosen = choose_table(sweep, framework)
-    if chosen.row.boundaries[-1] < sweep.lengths.max:
-        raise ResultError(
-            f"The sweep's recommended row ends at {format_number(chosen.row.boundaries[-1])}, before the longest "
-            f"example of {format_number(sweep.lengths.max)}",
-            "Make it anew with `batchtune sweep-buckets`.",
-        )
+    check_covers(chosen.row, sweep, "sweep-buckets")
     return chosen
+
+
+def check_covers(row: Row | StreamRow, sweep: Sweep | StreamSweep, command: str) -> None:
+    """Raise ResultError if a table ends before the longest example."""
+    if row.boundaries[-1] < sweep.lengths.max:
+        raise ResultError(
+            f"The sweep's recommended row ends at {format_number(row.boundaries[-1])}, before the longest "
+            f"example of {format_number(sweep.lengths.max)}",
+            f"Make it anew with `batchtune {command}`.",
+        )
 
 
 def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> list[float]:
@@ -48,7 +57,7 @@ def in_seconds(values: Sequence[float], unit: str | None, framework: str) -> lis
     )
 
 
-def unit_remark(sweep: Sweep, edges: str, framework: str) -> Iterator[str]:
+def unit_remark(sweep: Sweep | StreamSweep, edges: str, framework: str) -> Iterator[str]:
     """Yield what the edges of buckets count in a framework that counts seconds."""
     if sweep.lengths.unit == "ms":
         yield f"{edges} are in seconds, as {framework} counts them; the lengths counted milliseconds"
@@ -80,28 +89,66 @@ def render(tuned: Tuned) -> str:
         ResultError: Nothing is recommended, or Lhotse can't measure cuts in the unit of the lengths.
     """
     sweep = tuned.needed_sweep
-    unit = sweep.lengths.unit
     row, remarks = covering_table(sweep, "Lhotse")
-    measure = _MEASURES.get(unit or "")
-    boundaries = row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse")
-    limits = LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0])
+    buffer = least_buffer(row.batch_sizes)
     return from_template(
         "lhotse.py.j2",
+        title="Lhotse's DynamicBucketingSampler",
         about_row=about_row(row, sweep),
         about_data=about_data(sweep),
         remarks=remarks,
-        units=unit_remark(sweep, "Boundaries", "Lhotse"),
-        padded=padded_remark(sweep, "Lhotse"),
         two_dimensional=bool(sweep.two_dimensional),
-        boundaries=boundaries,
-        batch_sizes=row.batch_sizes,
-        buffer=least_buffer(row.batch_sizes),
-        unit=unit,
-        measure=measure,
-        constraint="BatchSizes" if measure else "FixedBucketBatchSizeConstraint",
-        limits=limits,
+        buffer_size=max(_BUFFER, buffer),
+        **_table_fields(row, sweep),
+        limits=_limits(sweep),
+        unit=sweep.lengths.unit,
         seed=sweep.settings.get("seed", 0),
     )
 
 
-EXPORTS = (Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render),)
+def render_shar(tuned: Tuned) -> str:
+    """Return the same for shards in the format Lhotse Shar, with a loader.
+
+    Source: `lhotse.CutSet.from_shar` and `lhotse.dataset.iterable_dataset`, Lhotse 1.33.
+
+    Raises:
+        ResultError: The run holds no sweep of a stream with a bucket table, or Lhotse can't measure its unit.
+    """
+    sweep = tuned.needed_stream
+    chosen = choose_stream(sweep, "Lhotse", BUCKETS)
+    check_covers(chosen.row, sweep, "sweep-stream")
+    fields = stream_fields(chosen, sweep)
+    return from_template(
+        "lhotse-shar.py.j2",
+        title="Lhotse Shar with DynamicBucketingSampler",
+        two_dimensional=False,
+        buffer_size=chosen.row.buffer_size,
+        **{**fields, **_table_fields(chosen.row, sweep), "limits": _limits(sweep)},
+    )
+
+
+def _table_fields(row: Row | StreamRow, sweep: Sweep | StreamSweep) -> dict[str, Any]:
+    """Return what the templates need of a table."""
+    unit = sweep.lengths.unit
+    measure = _MEASURES.get(unit or "")
+    return {
+        "units": unit_remark(sweep, "Boundaries", "Lhotse"),
+        "padded": padded_remark(sweep, "Lhotse"),
+        "boundaries": row.boundaries if measure else in_seconds(row.boundaries, unit, "Lhotse"),
+        "batch_sizes": row.batch_sizes,
+        "buffer": least_buffer(row.batch_sizes),
+        "measure": measure,
+        "constraint": "BatchSizes" if measure else "FixedBucketBatchSizeConstraint",
+    }
+
+
+def _limits(sweep: Sweep | StreamSweep) -> LengthLimits:
+    """Return the limits of the lengths as cuts are measured."""
+    unit = sweep.lengths.unit
+    return LengthLimits.of(sweep).scaled(1.0 if unit in _MEASURES else in_seconds([1.0], unit, "Lhotse")[0])
+
+
+EXPORTS = (
+    Export(name="lhotse", title="Lhotse", file="lhotse_sampler.py", render=render),
+    Export(name="lhotse-shar", title="Lhotse Shar", file="lhotse_shar.py", render=render_shar),
+)

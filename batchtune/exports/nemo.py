@@ -11,7 +11,8 @@ import numpy as np
 
 from batchtune.cost import Frontier
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.lhotse import covering_table, in_seconds, least_buffer, unit_remark
+from batchtune.exports.lhotse import check_covers, covering_table, in_seconds, least_buffer, unit_remark
+from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields
 from batchtune.exports.text import (
     LengthLimits,
     about_data,
@@ -22,7 +23,7 @@ from batchtune.exports.text import (
     number,
     padded_remark,
 )
-from batchtune.results import Probe, Row, Sweep, unproven_sizes
+from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds
 
 # NeMo's own default of bucket_buffer_size.
@@ -43,31 +44,60 @@ def render(tuned: Tuned) -> str:
     """
     sweep = tuned.needed_sweep
     row, remarks = covering_table(sweep, "NeMo")
-    bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
-    limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
-    longest = bins[-1] if limits.longest is None else min(bins[-1], limits.longest)
-    sizes = row.batch_sizes
     # NeMo, which repeats the data, would fill sizes that a bucket can't fill, and which were not run.
-    sizes = [max(1, min(size, count)) for size, count in zip(sizes, _most_examples(sweep, row), strict=True)]
-    filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
+    sizes = [max(1, min(size, count)) for size, count in zip(row.batch_sizes, _most_examples(sweep, row), strict=True)]
     return from_template(
         "nemo.yaml.j2",
+        title="NeMo, model.train_ds",
         about_row=about_row(row, sweep),
         about_data=about_data(sweep),
         remarks=remarks,
-        limits=limits,
-        filters=[name for name, limit in filters if limit is not None],
-        units=unit_remark(sweep, "Bins", "NeMo"),
-        padded=padded_remark(sweep, "NeMo"),
-        buffer=least_buffer(row.batch_sizes),
         buffer_size=max(_BUFFER, least_buffer(sizes)),
-        bins=bins,
         sizes=sizes,
-        longest=longest,
-        probed=tuned.probe is not None,
-        limit=None if tuned.probe is None else duration_limit(tuned.probe, row.boundaries),
         joint=_two_dimensional(sweep),
+        **_table_fields(row, sweep, tuned.probe),
     )
+
+
+def render_tarred(tuned: Tuned) -> str:
+    """Return the same for tarred data, with the nominal epoch of `trainer`.
+
+    Source: NeMo's documentation of Lhotse data loading, and `LhotseDataLoadingConfig` in
+    `nemo/collections/common/data/lhotse/dataloader.py`.
+
+    Raises:
+        ResultError: The run holds no bucket table of a stream, or its lengths can't be turned into seconds.
+    """
+    sweep = tuned.needed_stream
+    chosen = choose_stream(sweep, "NeMo", BUCKETS)
+    check_covers(chosen.row, sweep, "sweep-stream")
+    return from_template(
+        "nemo-tarred.yaml.j2",
+        title="NeMo, model.train_ds with tarred data",
+        buffer_size=chosen.row.buffer_size,
+        sizes=chosen.row.batch_sizes,
+        joint=None,
+        last_shard=max(0, sweep.shards.count - 1),
+        **{**stream_fields(chosen, sweep), **_table_fields(chosen.row, sweep, tuned.probe)},
+    )
+
+
+def _table_fields(row: Row | StreamRow, sweep: Sweep | StreamSweep, probe: Probe | None) -> dict[str, Any]:
+    """Return what the templates need of a table."""
+    bins = in_seconds(row.boundaries, sweep.lengths.unit, "NeMo")
+    limits = LengthLimits.of(sweep).scaled(in_seconds([1.0], sweep.lengths.unit, "NeMo")[0])
+    filters = (("min_duration", limits.shortest), ("max_duration", limits.longest))
+    return {
+        "limits": limits,
+        "filters": [name for name, limit in filters if limit is not None],
+        "units": unit_remark(sweep, "Bins", "NeMo"),
+        "padded": padded_remark(sweep, "NeMo"),
+        "buffer": least_buffer(row.batch_sizes),
+        "bins": bins,
+        "longest": bins[-1] if limits.longest is None else min(bins[-1], limits.longest),
+        "probed": probe is not None,
+        "limit": None if probe is None else duration_limit(probe, row.boundaries),
+    }
 
 
 def _most_examples(sweep: Sweep, row: Row) -> list[int]:
@@ -195,4 +225,7 @@ def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:
     }
 
 
-EXPORTS = (Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),)
+EXPORTS = (
+    Export(name="nemo", title="NeMo", file="train_ds.yaml", render=render),
+    Export(name="nemo-tarred", title="NeMo with tarred data", file="tarred_train_ds.yaml", render=render_tarred),
+)

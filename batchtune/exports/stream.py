@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import recommended_row
 from batchtune.exports.sampler import evidence_of, read_config, render_yaml
+from batchtune.exports.text import LengthLimits, about_data, about_stream
 from batchtune.results import STREAM_CONFIG_FILE, Algorithm, Probe, StreamConfig, StreamRow, StreamSweep
-from batchtune.units import format_number, format_seconds
+from batchtune.units import format_number, format_seconds, format_size
 
 _SPEECHBRAIN: Final = "speechbrain"
+SPEECHBRAIN: tuple[Algorithm, ...] = (_SPEECHBRAIN,)
+BUCKETS: tuple[Algorithm, ...] = ("bucket",)
 OWN = "batchtune.BucketedStream"
 OWN_ALGORITHMS: tuple[Algorithm, ...] = ("bucket", "pool", "pivot")
 _HEADERS = {
@@ -69,7 +72,7 @@ def choose_stream(sweep: StreamSweep, who: str, runs: Collection[Algorithm]) -> 
         return (timed and row.estimated_epoch_seconds) or row.batches
 
     row = recommended if recommended.algorithm in runs else None
-    if row is None and runs == (_SPEECHBRAIN,) and sweep.recommended_speechbrain is not None:
+    if row is None and runs == SPEECHBRAIN and sweep.recommended_speechbrain is not None:
         row = sweep.rows[sweep.recommended_speechbrain]
     row = row or min(rows, key=lambda row: (bool(row.unproven), cost(row), row.buffer_size))
     if row is recommended:
@@ -78,6 +81,29 @@ def choose_stream(sweep: StreamSweep, who: str, runs: Collection[Algorithm]) -> 
     what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
     remark = f"batchtune recommends {_described(recommended)}, which {who} does not run; this is {_described(row)}"
     return ChosenStream(row, _per_rank(row, sweep), (f"{remark}, {abs(more):.1%} {what}",))
+
+
+def stream_fields(chosen: ChosenStream, sweep: StreamSweep) -> dict[str, Any]:
+    """Return what the templates of all streams say: the row, how the sweep read the stream, and for what data."""
+
+    def setting(name: str, least: int, default: int) -> int:
+        value = sweep.settings.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else default
+
+    return {
+        "about_row": about_stream(chosen.row, sweep),
+        "about_data": about_data(sweep),
+        "remarks": chosen.remarks,
+        "row": chosen.row,
+        "batches": chosen.batches,
+        "memory": format_size(chosen.row.buffer_bytes),
+        "limits": LengthLimits.of(sweep),
+        "unit": sweep.lengths.unit,
+        "seed": setting("seed", 0, 0),
+        "workers": setting("workers", 1, 1),
+        "shard_shuffle": setting("shuffle_shards", 1, 0) or False,
+        "sample_shuffle": setting("shuffle_buffer", 1, 0) or False,
+    }
 
 
 def _per_rank(row: StreamRow, sweep: StreamSweep) -> int:

@@ -56,6 +56,7 @@ def stream_comparison_table(stream: StreamSweep, *, title: str) -> Table:
             "": name,
             "buffer": None if isinstance(row, Row) else format_number(row.buffer_size),
             **_costs(stream, row),
+            "meet again": None if timed else known(row.mates_again, format_share),
             "relative": format_times(cost_of(row, timed=timed), cost),
         }
         for name, row in lines

@@ -24,17 +24,14 @@ from batchtune.units import (
 
 SPEECHBRAIN = "SpeechBrain's best setting"
 MAP_STYLE = "a map-style bucket table"
-# Shards that hold so many times as many examples as half of them are unequal.
-_UNEQUAL = 2.0
 
 
 def stream_headline(stream: StreamSweep) -> str:
     """Say what to set, as one would type it, and compare it with the first of the others."""
     row = stream.recommended_row
     if row is None:
-        return (
-            f"No batches of the stream are recommended{with_full_stop(f': {stream.reason}' if stream.reason else '.')}"
-        )
+        why = with_full_stop(f": {stream.reason}") if stream.reason else "."
+        return f"No way to batch the stream is recommended{why}"
     others, better = compared_streams(stream), ""
     if others:
         name, other = others[0]
@@ -183,15 +180,14 @@ def _buffer(stream: StreamSweep, row: StreamRow) -> str:
 def stream_facts(stream: StreamSweep) -> Iterator[tuple[str, str]]:
     """Name and value of what the stream is read from, and by how many."""
     yield "Shards", _shards(stream.shards, stream.lengths.unit)
-    settings = stream.settings
-    named = (
-        ("world_size", "ranks"),
-        ("workers", "workers a rank"),
-        ("shuffle_buffer", "examples in the shuffle buffer"),
-    )
-    parts = [f"{settings[name]} {words}" for name, words in named if settings.get(name) is not None]
-    if isinstance(settings.get("shuffle_shards"), bool):
-        parts.append("shards shuffled" if settings["shuffle_shards"] else "shards in order")
+    named = {
+        "world_size": "world_size",
+        "workers": "workers of a rank",
+        "shuffle_shards": "shardshuffle",
+        "shuffle_buffer": "shuffle buffer",
+        "seed": "seed",
+    }
+    parts = [f"{words} {stream.settings[name]}" for name, words in named.items() if name in stream.settings]
     if parts:
         yield "Stream", ", ".join(parts)
 
@@ -199,17 +195,28 @@ def stream_facts(stream: StreamSweep) -> Iterator[tuple[str, str]]:
 def _shards(shards: Shards, unit: str | None) -> str:
     if shards.assumed:
         examples = f"{format_number(shards.largest_count)} examples"
-        return f"{format_number(shards.count)} of {examples} each, assumed: the source holds none"
+        return f"{format_number(shards.count)} of {examples} each, assumed: the source is no set of shards"
     counts = f"{format_number(shards.smallest_count)} to {format_number(shards.largest_count)}"
     lengths = f"{format_length(shards.smallest_length, unit)} to {format_length(shards.largest_length, unit)}"
-    return (
-        f"{format_number(shards.count)} of {counts} examples (median {format_number(shards.median_count)}), "
-        f"{lengths} in all"
+    problems = {
+        "damaged": shards.broken,
+        "without examples": shards.empty,
+        "repeated keys": shards.repeated_ids,
+        "workers without a shard": shards.idle_workers,
+    }
+    found = [f"{format_number(number)} {what}" for what, number in problems.items() if number]
+    return "; ".join(
+        (
+            f"{format_number(shards.count)} of {counts} examples (median {format_number(shards.median_count)}), "
+            f"{lengths} in all",
+            *found,
+            *(["in order of length"] if shards.sorted else []),
+        )
     )
 
 
 def stream_warnings(stream: StreamSweep) -> Iterator[str]:
-    """Yield what is wrong with the recommended batches, the user's own and the shards, then the sweep's warnings."""
+    """Yield what is wrong with the recommended batches and the user's own, then the sweep's own warnings."""
     row = stream.recommended_row
     if row is not None and row.unproven:
         verb = "is" if row.unproven == 1 else "are"
@@ -222,37 +229,7 @@ def stream_warnings(stream: StreamSweep) -> Iterator[str]:
             f"{CURRENT.capitalize()} {DOES_NOT_FIT}: its batches are larger than what was measured to fit, or than "
             "max_batch_length where nothing was."
         )
-    yield from _shard_warnings(stream.shards)
     yield from map(with_full_stop, stream.warnings)
-
-
-def _shard_warnings(shards: Shards) -> Iterator[str]:
-    write = "Write more shards" if shards.advice is None else f"Write {counted(shards.advice.shards, 'shard')}"
-    if shards.broken:
-        verb = "breaks off or can't be read" if shards.broken == 1 else "break off or can't be read"
-        yield (
-            f"{format_number(shards.broken)} of {counted(shards.count, 'shard')} {verb}: only the examples before the "
-            "damage count. Write them again."
-        )
-    if shards.empty:
-        yield f"{counted(shards.empty, 'shard')} {'holds' if shards.empty == 1 else 'hold'} no example that counts."
-    if shards.idle_workers:
-        verb = "gets" if shards.idle_workers == 1 else "get"
-        yield f"{counted(shards.idle_workers, 'worker')} {verb} no shard. {write}, or start fewer workers."
-    if shards.largest_count > _UNEQUAL * shards.median_count:
-        yield (
-            f"Shards are unequal: the largest holds {counted(shards.largest_count, 'example')}, half of them no more "
-            f"than {format_number(shards.median_count)}. Workers with large shards finish late: write shards of equal "
-            "size."
-        )
-    if shards.sorted:
-        yield (
-            "The shards hold the examples in order of length, so that a buffer can't mix them. Shuffle the examples "
-            "before writing shards."
-        )
-    if shards.repeated_ids:
-        verb = "stands" if shards.repeated_ids == 1 else "stand"
-        yield f"{counted(shards.repeated_ids, 'key')} {verb} in more than one place: those examples may be read twice."
 
 
 def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]]:
@@ -273,7 +250,8 @@ def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]
             yield config, "set the safe sizes there"
         yield verify, "run these batches again"
         return
-    yield config, "the config, for BucketedStream"
+    best = "the best for BucketedStream" if stream.recommended_row.by_speechbrain else "the config, for BucketedStream"
+    yield config, best
     if results.probe is not None and verified is None:
         yield verify, "run these batches for real"
     if alone and results.probe is None:

@@ -12,8 +12,9 @@ from batchtune.batching.epochs import Ordering
 from batchtune.batching.table import BucketTable
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.sampler.base import EpochBatchSampler, whole
+from batchtune.sampler.stream import BucketedStream
 
-__all__ = ["BucketBatchSampler", "PooledBatchSampler", "sampler_from_config"]
+__all__ = ["BucketBatchSampler", "BucketedStream", "PooledBatchSampler", "sampler_from_config"]
 
 
 class BucketBatchSampler(EpochBatchSampler):

@@ -70,7 +70,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         self.seed, self.shuffle, self.drop_last = whole("seed", seed), bool(shuffle), bool(drop_last)
         self.batch_ordering: Ordering = batch_ordering
         self.same_bucket = bool(same_bucket)
-        self._ranks = _checked_ranks(rank, world_size)
+        self._ranks = checked_ranks(rank, world_size)
         values = checked_lengths(lengths)
         table = holding_all(values, batching.table, overlong)
         self._batcher = replace(batching, table=table).batcher(values)
@@ -175,12 +175,12 @@ class EpochBatchSampler(Sampler[list[int]]):
     @property
     def rank(self) -> int:
         """This process, from 0."""
-        return self._place()[0]
+        return process_place(self._ranks)[0]
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
-        return self._place()[1]
+        return process_place(self._ranks)[1]
 
     @property
     def epoch(self) -> int:
@@ -324,14 +324,6 @@ class EpochBatchSampler(Sampler[list[int]]):
             return self._next
         return now.epoch, now.first + batches
 
-    def _place(self) -> tuple[int, int]:
-        if self._ranks is not None:
-            return self._ranks
-        # Asked anew each time: a sampler may be made before the process group is.
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return 0, 1
-
 
 @dataclass(slots=True)
 class _Pass:
@@ -369,7 +361,20 @@ def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
     return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
 
 
-def _checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+def process_place(given: tuple[int, int] | None) -> tuple[int, int]:
+    """Return rank and number of processes: those given, or those of `torch.distributed`.
+
+    To be asked anew each time: a sampler may be made before the process group is.
+    """
+    if given is not None:
+        return given
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+    """Return rank and world_size as a user gave them, None where neither is; raise ValueError where they are wrong."""
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:

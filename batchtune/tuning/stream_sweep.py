@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,25 @@ import numpy as np
 from msgspec import structs
 
 from batchtune.batching.pivot import PivotSettings
-from batchtune.batching.sharding import Sharding, advised_shards
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable, Limits
-from batchtune.errors import UsageError
-from batchtune.lengths import FloatArray, IntArray, Lengths
+from batchtune.lengths import IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
     STREAM_FILE,
     Row,
-    ShardAdvice,
-    Shards,
     StreamRow,
     StreamSweep,
     meta_of,
     write_result,
 )
 from batchtune.tuning.costs import Costs
-from batchtune.tuning.current.base import longer_than
-from batchtune.tuning.current.stream import CurrentStream
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.stream_recommend import recommend_stream
+from batchtune.tuning.stream_settings import StreamSettings
+from batchtune.tuning.stream_shards import shards_of, stream_cautions
 from batchtune.tuning.stream_simulation import (
     AnyBatching,
     StoredStream,
@@ -46,8 +42,7 @@ from batchtune.tuning.stream_simulation import (
     simulate_stream,
 )
 from batchtune.tuning.sweep import costs_in, sweep
-from batchtune.tuning.sweep_settings import MOST_RANKS, Ranks, SweepSettings
-from batchtune.units import counted, format_number, format_percent
+from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 # SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
@@ -56,79 +51,6 @@ _PADDING_RATIOS = (0.05, 0.1, 0.2, 0.4)
 _CAPS = 64
 # Bytes of a unit of length as samples are held in memory: float32 at 16 kHz, 80 float32 features, 64-bit tokens.
 _BYTES = {"s": 64_000.0, "ms": 64.0, "samples": 4.0, "frames": 320.0, "tokens": 8.0, "words": 8.0}
-# A rank correlation of position and length above this: the shards are sorted.
-_SORTED = 0.9
-# A worker with this many times the mean of batches is worth a warning.
-_UNEVEN = 1.1
-# So many batches under half of what they could hold are worth one, too.
-_MANY_SMALL = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """The settings of a stream's sweep.
-
-    Attributes:
-        world_size: Ranks that train together; workers: processes of each rank's DataLoader that read shards.
-        shuffle_shards: WebDataset's `shardshuffle`; 0: shards come as they are stored.
-        shuffle_buffer: The examples of WebDataset's `.shuffle`; 0: they come as they are stored.
-        buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
-        num_buckets: Bucket counts of the tables.
-        max_batch_size: The most examples of a batch; None: any.
-        shard_size: Examples of each shard, for a source that is no set of shards.
-        bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
-        min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
-            epoch; None: any.
-        current: The user's settings now.
-
-    Raises:
-        UsageError: A number is out of range.
-    """
-
-    world_size: int = 1
-    workers: int = 1
-    shuffle_shards: int = 100
-    shuffle_buffer: int = 1000
-    buffer_sizes: tuple[int, ...] = (256, 1024, 4096)
-    num_buckets: tuple[int, ...] = (4, 8, 12, 16, 20)
-    max_batch_size: int | None = None
-    shard_size: int = 1000
-    bytes_per_length: float | None = None
-    min_randomness: float | None = None
-    seed: int = 0
-    current: CurrentStream | None = None
-
-    def __post_init__(self) -> None:
-        for name, number, least, most in (
-            ("--world-size", self.world_size, 1, MOST_RANKS),
-            ("--workers", self.workers, 0, 1024),
-            ("--shuffle-shards", self.shuffle_shards, 0, 10**9),
-            ("--shuffle-buffer", self.shuffle_buffer, 0, 10**9),
-            ("--shard-size", self.shard_size, 1, 10**12),
-            *(("--buffer-size", size, 1, 10**15) for size in self.buffer_sizes),
-            *(("--max-batch-size", size, 1, 10**18) for size in [self.max_batch_size] if size is not None),
-        ):
-            if not least <= number <= most:
-                raise UsageError(f"{name} must be from {least} to {most:,}, got {number:,}")
-        if self.bytes_per_length is not None and not 0 < self.bytes_per_length <= 1e12:
-            raise UsageError(f"--bytes-per-length must be above 0 and at most 1e12, got {self.bytes_per_length:g}")
-        if self.min_randomness is not None and not 0 < self.min_randomness <= 1:
-            raise UsageError(f"--min-randomness must be above 0 and at most 1, got {self.min_randomness:g}")
-
-    @property
-    def sharding(self) -> Sharding:
-        """How shards come to workers."""
-        return Sharding(
-            world_size=self.world_size,
-            workers=max(1, self.workers),
-            shuffle_shards=self.shuffle_shards,
-            shuffle_buffer=self.shuffle_buffer,
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Return them as `stream.json` holds them."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "current"}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def run_stream_sweep(
@@ -202,7 +124,7 @@ def sweep_stream(
         fits = simulator.fits
     found = recommend_stream(rows, as_map.recommended_row, min_randomness=settings.min_randomness)
     chosen = None if found.row is None else rows[found.row]
-    shards = _shards(stream, sizes, settings)
+    shards = shards_of(stream, sizes, settings)
     return StreamSweep(
         meta=meta_of(StreamSweep),
         lengths=lengths.summary(),
@@ -218,7 +140,7 @@ def sweep_stream(
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
         reason=found.reason,
         warnings=[
-            *_cautions(stream, max_batch_length, shards, chosen, settings),
+            *stream_cautions(stream, max_batch_length, shards, chosen, settings),
             *(settings.current.notes if settings.current else ()),
         ],
         current=current,
@@ -386,87 +308,3 @@ def _imbalance(numbers: Any) -> float:
 def _with_equals(priced: list[tuple[StreamRow, EpochCost]]) -> list[StreamRow]:
     equal = equal_to_best([cost for _, cost in priced])
     return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
-
-
-def _shards(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
-    counts = np.array(sizes, dtype=np.int64)
-    starts = np.cumsum(counts) - counts
-    totals = np.diff(np.concatenate(([0.0], np.cumsum(stream.values)))[np.append(starts, stream.values.size)])
-    needed = settings.world_size * max(1, settings.workers)
-    idle = max(0, needed - int(np.count_nonzero(counts)))
-    size = sum(shard.size for shard in stream.shards) if stream.shards else None
-    uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
-    advice = None
-    if not stream.shards or idle or uneven or len(sizes) % needed:
-        shards, maxcount, maxsize = advised_shards(
-            stream.lengths.count, size, world_size=settings.world_size, workers=max(1, settings.workers)
-        )
-        advice = ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
-    return Shards(
-        count=len(sizes),
-        assumed=not stream.shards,
-        broken=sum(shard.broken for shard in stream.shards),
-        empty=int(np.count_nonzero(counts == 0)),
-        smallest_count=int(counts.min()),
-        median_count=float(np.median(counts)),
-        largest_count=int(counts.max()),
-        smallest_length=float(totals.min()),
-        largest_length=float(totals.max()),
-        sorted=_are_sorted(stream.values),
-        repeated_ids=stream.repeated_ids,
-        idle_workers=idle,
-        advice=advice,
-    )
-
-
-def _are_sorted(lengths: FloatArray) -> bool:
-    """Return whether length goes with the place in the stream: the rank correlation of both is nearly 1 or -1."""
-    some = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
-    if some.size < 3 or np.ptp(some) == 0:
-        return False
-    _, ranks = np.unique(some, return_inverse=True)
-    return abs(float(np.corrcoef(ranks, np.arange(some.size))[0, 1])) > _SORTED
-
-
-def _cautions(
-    stream: StreamLengths, limit: float, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
-) -> Iterator[str]:
-    """Yield what is wrong with the shards, and what surprises in a stream of them."""
-    needed = settings.world_size * max(1, settings.workers)
-    yield from longer_than(stream.lengths, limit, "max_batch_length", "{each} becomes a batch of one")
-    if shards.assumed:
-        yield (
-            f"the source is no set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
-            f"{settings.shard_size:,} examples, in its order (--shard-size)"
-        )
-    if shards.broken:
-        yield f"{counted(shards.broken, 'shard')} can't be read to the end: WebDataset stops there with an error"
-    if shards.idle_workers:
-        yield (
-            f"{counted(shards.count - shards.empty, 'shard')} for {counted(needed, 'worker')} (of "
-            f"{counted(settings.world_size, 'rank')}): {shards.idle_workers:,} get none, and WebDataset stops with an "
-            "error there"
-        )
-    elif chosen is not None and max(chosen.worker_imbalance, chosen.rank_imbalance) > _UNEVEN:
-        yield (
-            f"the shards give one worker {chosen.worker_imbalance:.2f} times and one rank "
-            f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
-            "examples more often"
-        )
-    if chosen is not None and chosen.under_half > _MANY_SMALL:
-        yield (
-            f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
-            f"{format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
-        )
-    if shards.sorted:
-        yield (
-            "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
-            "write the shards"
-        )
-    if shards.repeated_ids:
-        yield f"{counted(shards.repeated_ids, 'sample')} has or have a key that another sample has, too"
-    if needed > 1 and not shards.idle_workers:
-        yield (
-            "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
-            "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
-        )

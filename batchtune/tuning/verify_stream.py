@@ -15,8 +15,8 @@ from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.manifests import StreamLengths
 from batchtune.results import STREAM_FILE, SamplerConfig, StreamConfig, StreamedWith, StreamSweep, read_result
+from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, shard_sizes, simulate_stream
-from batchtune.tuning.stream_sweep import StreamSettings
 from batchtune.units import format_number
 
 

@@ -24,9 +24,10 @@ from jsonschema import Draft202012Validator
 from made_once import MadeOnce
 from report_records import failed_verification, made_probe, made_sweep, made_verification, without_recommendation
 from ruamel.yaml import YAML
+from streamed_records import made_stream, streamed, whole_stream
 
 from batchtune.reports import RunResults, render
-from batchtune.results import encode
+from batchtune.results import StreamSweep, encode
 from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of
 
 SNAPSHOTS = Path(__file__).parent / "schemas"
@@ -104,6 +105,13 @@ def test_what_is_damaged_does_not_hold(written: Path) -> None:
             assert free or not validator(name).is_valid(damaged), f"{name} with another {field}"
 
 
+@pytest.mark.parametrize("stream", [made_stream(timed=False), whole_stream()], ids=["made", "whole"])
+def test_a_stream_holds_to_its_schema(stream: StreamSweep) -> None:
+    document = json.loads(encode(stream))
+    assert errors("stream", document) == []
+    assert errors("stream", {**document, "shards": {**document["shards"], "broken": -1}})
+
+
 def test_another_format_or_a_newer_version_does_not_hold() -> None:
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
@@ -120,6 +128,8 @@ def test_another_format_or_a_newer_version_does_not_hold() -> None:
         RunResults(name="c", probe=made_probe(), sweep=made_sweep(), verification=made_verification()),
         RunResults(name="d", probe=made_probe(), sweep=made_sweep(), verification=failed_verification()),
         RunResults(name="e", probe=None, sweep=without_recommendation(made_sweep())),
+        streamed(sweep=True),
+        RunResults(name="f", probe=None, sweep=None, stream=made_stream(timed=False)),
     ],
     ids=lambda results: results.name,
 )

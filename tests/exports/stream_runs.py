@@ -7,7 +7,12 @@ from typing import Any
 import msgspec
 from report_records import COUNT, MAX_BATCH_LENGTH, TOTAL_SECONDS, made_lengths, made_meta
 
-from batchtune.results import ShardAdvice, Shards, StreamRow, StreamSweep
+from batchtune.exports import FRAMEWORKS, Tuned
+from batchtune.results import ShardAdvice, Shards, StreamRow, StreamSweep, Sweep
+
+# Exports of a stream; the others are of a bucket table.
+STREAMS = ("speechbrain-stream", "webdataset", "hf-streaming", "lhotse-shar", "nemo-tarred")
+TABLES = tuple(name for name in FRAMEWORKS if name not in STREAMS)
 
 BOUNDARIES = [4.0, 8.0, 12.5, 14.5, 16.0, 24.525]
 BATCHES = {"bucket": 660, "pool": 640, "pivot": 700, "speechbrain": 790}
@@ -67,5 +72,37 @@ def made_stream(*, recommended: str = "bucket", timed: bool = True, unit: str | 
     )
 
 
-def without_recommendation(sweep: StreamSweep) -> StreamSweep:
-    return msgspec.structs.replace(sweep, recommended=None, batches_per_rank=None, reason="no row beats the baseline")
+def without_recommendation(sweep: StreamSweep, reason: str = "no row beats the baseline") -> StreamSweep:
+    return msgspec.structs.replace(sweep, recommended=None, batches_per_rank=None, reason=reason)
+
+
+def stream_of(sweep: Sweep) -> StreamSweep:
+    """A sweep of a stream of the same lengths, as free text and options have it; its buckets are of one row's table."""
+    tables = [row for row in sweep.rows if row.pool_size is None] or sweep.rows
+    row = next((row for row in tables if row is sweep.recommended_row), tables[-1])
+    made, replace = made_stream(), msgspec.structs.replace
+    limit = sweep.max_batch_length
+    rows = [
+        replace(one, target_batch_numel=limit * 0.9, max_batch_numel=limit)
+        if one.algorithm == "speechbrain"
+        else replace(one, boundaries=row.boundaries, batch_sizes=row.batch_sizes)
+        for one in made.rows
+    ]
+    found = replace(
+        made,
+        lengths=sweep.lengths,
+        max_batch_length=limit,
+        settings={**made.settings, **sweep.settings},
+        device_name=sweep.device_name,
+        rows=rows,
+        reason=sweep.reason,
+        warnings=sweep.warnings,
+    )
+    return without_recommendation(found, sweep.reason) if sweep.recommended is None else found
+
+
+def tuned(sweep: Sweep, **fields: Any) -> Tuned:
+    """A run with a sweep, and one of a stream; a config is that of either."""
+    if "config" in fields:
+        fields["stream_config"] = fields["config"]
+    return Tuned(sweep=sweep, stream=stream_of(sweep), **fields)

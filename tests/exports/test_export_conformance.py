@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from exports.stream_runs import TABLES, tuned
 from report_records import (
     hostile_results,
     made_probe,
@@ -41,7 +42,7 @@ FROM_MAX_BATCH_LENGTH = {"speechbrain", "espnet", "fairseq"}
 # These run batchtune's own sampler.
 OURS = {"pytorch", "lightning", "transformers", "accelerate"}
 # These count seconds, and refuse lengths that can't be turned into them.
-IN_SECONDS = {"nemo", "lhotse"}
+IN_SECONDS = {"nemo", "lhotse", "nemo-tarred", "lhotse-shar"}
 
 
 def frontier_sweep() -> Sweep:
@@ -124,7 +125,7 @@ def sweeps() -> dict[str, Sweep]:
 def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, sweeps: dict[str, Sweep]) -> None:
     for found in sweeps.values():
         try:
-            text = export_of(name).render(Tuned(sweep=found, probe=made_probe()))
+            text = export_of(name).render(tuned(found, probe=made_probe()))
         except ResultError as error:
             assert name in IN_SECONDS and found.lengths.unit not in ("s", "ms")
             assert f"counts seconds, but the lengths count {found.lengths.unit}" in error.message
@@ -135,12 +136,12 @@ def test_every_sweep_is_exported_or_refused_because_of_its_unit(name: str, sweep
 
 def test_real_lengths_are_exported(librispeech: Sweep) -> None:
     for name in FRAMEWORKS:
-        check(name, export_of(name).render(Tuned(sweep=librispeech)))
+        check(name, export_of(name).render(tuned(librispeech)))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_same_run_gives_the_same_bytes_on_any_machine(name: str) -> None:
-    text, again = (export_of(name).render(Tuned(sweep=whole_sweep(), probe=made_probe())) for _ in range(2))
+    text, again = (export_of(name).render(tuned(whole_sweep(), probe=made_probe())) for _ in range(2))
     assert text == again
     for path in (Path.cwd(), Path.home(), Path(__file__).parents[2], Path(tempfile.gettempdir())):
         assert str(path) not in text
@@ -165,7 +166,7 @@ def hostile(name: str, text: str) -> Tuned:
     run, replace = hostile_results(text), msgspec.structs.replace
     assert run.sweep is not None and run.probe is not None
     lengths = replace(run.sweep.lengths, unit="s" if name in IN_SECONDS else text)
-    return Tuned(sweep=replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths))
+    return tuned(replace(run.sweep, lengths=lengths), probe=replace(run.probe, lengths=lengths))
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -179,9 +180,9 @@ def test_a_hostile_string_stays_in_its_comment(name: str) -> None:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_hostile_path_stays_a_path(name: str) -> None:
-    harmless = export_of(name).render(Tuned(sweep=made_sweep(), config="harmless"))
+    harmless = export_of(name).render(tuned(made_sweep(), config="harmless"))
     for kind, text in HOSTILE.items():
-        rendered = export_of(name).render(Tuned(sweep=made_sweep(), config=text))
+        rendered = export_of(name).render(tuned(made_sweep(), config=text))
         check(name, rendered)
         if "harmless" not in harmless:
             assert rendered == harmless, kind
@@ -191,16 +192,16 @@ def test_a_hostile_path_stays_a_path(name: str) -> None:
             assert content(name, rendered) == content(name, harmless), kind
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", TABLES)
 def test_what_can_not_be_expressed_is_said(name: str) -> None:
-    text = prose(export_of(name).render(Tuned(sweep=frontier_sweep(), probe=made_probe())))
+    text = prose(export_of(name).render(tuned(frontier_sweep(), probe=made_probe())))
     assert ("can't express" in text) == (name in FROM_MAX_BATCH_LENGTH)
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", TABLES)
 def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> None:
     made = pooled_sweep()
-    text = prose(export_of(name).render(Tuned(sweep=made, probe=made_probe())))
+    text = prose(export_of(name).render(tuned(made, probe=made_probe())))
     assert made.recommended_table is not None
     seconds = made.rows[made.recommended_table].estimated_epoch_seconds
     assert seconds is not None
@@ -217,27 +218,27 @@ def test_pools_run_in_our_sampler_and_others_get_the_best_table(name: str) -> No
 def test_a_patch_writes_the_best_table_and_says_what_that_costs() -> None:
     patch, made = export_of("speechbrain").patch, pooled_sweep()
     assert patch is not None and made.recommended_table is not None
-    patched = patch("dynamic_batch_sampler:\n  max_batch_length: 60\n  num_buckets: 20\n", Tuned(sweep=made))
+    patched = patch("dynamic_batch_sampler:\n  max_batch_length: 60\n  num_buckets: 20\n", tuned(made))
     settings = YAML(typ="safe", pure=True).load(patched.text)["dynamic_batch_sampler"]
     assert settings["bucket_boundaries"] == made.rows[made.recommended_table].boundaries
     assert "recommends pools of 20,000 examples" in patched.notes[0] and "more time." in patched.notes[0]
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_sweep_of_pools_alone_is_exported_to_our_sampler(name: str) -> None:
     pooled = pooled_sweep()
     alone = msgspec.structs.replace(pooled, rows=pooled.rows[-1:], recommended=0, recommended_table=None)
     if name in OURS:
-        check(name, export_of(name).render(Tuned(sweep=alone)))
+        check(name, export_of(name).render(tuned(alone)))
         return
     with pytest.raises(ResultError, match=r"holds no row that .* can express: all of them are pools"):
-        export_of(name).render(Tuned(sweep=alone))
+        export_of(name).render(tuned(alone))
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", TABLES)
 def test_sizes_that_are_not_proven_are_named(name: str) -> None:
     sweeps = msgspec.structs.replace(partly_proven_sweep(), max_batch_length=600.0), proven_sweep()
-    partly, wholly = (prose(export_of(name).render(Tuned(sweep=sweep, probe=proven_probe()))) for sweep in sweeps)
+    partly, wholly = (prose(export_of(name).render(tuned(sweep, probe=proven_probe()))) for sweep in sweeps)
     assert "4 of 13 batch sizes are not proven to fit (`batchtune report` says why)" in partly
     assert "of 13 batch sizes" not in wholly
 
@@ -245,7 +246,7 @@ def test_sizes_that_are_not_proven_are_named(name: str) -> None:
 @pytest.mark.parametrize("name", ["espnet", "fairseq"])
 def test_a_limit_above_what_was_measured_is_named(name: str) -> None:
     above, within = (
-        prose(export_of(name).render(Tuned(sweep=sweep, probe=proven_probe())))
+        prose(export_of(name).render(tuned(sweep, probe=proven_probe())))
         for sweep in (partly_proven_sweep(), proven_sweep())
     )
     assert "max_batch_length 700 s is more than the 600 s that was measured to fit" in above
@@ -259,14 +260,14 @@ def test_a_table_that_is_proven_goes_before_a_faster_one() -> None:
         msgspec.structs.replace(row, unproven=0 if index in (proven, made.recommended) else 1)
         for index, row in enumerate(made.rows)
     ]
-    text = export_of("speechbrain").render(Tuned(sweep=msgspec.structs.replace(made, rows=rows)))
+    text = export_of("speechbrain").render(tuned(msgspec.structs.replace(made, rows=rows)))
     assert "this is linear with 15 buckets" in prose(text)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_nothing_recommended_is_an_error(name: str) -> None:
     with pytest.raises(ResultError, match="recommends nothing: no table needs fewer"):
-        export_of(name).render(Tuned(sweep=without_recommendation(made_sweep())))
+        export_of(name).render(tuned(without_recommendation(made_sweep())))
 
 
 def test_each_has_its_name_and_a_file_of_its_own() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batching.conftest import load_speechbrain
+from exports.stream_runs import tuned
 from report_records import made_sweep
 from ruamel.yaml import YAML
 
@@ -46,7 +47,7 @@ def swept(unit: str = "s", scale: float = 1.0) -> Sweep:
 
 
 def rendered(name: str, result: Sweep | None = None, **fields: Any) -> str:
-    return export_of(name).render(Tuned(sweep=result or swept(), **fields))
+    return export_of(name).render(tuned(result or swept(), **fields))
 
 
 def prose(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from report_records import (
     made_verification,
     without_recommendation,
 )
+from streamed_records import empty_stream, hostile_stream, made_stream, streamed
 
 from batchtune.reports import FORMATS, RunResults, render
 from batchtune.results import Baseline, LowerBound
@@ -28,6 +30,7 @@ UNTIMED_PROBE = msgspec.structs.replace(
         for point in made_probe().frontier
     ],
 )
+HOSTILE = "\x1b[31m<script>|`\n"
 RUNS = {
     "both": RunResults(name="run", probe=made_probe(), sweep=made_sweep()),
     "verified": RunResults(name="run", probe=made_probe(), sweep=made_sweep(), verification=made_verification()),
@@ -64,7 +67,11 @@ RUNS = {
             lower_bound=LowerBound(batches=1, padded_length=0.0, estimated_epoch_seconds=0.0),
         ),
     ),
-    "hostile": hostile_results("\x1b[31m<script>|`\n"),
+    "stream": RunResults(name="run", probe=None, sweep=None, stream=made_stream(timed=False, unit=None)),
+    "stream and all": streamed(sweep=True),
+    "no stream recommended": RunResults(name="run", probe=None, sweep=None, stream=made_stream(recommended=None)),
+    "no rows of a stream": RunResults(name="run", probe=None, sweep=None, stream=empty_stream()),
+    "hostile": replace(hostile_results(HOSTILE), stream=hostile_stream(HOSTILE)),
 }
 
 
@@ -83,6 +90,13 @@ def test_the_same_results_give_the_same_text(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_recommendation_is_in_every_format(name: str) -> None:
     assert "Set 13 buckets (optimal)" in render(name, RUNS["both"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_recommendation_for_a_stream_is_in_every_format(name: str) -> None:
+    # Quotation marks are written in different ways, and a terminal breaks lines.
+    for run in ("stream", "stream and all"):
+        assert "buffer_size=4096) with max_batch_length = 600" in " ".join(render(name, RUNS[run]).split())
 
 
 @pytest.mark.parametrize("name", FORMATS)

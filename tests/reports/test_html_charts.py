@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pooled_records import POOLS, pooled_sweep
 from report_records import made_probe, made_sweep, whole_sweep, without_recommendation
+from streamed_records import BUFFERS, empty_stream, made_stream, streamed, whole_stream
 
 from batchtune.cost.fitting import predict
 from batchtune.reports.html import figures
 from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, limit_curve, padding_figure
 from batchtune.reports.html.figure import Figure, hover, label, length_unit, time_unit
+from batchtune.reports.html.stream_figures import stream_figures
 from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.table import spread
 from batchtune.results import Probe, Sweep
@@ -44,7 +46,11 @@ def traces(figure: Figure | None, view: int = 0) -> dict[str, dict[str, Any]]:
 
 
 def test_a_whole_run_has_all_charts() -> None:
-    assert [figure.name for figure in figures(FULL)] == ["sweep", "histogram", "padding", "randomness", "frontier"]
+    streams = ["stream", "stream-randomness"]
+    assert [figure.name for figure in figures(FULL)] == [
+        *("sweep", "histogram", "padding", "randomness", *streams, "frontier"),
+    ]
+    assert [figure.name for figure in figures(streamed())] == [*streams, "frontier"]
 
 
 def test_each_strategy_and_each_comparison_has_a_line() -> None:
@@ -191,6 +197,32 @@ def test_batches_of_one_have_no_mates_and_no_place() -> None:
 
 def test_pools_have_no_boundaries_in_the_histogram() -> None:
     assert list(traces(histogram_figure(with_data(pooled_sweep())))) == ["examples"]
+
+
+def test_a_stream_has_a_line_for_each_algorithm_and_what_it_is_compared_with() -> None:
+    by_buffer, by_mates = stream_figures(whole_stream())
+    names = {"SpeechBrain", "bucket", "pool", "pivot", "map-style bucket table", "current", "recommended"}
+    assert set(traces(by_buffer)) == set(traces(by_mates)) == names
+    drawn = traces(by_buffer)
+    assert drawn["SpeechBrain"]["x"] == list(BUFFERS)  # the best of two targets
+    assert drawn["SpeechBrain"]["y"][0] == pytest.approx((0.08 * 905 + 0.0004 * 362_127.1 / 0.86) / 60, rel=1e-5)
+    assert len(traces(by_mates)["SpeechBrain"]["x"]) == 8
+    assert (drawn["recommended"]["x"], traces(by_mates)["recommended"]["x"]) == ([4096.0], [6.8])
+    assert traces(by_mates, 1)["recommended"]["x"] == [30.48]
+    assert (len(drawn["current"]["x"]), traces(by_mates)["current"]["x"]) == (49, [8.4])
+    assert [view.label for view in by_buffer.views] == ["time", "batches"]
+    assert [view.label for view in by_mates.views] == ["meet again", "distance"]
+
+
+def test_a_stream_without_times_or_others_is_drawn_too() -> None:
+    by_buffer, _ = stream_figures(made_stream(timed=False, map_style=None))
+    assert [view.label for view in by_buffer.views] == ["batches"]
+    assert by_buffer.caption.startswith("Lowest is pool with a buffer of 16,384: 627 batches. Of each")
+    one = made_stream(timed=False)
+    one = msgspec.structs.replace(one, rows=one.rows[:1], recommended=0, recommended_speechbrain=0)
+    rows = [msgspec.structs.replace(one.rows[0], mates_again=0.0, buffer_size=1)]
+    assert [len(figure.views) for figure in stream_figures(msgspec.structs.replace(one, rows=rows))] == [1, 1]
+    assert stream_figures(empty_stream()) == []
 
 
 @pytest.mark.parametrize("logarithmic", [True, False])

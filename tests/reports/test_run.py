@@ -80,10 +80,10 @@ def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_tells_which_command_makes_which_file(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"neither probe\.json nor sweep\.json") as caught:
+    with pytest.raises(ResultError, match=r"neither probe\.json nor sweep\.json nor stream\.json") as caught:
         load_run(tmp_path)
     hint = str(caught.value.hint)
-    assert "probe-oom" in hint and "sweep-buckets" in hint
+    assert all(command in hint for command in ("probe-oom", "sweep-buckets", "sweep-stream"))
 
 
 def test_results_of_different_data_are_refused(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ class CostScale:
         self._costs = [*costs, *(other.cost for other in self.others)]
         self.size, self.unit = time_unit(max(self._costs)) if timed else (1.0, "")
 
-    def levels(self, places: Sequence[float]) -> list[Trace]:
-        """Draw each of the others as a line; of many places, to show its cost wherever the pointer meets the line."""
+    def levels(self, others: Iterable[Other], places: Sequence[float]) -> list[Trace]:
+        """Draw each as a line at its cost; of many places, to show it wherever the pointer meets the line."""
         traces = []
-        for other in self.others:
+        for other in others:
             level: list[Point] = [(place, other.cost / self.size, "") for place in places]
             text, line = hover(other.name, cost_words(other.cost, self.timed)), {"width": 1.5, "dash": other.dash}
             traces.append(points(other.name, level, other.color, mode="lines", line=line, hovertext=text))

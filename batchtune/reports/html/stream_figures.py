@@ -1,10 +1,12 @@
 """Charts of a stream's sweep: cost by buffer size, and cost against how well examples mix.
 
-Each has a view by time, where all rows have one, and a view by batches; `timed` says which.
+Costs are times, where all rows have one, or batches; `timed` says which.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,18 @@ from batchtune.reports.html.cost_scale import CostScale, Other, cost_words, draw
 from batchtune.reports.html.figure import HUES, Figure, Layout, Point, View, axis, drawable, hover, points, thinned
 from batchtune.reports.rows import current_name, format_share
 from batchtune.reports.stream_tables import algorithm_name
-from batchtune.results import StreamRow, StreamSweep
+from batchtune.results import Row, StreamRow, StreamSweep
 from batchtune.units import format_number, format_percent, format_size
 
+Place = Callable[[StreamRow | Row], float | None]
+
 _MAP_STYLE = "map-style bucket table"
+_MOST_TICKS = 12
+_POINTS = {"mode": "markers", "marker": {"size": 7, "opacity": 0.85}}
 
 
 def stream_figures(stream: StreamSweep) -> list[Figure]:
-    """Draw what an epoch costs, against the size of the buffer and against how well examples mix; none without rows."""
+    """Draw what an epoch costs, against the size of the buffer and against randomness; none without rows."""
     measures = [timed for timed in ((True, False) if stream.has_times else (False,)) if _rows(stream, timed)]
     if not measures:
         return []
@@ -28,7 +34,8 @@ def stream_figures(stream: StreamSweep) -> list[Figure]:
     best = min(_rows(stream, timed), key=lambda row: (drawn_cost(row, timed), row.buffer_size))
     others = [(other.name, other.cost) for other in _others(stream, timed) if drawable(other.cost)]
     costs = [f"{name}: {cost_words(cost, timed)}" for name, cost in [(best.name, drawn_cost(best, timed)), *others]]
-    return [
+    placed = tuple(view for view in (_mates_view(stream, timed), _distance_view(stream, timed)) if view)
+    figures = [
         Figure(
             name="stream",
             title="What an epoch of the stream costs, by buffer size",
@@ -36,85 +43,113 @@ def stream_figures(stream: StreamSweep) -> list[Figure]:
             views=tuple(_buffer_view(stream, timed) for timed in measures),
         ),
         Figure(
-            name="stream-mixing",
+            name="stream-randomness",
             title="Speed against how well examples of the stream mix",
-            caption="Each point is a way to batch: lower is faster, further right mixes better (100%: batch mates are "
-            "stored as far apart as any two examples).",
-            views=tuple(_mixing_view(stream, timed) for timed in measures),
+            caption="Each point is a way to batch: lower is faster. Mates that meet again less often, and mates that "
+            "are stored further apart (100%: as far as any two examples), are more random.",
+            views=placed,
         ),
     ]
+    return figures if placed else figures[:1]
 
 
 def _rows(stream: StreamSweep, timed: bool) -> list[StreamRow]:
+    return [row for row in stream.rows if drawable(drawn_cost(row, timed), logarithmic=True)]
+
+
+def _others(stream: StreamSweep, timed: bool, place: Place | None = None) -> list[Other]:
+    """Return what the rows are compared with, and where it lies, if that is known."""
+    found: list[tuple[str, StreamRow | Row, str, str]] = []
+    if stream.map_style is not None:
+        found.append((_MAP_STYLE, stream.map_style, "dash", "diamond"))
+    if stream.current is not None:
+        symbol = "square-x-open" if stream.current_fits is False else "square"
+        found.append((current_name(stream), stream.current, "longdash", symbol))
     return [
-        row
-        for row in stream.rows
-        if drawable(drawn_cost(row, timed), logarithmic=True) and drawable(row.buffer_size) and drawable(row.mixing)
+        Other(name, drawn_cost(row, timed), dash, "--ink", None if place is None else place(row), symbol)
+        for name, row, dash, symbol in found
     ]
 
 
-def _others(stream: StreamSweep, timed: bool) -> list[Other]:
-    others = []
-    if stream.map_style is not None:
-        others.append(Other(_MAP_STYLE, drawn_cost(stream.map_style, timed), "dash", "--ink"))
-    if stream.current is not None:
-        others.append(Other(current_name(stream), drawn_cost(stream.current, timed), "longdash"))
-    return others
-
-
 class _Chart(CostScale):
-    """The rows on a scale of costs, against the size of the buffer or how well examples mix."""
+    """Rows on a scale of costs, each at a place of its own, and what they are compared with."""
 
-    def __init__(self, stream: StreamSweep, *, timed: bool, by_mixing: bool) -> None:
-        self.stream, self.rows, self.by_mixing = stream, _rows(stream, timed), by_mixing
-        super().__init__([drawn_cost(row, timed) for row in self.rows], _others(stream, timed), timed=timed)
+    def __init__(
+        self, stream: StreamSweep, rows: list[StreamRow], place: Place, others: list[Other], *, timed: bool
+    ) -> None:
+        super().__init__([drawn_cost(row, timed) for row in rows], others, timed=timed)
+        self.stream, self.rows, self.placed = stream, rows, place
 
-    def place(self, row: StreamRow) -> Point:
-        x = 100 * row.mixing if self.by_mixing else float(row.buffer_size)
-        return x, drawn_cost(row, self.timed) / self.size, _row_text(row, self.timed)
+    def point(self, row: StreamRow) -> Point:
+        return self.placed(row), drawn_cost(row, self.timed) / self.size, _row_text(row, self.timed)
 
-    def chart(self, x_axis: Layout, places: list[float], **style: Any) -> View:
-        """Return the view: lines of what is compared, each algorithm, and the recommended row's mark."""
-        data = self.levels(places)
-        names = dict.fromkeys(map(algorithm_name, self.rows))
-        for number, name in enumerate(names):
-            rows = [row for row in self.rows if algorithm_name(row) == name]
-            shown = thinned(rows if self.by_mixing else _best_by_buffer(rows, self.timed))
-            data.append(points(name, map(self.place, shown), f"--hue-{number % HUES}", **style))
+    def drawn(self, x_axis: Layout, places: Sequence[float], **style: Any) -> View:
+        """Return the view: each algorithm, the others as points or else as lines, and the recommended row's mark."""
+        data = self.levels([other for other in self.others if other.randomness is None], places)
+        for number, name in enumerate(dict.fromkeys(map(algorithm_name, self.stream.rows))):
+            shown = thinned([row for row in self.rows if algorithm_name(row) == name])
+            if shown:
+                data.append(points(name, map(self.point, shown), f"--hue-{number % HUES}", **style))
+        for other in self.others:
+            if other.randomness is not None:
+                text, looks = (
+                    hover(other.name, cost_words(other.cost, self.timed)),
+                    {"symbol": other.symbol, "size": 11},
+                )
+                data.append(mark(other.name, (other.randomness, other.cost / self.size, text), other.color, looks))
         row = self.stream.recommended_row
         if row is not None and row in self.rows:
-            data.append(star(self.place(row)))
+            data.append(star(self.point(row)))
         return self.view(x_axis, data)
 
 
-def _best_by_buffer(rows: list[StreamRow], timed: bool) -> list[StreamRow]:
-    """Return the best row with each size of buffer, the smallest first."""
-    best: dict[int, StreamRow] = {}
-    for row in sorted(rows, key=lambda row: drawn_cost(row, timed)):
-        best.setdefault(row.buffer_size, row)
-    return [best[size] for size in sorted(best)]
-
-
 def _buffer_view(stream: StreamSweep, timed: bool) -> View:
-    chart = _Chart(stream, timed=timed, by_mixing=False)
-    span = log_range([row.buffer_size for row in chart.rows])
-    x_axis = axis("examples in the buffer of a worker", type="log", range=span)
-    return chart.chart(x_axis, np.geomspace(10 ** span[0], 10 ** span[1], 49).tolist())
+    best: dict[tuple[int, str], StreamRow] = {}
+    known = _rows(stream, timed)
+    for row in sorted(known, key=lambda row: drawn_cost(row, timed)):
+        best.setdefault((row.buffer_size, row.algorithm), row)
+    chosen = stream.recommended_row
+    if chosen is not None and chosen in known:  # another may be as good
+        best[chosen.buffer_size, chosen.algorithm] = chosen
+    rows = [best[key] for key in sorted(best)]
+    chart = _Chart(stream, rows, lambda row: float(getattr(row, "buffer_size", 0)), _others(stream, timed), timed=timed)
+    sizes = sorted({row.buffer_size for row in rows})
+    ticks: Layout = {}
+    if len(sizes) <= _MOST_TICKS:
+        ticks = {"tickvals": sizes, "ticktext": [format_number(size) for size in sizes]}
+    low, high = log_range(sizes)
+    x_axis = axis("examples in the buffer of a worker", type="log", range=[low, high], **ticks)
+    return chart.drawn(x_axis, np.geomspace(10**low, 10**high, 49).tolist())
 
 
-def _mixing_view(stream: StreamSweep, timed: bool) -> View:
-    chart = _Chart(stream, timed=timed, by_mixing=True)
-    places = [100 * row.mixing for row in chart.rows]
+def _mates_view(stream: StreamSweep, timed: bool) -> View | None:
+    def place(row: StreamRow | Row) -> float | None:
+        again = 100 * (row.mates_again or 0.0)
+        return again if drawable(again, logarithmic=True) else None
+
+    rows = [row for row in _rows(stream, timed) if place(row) is not None]
+    if not rows:
+        return None
+    chart = _Chart(stream, rows, place, _others(stream, timed, place), timed=timed)
+    low, high = log_range([place(row) or 0.0 for row in rows] + [other.randomness or 1.0 for other in chart.others])
+    x_axis = axis("batch mates that meet again (%)", type="log", range=[low, high])
+    view = chart.drawn(x_axis, np.geomspace(10**low, 10**high, 49).tolist(), **_POINTS)
+    return replace(view, label="meet again")
+
+
+def _distance_view(stream: StreamSweep, timed: bool) -> View | None:
+    def place(row: StreamRow | Row) -> float | None:
+        return 100 * row.mixing if isinstance(row, StreamRow) and drawable(row.mixing) else None
+
+    rows = [row for row in _rows(stream, timed) if place(row) is not None]
+    if not rows:
+        return None
+    chart = _Chart(stream, rows, place, _others(stream, timed, place), timed=timed)
+    places = [place(row) or 0.0 for row in rows] + [other.randomness for other in chart.others if other.randomness]
     room = 0.05 * max(max(places) - min(places), 1.0)
     low, high = min(places) - room, max(places) + room
     x_axis = axis("distance between batch mates, of that between any two examples (%)", range=[low, high])
-    marker = {"size": 7, "opacity": 0.85}
-    view = chart.chart(x_axis, np.linspace(low, high, 49).tolist(), mode="markers", marker=marker)
-    now = stream.current
-    if now is not None and drawable(now.mixing) and any(other.name == current_name(stream) for other in chart.others):
-        looks = {"symbol": "square-x-open" if stream.current_fits is False else "square", "size": 11}
-        view.data.append(mark(current_name(stream), chart.place(now), "--ink", looks))
-    return view
+    return replace(chart.drawn(x_axis, np.linspace(low, high, 49).tolist(), **_POINTS), label="distance")
 
 
 def _row_text(row: StreamRow, timed: bool) -> str:

@@ -179,7 +179,7 @@ def _buckets_view(sweep: Sweep, timed: bool) -> View:
     chart = _Chart(sweep, _tables(sweep, timed), _levels(sweep, timed), timed=timed, by_randomness=False)
     counts = [row.num_buckets for row in chart.rows]
     span = min(counts) - 0.5, max(counts) + 0.5
-    data = chart.levels(np.linspace(*span, 49).tolist())
+    data = chart.levels(chart.others, np.linspace(*span, 49).tolist())
     few: Layout = {"dtick": 1} if max(counts) - min(counts) <= 20 else {}
     x_axis = axis("number of buckets", range=list(span), tickformat=",d", **few)
     return chart.view(x_axis, data + chart.strategies())

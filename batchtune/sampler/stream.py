@@ -1,0 +1,394 @@
+"""The drop-in torch data set that makes batches of a stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy.typing as npt
+from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in base.py
+
+from batchtune.batching.streams import StreamBatching, batched, stream_random
+from batchtune.batching.table import BucketTable
+from batchtune.sampler.base import checked_ranks, process_place, whole
+from batchtune.sampler.held import Held, Limits
+from batchtune.sampler.progress import NextEpochs, Position, at_epoch
+from batchtune.sampler.stream_config import config_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_ALGORITHMS = ("bucket", "pool", "pivot")
+_PLACE = ("rank", "world_size", "worker", "workers")
+Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
+
+
+class BucketedStream(IterableDataset[Any]):
+    """Batches of similar length made of a stream: an iterable data set, or a stage of a WebDataset pipeline.
+
+    Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), of neighbours
+    in the buffer sorted as a whole (`pool`), or of neighbours around a random example (`pivot`, as SpeechBrain's
+    `dynamic_bucketed_batch`). A batch whose longest example is u never holds more than the batch size of u's bucket.
+    An example leaves the buffer once, in one batch. A bucket that has to leave before it is full, because the buffer
+    is or because the stream has ended, is filled with examples of the next shorter buckets.
+
+    Examples::
+
+        stream = BucketedStream(examples, length_of=len, bucket_boundaries=[100, 300], bucket_batch_sizes=[30, 10])
+        for batch in stream:  # a list of examples; with collate_fn, what that returns
+            ...
+
+        # In a DataLoader, which makes no batches itself:
+        loader = DataLoader(stream, batch_size=None, num_workers=4)
+
+        # As a stage of a WebDataset pipeline, with the settings that were tuned:
+        stage = BucketedStream.from_config("stream.yaml", length_of=lambda example: example["wav"].shape[-1] / 16000)
+        shards = wds.WebDataset(urls, shardshuffle=100, nodesplitter=wds.split_by_node).decode().compose(stage)
+        loader = DataLoader(shards, batch_size=None, num_workers=4)
+
+        # From a streaming data set of Hugging Face:
+        examples = load_dataset(name, split="train", streaming=True).shuffle(buffer_size=1000)
+        examples = split_dataset_by_node(examples, rank=rank, world_size=world_size)
+        stream = BucketedStream.from_config("stream.yaml", examples, length_of=lambda example: len(example["text"]))
+
+    **Workers and ranks.** Each worker of each rank makes batches of its own part of the source, with its own seed. The
+    source has to split itself: WebDataset and Hugging Face do so. One that does not, such as a list or a file, gives
+    every example to each of them, unless `split=True`: then each takes every n-th.
+
+    **Epochs.** Each pass is the next epoch, or the one that `set_epoch` says, also in persistent workers. A source that
+    has a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
+
+    **Equally many batches.** Parts of a stream differ, and a rank that runs out first leaves the others waiting for
+    ever. With `batches_per_epoch` every rank has so many batches, dealt to its workers; where its source ends early it
+    is read again, without a break in the buffer. What is left of the source, and in the buffer, when they are made is
+    not used in that epoch: let shards come in another order each epoch, or resample them, lest it is always the same.
+
+    **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
+    the batches that were made before are made again, but not handed out. So the source must give the same examples in
+    the same order in the same epoch; it is an error if their lengths differ. (Of WebDataset's shuffles give each a
+    seed, or make the pipeline in a function of the epoch.) In a plain loop save the state of the stream; with workers
+    use `torchdata.stateful_dataloader.StatefulDataLoader` and save the loader's, as a plain DataLoader does not know
+    which batches its workers made and it has not delivered.
+
+    Args:
+        source: An iterable of examples; or a function of the epoch that returns one. None: the stream is a stage, to be
+            called with the examples.
+        length_of: A function of an example that returns its length, in the unit of the boundaries: positive, finite.
+        bucket_boundaries: Inclusive upper edges, ascending; the last is at least the longest length.
+        bucket_batch_sizes: One for each boundary, at least 1: a batch holds at most that of the first boundary that is
+            not below its longest length.
+        algorithm: `bucket`, `pool` or `pivot`.
+        buffer_size: The most examples that are held, in each worker.
+        buffer_bytes: The most memory of the examples that are held, as `bytes_of` says: when it is exceeded, by one
+            example at most, a batch leaves. None: any.
+        bytes_of: A function of an example that returns its size in memory.
+        max_padding_ratio: Of `pivot`: the most of a batch that may be padding; None: any.
+        shuffle: Whether chance decides which examples of the buffer go together. If not, a `bucket` leaves as soon as
+            it is full, examples in their order; pools are cut, and pivots chosen, in the order of the stream.
+        drop_last: Whether to leave out the examples at the end of the stream that fill no batch.
+        seed: At least 0.
+        epoch: The first, at least 0.
+        rank: This process, from 0 on; with `world_size`. Both come from `torch.distributed` unless they are given.
+        world_size: Number of processes.
+        batches_per_epoch: Of this rank; None: as many as the source gives.
+        collate_fn: A function of a list of examples that returns the batch; None: the list itself.
+        overlong: Whether examples beyond the last boundary are an `error`, batches of a `single` example, or to `drop`:
+            `dropped_examples` counts them, and a warning at the end of the pass says how many they were.
+        split: Whether each worker of each rank takes every n-th example of the source, which does not split itself.
+
+    Raises:
+        ValueError: An argument breaks its rule; the message says which and what to do. While the stream is read: a
+            length breaks its rule, or the source does not give what it has to.
+
+    Warns:
+        UserWarning: The buffer is smaller than the largest batch size.
+    """
+
+    def __init__(
+        self,
+        source: Source | None = None,
+        *,
+        length_of: Callable[[Any], float],
+        bucket_boundaries: npt.ArrayLike,
+        bucket_batch_sizes: npt.ArrayLike,
+        algorithm: Literal["bucket", "pool", "pivot"] = "bucket",
+        buffer_size: int = 1024,
+        buffer_bytes: int | None = None,
+        bytes_of: Callable[[Any], int] | None = None,
+        max_padding_ratio: float | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        epoch: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        batches_per_epoch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        overlong: Literal["error", "single", "drop"] = "error",
+        split: bool = False,
+    ) -> None:
+        super().__init__()
+        if source is not None and not isinstance(source, Iterable) and not callable(source):
+            raise ValueError(f"source must be an iterable of examples or a function of the epoch, got {source!r}")
+        if algorithm not in _ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
+        table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
+        self._limits = Limits(
+            length_of=length_of,
+            last_boundary=float(table.boundaries[-1]),
+            overlong=overlong,
+            buffer_bytes=None if buffer_bytes is None else whole("buffer_bytes", buffer_bytes, 1),
+            bytes_of=bytes_of,
+        )
+        self._batching = StreamBatching(
+            algorithm=algorithm,
+            table=table.extended_to(sys.float_info.max) if overlong == "single" else table,
+            buffer_size=whole("buffer_size", buffer_size, 1),
+            max_padding_ratio=max_padding_ratio,
+            shuffle=bool(shuffle),
+            drop_last=bool(drop_last),
+        )
+        if max_padding_ratio is not None and (algorithm != "pivot" or not 0 <= max_padding_ratio <= 1):
+            raise ValueError(f'max_padding_ratio is for algorithm="pivot", from 0 to 1, got {max_padding_ratio!r}')
+        self.source, self.split, self._collate = source, bool(split), collate_fn
+        self.seed, self.dropped_examples = whole("seed", seed), 0
+        self.batches_per_epoch = None if batches_per_epoch is None else whole("batches_per_epoch", batches_per_epoch, 1)
+        self._ranks = checked_ranks(rank, world_size)
+        if buffer_size < (largest := int(table.batch_sizes.max())):
+            warnings.warn(
+                f"buffer_size is {buffer_size}, but bucket_batch_sizes go up to {largest}: such batches can't get full",
+                stacklevel=2,
+            )
+        options = [algorithm, buffer_size, buffer_bytes, max_padding_ratio, bool(shuffle), bool(drop_last), overlong]
+        options += [table.boundaries.tolist(), table.batch_sizes.tolist(), self.seed, batches_per_epoch, self.split]
+        self._digest = hashlib.blake2b(json.dumps(options).encode(), digest_size=8).hexdigest()
+        self._epochs = NextEpochs(whole("epoch", epoch))
+        self._resumed: Position | None = None
+        self._position: Position | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path,
+        source: Source | None = None,
+        *,
+        length_of: Callable[[Any], float],
+        **options: Any,
+    ) -> Self:
+        """Make the stream that a `stream.yaml` describes, or one with the table of a `sampler.yaml`.
+
+        Args:
+            path: Path of the file.
+            source: As for the class. Without one, `batches_per_epoch` of the file is not used: a stage can't read its
+                examples again, so a nominal epoch is the pipeline's `with_epoch`.
+            length_of: A function of an example that returns its length, in the unit of the file.
+            **options: Arguments of the class, which take precedence over the file. A `sampler.yaml` does not say a
+                buffer_size, except that of pools: without the argument, pool_size.
+
+        Raises:
+            ResultError: The file is missing or damaged.
+            ValueError: An option breaks its rule.
+        """
+        found = config_options(Path(path))
+        if source is None:
+            found.pop("batches_per_epoch", None)
+        return cls(source, length_of=length_of, **{**found, **options})
+
+    @property
+    def rank(self) -> int:
+        """This process, from 0."""
+        return process_place(self._ranks)[0]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return process_place(self._ranks)[1]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or the next if none is."""
+        position = self._cursor
+        return position.epoch + position.finished
+
+    def __len__(self) -> int:
+        """Return batches_per_epoch; raise TypeError without it, as nobody knows how many batches a stream gives."""
+        if self.batches_per_epoch is None:
+            raise TypeError("a BucketedStream has a length only with batches_per_epoch")
+        return self.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.source is None:
+            raise TypeError(
+                "this BucketedStream has no source: give it one, or call it with examples, as .compose(stream) does"
+            )
+        return self._pass(self.source)
+
+    def __call__(self, examples: Iterable[Any]) -> Iterator[Any]:
+        """Return the batches of one pass over the examples, as a stage of a pipeline does."""
+        return self._pass(examples)
+
+    def _pass(self, source: Source) -> Iterator[Any]:
+        if self._resumed is not None and self._resumed.finished:  # in a worker, whose part of the epoch is over
+            self._resumed = None
+            return iter(())
+        self._position = self._resumed or Position(self._epochs.of(self.rank))
+        return self._batches(source)
+
+    def _batches(self, source: Source) -> Iterator[Any]:
+        # All of this runs with the first batch: loaders make iterators that they never use.
+        resumed, self._resumed = self._resumed, None
+        epoch = self._epochs.of(self.rank) if resumed is None else resumed.epoch
+        self._epochs.set(self.rank, epoch + 1)
+        rank, _, worker, workers = place = self._place
+        if resumed is not None and resumed.place != place:
+            raise ValueError(
+                "the state was loaded into the stream in the process itself, but workers of a DataLoader read it: load "
+                "the state of torchdata's StatefulDataLoader into that loader"
+            )
+        held = Held(self._limits)
+        held.examples = self._examples(source, epoch, held)
+        position = self._position = Position(epoch, held=held)
+        batches = batched(held, self._batching, stream_random(self.seed, epoch, rank, worker))
+        share = None
+        if self.batches_per_epoch is not None:
+            share = self.batches_per_epoch // workers + (worker < self.batches_per_epoch % workers)
+        for number, places in enumerate(islice(batches, share), 1):
+            batch = held.taken(places)
+            if resumed is None or number > resumed.batches:
+                position.batches = number
+                yield batch if self._collate is None else self._collate(batch)
+            elif number == resumed.batches:
+                resumed.check(held.read_digest)
+                position.batches = number
+        if resumed is not None and resumed.batches > position.batches:
+            resumed.check("")
+        position.read, position.held, position.finished = held.read_digest, None, True
+        self.dropped_examples += held.dropped
+        if held.dropped:
+            warnings.warn(
+                f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are beyond the last of "
+                f"bucket_boundaries, {self._limits.last_boundary} (rank {rank}, worker {worker}, epoch {epoch})",
+                stacklevel=2,
+            )
+
+    def _examples(self, source: Source, epoch: int, held: Held) -> Iterator[Any]:
+        """Yield what this worker of this rank reads in an epoch; in a nominal one without end."""
+        rank, world_size, worker, workers = self._place
+        parts, part = (world_size * workers, rank * workers + worker) if self.split else (1, 0)
+        if parts == 1 and world_size * workers > 1 and isinstance(source, Sequence):
+            warnings.warn(
+                f"each of {world_size} × {workers} workers reads all of the source: let each take its part, with "
+                "split=True",
+                stacklevel=3,
+            )
+        source = at_epoch(source, epoch)
+        while True:
+            examples = source if isinstance(source, Iterable) else source(epoch)
+            reading, given = iter(examples), 0
+            for given, example in enumerate(islice(reading, part, None, parts), 1):  # noqa: B007  # counts them
+                yield example
+            if given == 0 and reading is self.source and not self.split:
+                raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
+            if self.batches_per_epoch is None:
+                return
+            if given == 0:
+                problem = "the source gives no example"
+            elif held.seen == held.dropped >= given:
+                problem = "all examples are beyond the last boundary"
+            elif reading is examples:
+                problem = "the examples come from an iterator, which has ended and can't be read again"
+            else:
+                continue
+            raise ValueError(
+                f"{problem} (rank {rank}, worker {worker} of {workers}), but batches_per_epoch is "
+                f"{self.batches_per_epoch}: use fewer workers or more shards, or give the stream a source that can be "
+                "read again"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make this epoch the next, in workers too; if it is the one that `load_state_dict` resumes, it goes on there.
+
+        Unless this is called, a pass that has given its first batch is followed by the next epoch.
+        """
+        wanted = whole("epoch", epoch)
+        if self._resumed is None or self._resumed.epoch != wanted:
+            self._resumed = self._position = None
+        self._epochs.set_all(wanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs to go on after the batches that were handed out; for this worker alone.
+
+        Warns:
+            UserWarning: Workers of a plain DataLoader have read the stream, which do not report where they are.
+        """
+        if get_worker_info() is None and self._position is None and self._epochs.differ(self.rank):
+            warnings.warn(
+                "the DataLoader's workers do not say which batches it has delivered, so this state is that of the next "
+                "epoch's begin: save the state of torchdata's StatefulDataLoader instead",
+                stacklevel=2,
+            )
+        position = self._cursor
+        return {
+            "epoch": position.epoch,
+            "batches": position.batches,
+            "finished": position.finished,
+            "read": position.read_digest,
+            **self._identity,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next pass go on where the state was taken.
+
+        Raises:
+            ValueError: The state is of another stream: other options, seed, rank, worker or number of them.
+        """
+        ours = self._identity
+        names = {"epoch", "batches", "finished", "read", *ours}
+        if not isinstance(state_dict, Mapping) or names - state_dict.keys():
+            raise ValueError(f"not a state of a BucketedStream: it has {', '.join(sorted(names))}")
+        for name in ours:
+            if state_dict[name] != ours[name]:
+                differs = f"has {name} {state_dict[name]}, this stream {ours[name]}"
+                if name == "options":
+                    differs = "is of a stream with other options"
+                raise ValueError(
+                    f"the state {differs}, so its batches differ. Make the stream as it was, or begin the epoch anew "
+                    "with set_epoch."
+                )
+        position = Position(
+            whole("epoch", state_dict["epoch"]),
+            whole("batches", state_dict["batches"]),
+            str(state_dict["read"]),
+            bool(state_dict["finished"]),
+            self._place,
+        )
+        self._epochs.set(self.rank, position.epoch + position.finished)
+        self._position = position
+        # Only a loader with workers goes on where some have ended and others have not.
+        self._resumed = None if position.finished and get_worker_info() is None else position
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the running pass, and keep the rank: a spawned worker knows of no process group."""
+        rank, world_size = process_place(self._ranks)
+        ranks = self._ranks if world_size == 1 else (rank, world_size)
+        return {**self.__dict__, "_ranks": ranks, "_position": None}
+
+    @property
+    def _place(self) -> tuple[int, int, int, int]:
+        """Rank, world size, worker and number of workers."""
+        info = get_worker_info()
+        return *process_place(self._ranks), *((0, 1) if info is None else (info.id, info.num_workers))
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return {"options": self._digest, **dict(zip(_PLACE, self._place, strict=True))}
+
+    @property
+    def _cursor(self) -> Position:
+        return self._position or self._resumed or Position(self._epochs.of(self.rank))

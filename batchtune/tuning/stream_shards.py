@@ -1,0 +1,107 @@
+"""The shards of a stream: how they are, how they should be written, and warnings of what they can't do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from batchtune.batching.sharding import advised_shards
+from batchtune.lengths import FloatArray
+from batchtune.manifests import StreamLengths
+from batchtune.results import ShardAdvice, Shards, StreamRow
+from batchtune.tuning.current.base import longer_than
+from batchtune.tuning.stream_settings import StreamSettings
+from batchtune.units import counted, format_number, format_percent
+
+# A rank correlation of position and length above this: the shards are sorted.
+_SORTED = 0.9
+# A worker with this many times the mean of batches is worth a warning.
+_UNEVEN = 1.1
+# So many batches under half of what they could hold are worth one, too.
+_MANY_SMALL = 0.2
+
+
+def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
+    """Describe the shards, which hold so many examples each."""
+    counts = np.array(sizes, dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    totals = np.diff(np.concatenate(([0.0], np.cumsum(stream.values)))[np.append(starts, stream.values.size)])
+    needed = settings.world_size * max(1, settings.workers)
+    idle = max(0, needed - int(np.count_nonzero(counts)))
+    size = sum(shard.size for shard in stream.shards) if stream.shards else None
+    uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
+    advice = None
+    if not stream.shards or idle or uneven or len(sizes) % needed:
+        shards, maxcount, maxsize = advised_shards(
+            stream.lengths.count, size, world_size=settings.world_size, workers=max(1, settings.workers)
+        )
+        advice = ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
+    return Shards(
+        count=len(sizes),
+        assumed=not stream.shards,
+        broken=sum(shard.broken for shard in stream.shards),
+        empty=int(np.count_nonzero(counts == 0)),
+        smallest_count=int(counts.min()),
+        median_count=float(np.median(counts)),
+        largest_count=int(counts.max()),
+        smallest_length=float(totals.min()),
+        largest_length=float(totals.max()),
+        sorted=_are_sorted(stream.values),
+        repeated_ids=stream.repeated_ids,
+        idle_workers=idle,
+        advice=advice,
+    )
+
+
+def _are_sorted(lengths: FloatArray) -> bool:
+    """Return whether length goes with the place in the stream: the rank correlation of both is nearly 1 or -1."""
+    some = lengths[np.linspace(0, lengths.size - 1, min(lengths.size, 10_000)).astype(np.int64)]
+    if some.size < 3 or np.ptp(some) == 0:
+        return False
+    _, ranks = np.unique(some, return_inverse=True)
+    return abs(float(np.corrcoef(ranks, np.arange(some.size))[0, 1])) > _SORTED
+
+
+def stream_cautions(
+    stream: StreamLengths, limit: float, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
+) -> Iterator[str]:
+    """Yield what is wrong with the shards, and what surprises in a stream of them."""
+    needed = settings.world_size * max(1, settings.workers)
+    yield from longer_than(stream.lengths, limit, "max_batch_length", "{each} becomes a batch of one")
+    if shards.assumed:
+        yield (
+            f"the source is no set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
+            f"{settings.shard_size:,} examples, in its order (--shard-size)"
+        )
+    if shards.broken:
+        yield f"{counted(shards.broken, 'shard')} can't be read to the end: WebDataset stops there with an error"
+    if shards.idle_workers:
+        yield (
+            f"{counted(shards.count - shards.empty, 'shard')} for {counted(needed, 'worker')} (of "
+            f"{counted(settings.world_size, 'rank')}): {shards.idle_workers:,} get none, and WebDataset stops with an "
+            "error there"
+        )
+    elif chosen is not None and max(chosen.worker_imbalance, chosen.rank_imbalance) > _UNEVEN:
+        yield (
+            f"the shards give one worker {chosen.worker_imbalance:.2f} times and one rank "
+            f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
+            "examples more often"
+        )
+    if chosen is not None and chosen.under_half > _MANY_SMALL:
+        yield (
+            f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
+            f"{format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
+        )
+    if shards.sorted:
+        yield (
+            "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
+            "write the shards"
+        )
+    if shards.repeated_ids:
+        yield f"{counted(shards.repeated_ids, 'sample')} has or have a key that another sample has, too"
+    if needed > 1 and not shards.idle_workers:
+        yield (
+            "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
+            "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
+        )

@@ -1,0 +1,291 @@
+"""What a report says of a stream: in sentences, in tables, and in the verdicts of the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from report_records import made_probe, made_sweep, whole_sweep
+from streamed_records import made_stream, streamed, whole_stream
+
+from batchtune.errors import ResultError
+from batchtune.reports import RunResults, load_run, summary_sentences
+from batchtune.reports.gate import judge, parse_rules
+from batchtune.reports.page import build_page
+from batchtune.reports.rule_fields import RuleInputs
+from batchtune.reports.summary import next_steps, warning_sentences
+from batchtune.reports.table import UNKNOWN
+from batchtune.reports.tables import brief_tables, full_tables
+from batchtune.results import StreamRow, StreamSweep, Verdict, write_result
+
+
+def alone(stream: StreamSweep, **others: Any) -> RunResults:
+    return RunResults(name="run", **{"probe": None, "sweep": None, **others}, stream=stream)
+
+
+def said(stream: StreamSweep, **others: Any) -> str:
+    return " ".join(summary_sentences(alone(stream, **others)))
+
+
+def with_row(stream: StreamSweep, **changes: Any) -> StreamSweep:
+    """A stream with other numbers in its recommended row."""
+    rows = [replace(row, **changes) if index == stream.recommended else row for index, row in enumerate(stream.rows)]
+    return replace(stream, rows=rows)
+
+
+def verdict_of(rule: str, stream: StreamSweep | None, **evidence: Any) -> Verdict:
+    (verdict,) = judge(parse_rules([rule]), RuleInputs(**{"sweep": None, **evidence}, stream=stream))
+    return verdict
+
+
+# Reading
+
+
+@pytest.mark.parametrize("others", [{}, {"probe": made_probe()}, {"sweep": whole_sweep()}, {"probe": made_probe()}])
+def test_a_stream_is_a_run_alone_and_beside_others(tmp_path: Path, others: dict[str, Any]) -> None:
+    for name, result in {**others, "stream": whole_stream()}.items():
+        write_result(tmp_path / f"{name}.json", result)
+    results = load_run(tmp_path)
+    assert results.stream == whole_stream()
+    assert results.main is (results.sweep or results.stream)
+
+
+@pytest.mark.parametrize("other", ["probe", "sweep"])
+def test_a_stream_of_other_data_is_refused(tmp_path: Path, other: str) -> None:
+    stream = whole_stream()
+    write_result(tmp_path / "stream.json", replace(stream, lengths=replace(stream.lengths, fingerprint="0" * 64)))
+    write_result(tmp_path / f"{other}.json", made_probe() if other == "probe" else made_sweep())
+    with pytest.raises(ResultError, match=rf"{other}\.json and .*stream\.json are of different data: 28,539"):
+        load_run(tmp_path)
+
+
+# Sentences
+
+
+def test_what_to_set_comes_first_as_one_would_type_it() -> None:
+    assert summary_sentences(alone(whole_stream()))[0] == (
+        'Set BucketedStream(algorithm="pool", buffer_size=4096) with max_batch_length = 600 s: 1.35 times faster than '
+        "your current config."
+    )
+
+
+def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
+    stream = whole_stream(timed=False)
+    assert (
+        'dynamic_bucketed_batch(buffersize=4096, sampler_kwargs={"target_batch_numel": 540, "max_batch_numel": 600, '
+        '"max_padding_ratio": 0.2}) (numbers in s).'
+    ) in said(stream)
+    rows = [replace(row, max_padding_ratio=None, max_batch_size=32) for row in stream.rows]
+    headline = summary_sentences(alone(replace(stream, rows=rows, recommended=2)))[0]
+    assert headline == (
+        'Set dynamic_bucketed_batch(buffersize=4096, sampler_kwargs={"target_batch_numel": 540, "max_batch_numel": '
+        '600, "max_batch_size": 32, "max_padding_ratio": None}): 37.7% fewer batches than with your current config.'
+    )
+
+
+def test_what_streaming_costs_is_told() -> None:
+    start = "With random access to all examples, the best bucket table (optimal with 13 buckets) needs "
+    assert f"{start}an estimated 3 min 20 s: the stream costs 1.3% less." in said(made_stream())
+    slower = with_row(made_stream(timed=False), batches=697)
+    assert f"{start}634 batches: the stream costs 9.9% more." in said(slower)
+    assert "random access" not in said(made_stream(map_style=None))
+
+
+def test_others_are_compared_where_they_are_known() -> None:
+    text = said(made_stream(timed=False))
+    assert (
+        "An epoch on 2 ranks needs 632 batches; SpeechBrain's best setting needs 811 and a map-style bucket table "
+        "needs 634. Step times are not known, so ways to batch are compared by batches: 22.1% fewer batches"
+    ) in text
+    assert "your current config" not in text
+    assert said(made_stream(timed=False, map_style=None, recommended_speechbrain=None)).startswith(
+        'Set BucketedStream(algorithm="pool", buffer_size=4096) with max_batch_length = 600 s. An epoch'
+    )
+
+
+def test_mixing_the_buffer_and_the_epoch_are_told() -> None:
+    text = said(made_stream())
+    for sentence in (
+        "Batch mates are stored 2900 examples apart on average, 30.5% of the distance between any two; 6.8% are mates "
+        "again in the next epoch, against 4.1% with a map-style bucket table; their lengths correlate by 0.970.",
+        "A worker holds at most 4096 examples, 52,019 s in all (3.1 GiB); an example waits while 1966 others are read",
+        "looped_nominal_epoch=316 in SpeechBrain, .with_epoch(316) in WebDataset.",
+        "2.2% of the batches are less than half as large as they could be.",
+    ):
+        assert sentence in text
+    assert "14,270 of 28,539 examples were simulated" in said(whole_stream())
+    assert "An epoch leaves out 37 examples at its end" in said(with_row(made_stream(), dropped_examples=37))
+
+
+def test_a_better_current_config_is_kept() -> None:
+    stream = made_stream(timed=False)
+    stream = replace(stream, current=replace(stream.rows[11], batches=600), current_fits=True)
+    assert "Your current config is better than the recommended one: keep it." in said(stream)
+    unfit = replace(stream, current_fits=False)
+    assert "keep it" not in said(unfit) and "your current config" not in said(unfit)
+    assert any(text.startswith("Your current config does not fit") for text in warning_sentences(alone(unfit)))
+
+
+def test_without_a_recommendation_the_reason_is_given() -> None:
+    stream = whole_stream()
+    none = replace(stream, recommended=None, reason="the stream holds one example")
+    assert summary_sentences(alone(none)) == [
+        "No way to batch the stream is recommended: the stream holds one example."
+    ]
+    assert brief_tables(alone(none)) == []
+    assert next(iter(next_steps(alone(none)))) == (
+        "batchtune sweep-stream SOURCE",
+        "compare other buffers and settings",
+    )
+
+
+def test_batches_that_are_not_proven_are_a_warning() -> None:
+    warnings = warning_sentences(alone(with_row(made_stream(), unproven=3), probe=made_probe()))
+    assert warnings[-2] == (
+        "3 of 632 batches are larger than what is proven to fit. Run `batchtune probe-oom` again with --force, then "
+        "`batchtune sweep-stream`."
+    )
+    assert "Every batch of the simulated epoch was run" not in said(with_row(made_stream(), unproven=3))
+    other = made_stream(max_batch_length=700.0)
+    assert any(text.startswith("The stream's sweep took max_batch_length = 700 s") for text in warnings_of(other))
+
+
+def warnings_of(stream: StreamSweep) -> list[str]:
+    return warning_sentences(alone(stream, probe=made_probe()))
+
+
+def test_the_shards_and_their_problems_are_facts() -> None:
+    facts = dict(build_page(alone(whole_stream())).facts)
+    assert facts["Shards"] == (
+        "6 of 0 to 9000 examples (median 600), 1800 s to 7802 s in all; 1 damaged; 2 without examples; 12 repeated "
+        "keys; 2 workers without a shard; in order of length"
+    )
+    assert facts["Stream"].startswith("world_size 2, workers of a rank 4, shardshuffle 100")
+    assert "ShardWriter(pattern, maxcount=446, maxsize=400000000)" in said(whole_stream())
+    made = made_stream()
+    assumed = replace(made, shards=replace(made.shards, assumed=True))
+    assert dict(build_page(alone(assumed)).facts)["Shards"] == (
+        "48 of 600 examples each, assumed: the source is no set of shards"
+    )
+
+
+# Tables
+
+
+def test_the_brief_table_has_the_best_of_each_algorithm() -> None:
+    (table,) = brief_tables(alone(whole_stream()))
+    assert [row[:3] for row in table.rows] == [
+        ("recommended (pool)", "4096", "632"),
+        ("your current config", "1024", "1302"),
+        ("SpeechBrain, best", "4096", "811"),
+        ("bucket, best", "4096", "646"),
+        ("pivot, best", "4096", "718"),
+        ("map-style bucket table", UNKNOWN, "634"),
+    ]
+    assert table.marked == 0
+    both = brief_tables(streamed(sweep=True))
+    assert [one.title for one in both] == ["", "Stream"]
+
+
+def test_the_best_of_an_algorithm_is_proven_first() -> None:
+    stream = made_stream()
+    rows = [replace(row, unproven=int(row.algorithm == "bucket" and row.buffer_size == 4096)) for row in stream.rows]
+    (table,) = brief_tables(alone(replace(stream, rows=rows)))
+    assert ("bucket, best", "1024", "672") in [row[:3] for row in table.rows]
+
+
+def test_the_full_table_has_every_row() -> None:
+    rows, sizes = full_tables(alone(whole_stream()))
+    assert rows.title == "Ways to batch the stream" and len(rows.rows) == 20 + 2
+    assert rows.marked is not None
+    assert rows.rows[rows.marked][0] == "pool" and rows.break_before == 20
+    cells = {row[:4] for row in rows.rows}
+    assert {
+        ("SpeechBrain", "540 of 600", "20.0%", UNKNOWN),
+        ("bucket", UNKNOWN, UNKNOWN, "13"),
+        ("map-style", UNKNOWN, UNKNOWN, "13"),
+    } < cells
+    assert sizes.title == "Largest batch size in the stream, by longest example (pool with a buffer of 4096)"
+    assert sizes.notes == ("24 of 40 lengths shown; all are in stream.yaml.",)
+
+
+# The gate
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("stream.batches > 631", "fails"),
+        ("stream.padding_ratio > 1.5%", "holds"),
+        ("stream.under_half > 2%", "fails"),
+        ("stream.buffer_bytes > 4e9", "holds"),
+        ("stream.mixing < 50%", "fails"),
+        ("stream.randomness < 90%", "holds"),
+        ("stream.mates_again >= 6.8%", "fails"),
+        ("stream.worker_imbalance > 106%", "holds"),
+        ("stream.rank_imbalance > 1.01", "fails"),
+        ("stream.estimated_epoch_seconds > 197", "fails"),
+        ("stream.unproven > 0", "holds"),
+        ("stream.equal_to_best == false", "holds"),
+        ("stream.current.batches > 1300", "fails"),
+        ("stream.current.randomness < 0.9", "holds"),
+        ("stream.batches_per_rank != 316", "holds"),
+        ("shards.broken > 0", "fails"),
+        ("shards.idle_workers > 2", "holds"),
+        ("shards.count < 8", "fails"),
+        ("shards.sorted == true", "fails"),
+        ("shards.advice.shards > 63", "fails"),
+    ],
+)
+def test_a_stream_is_held_to_rules(rule: str, expected: str) -> None:
+    assert verdict_of(rule, whole_stream()).outcome == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "stream", "why"),
+    [
+        ("stream.padding > 8%", whole_stream(), "did you mean stream.padding_ratio?"),
+        ("shard.broken > 0", whole_stream(), "did you mean shards.broken?"),
+        ("batches > 3", whole_stream(), "fields of the stream begin with stream., such as stream.batches"),
+        ("stream.batches > 3", None, "the run has no stream.json: run `batchtune sweep-stream`"),
+        ("stream.batches > 3", made_stream(recommended=None, reason="one example"), "recommends no row: one example"),
+        ("stream.current.batches > 3", made_stream(), "`batchtune sweep-stream` with --current"),
+        ("stream.unproven > 0", made_stream(), "only a sweep of batches that were probed knows it"),
+        ("stream.max_batch_numel > 0", made_stream(), "only SpeechBrain's own algorithm has it"),
+        ("shards.advice.maxcount > 0", made_stream(), "(null): the shards do as they are"),
+        ("stream.mixing worse 2%", made_stream(), "no other run to compare with is given: use --baseline"),
+        ("stream.under_half > 8", made_stream(), "from 0 to 1"),
+    ],
+)
+def test_what_is_not_known_of_a_stream_says_why(rule: str, stream: StreamSweep | None, why: str) -> None:
+    verdict = verdict_of(rule, stream)
+    assert verdict.outcome == "error" and why in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "theirs", "expected"),
+    [
+        ("stream.batches worse 2%", {"batches": 620}, "holds"),
+        ("stream.batches worse 1%", {"batches": 620}, "fails"),
+        ("stream.mixing worse 10%", {"mixing": 0.5}, "fails"),
+        ("stream.buffer_bytes worse 0%", {"buffer_bytes": 1e9}, "fails"),
+    ],
+)
+def test_a_stream_is_compared_with_a_baseline(rule: str, theirs: dict[str, float], expected: str) -> None:
+    verdict = verdict_of(rule, made_stream(), baseline_stream=with_row(made_stream(), **theirs))
+    assert verdict.outcome == expected and "in the baseline" in verdict.message
+
+
+def test_a_baseline_without_a_stream_says_so() -> None:
+    verdict = verdict_of("stream.batches worse 2%", made_stream(), baseline=made_sweep())
+    assert verdict.message == "the baseline has no stream.json: run `batchtune sweep-stream` there"
+    other = verdict_of("batches worse 2%", None, sweep=made_sweep(), baseline_stream=made_stream())
+    assert other.message == "the baseline has no sweep.json: run `batchtune sweep-buckets` there"
+
+
+def test_rows_of_tables_and_streams_do_not_mix() -> None:
+    assert verdict_of("batches > 633", made_stream(), sweep=made_sweep()).value == 634
+    assert verdict_of("stream.batches > 633", made_stream(), sweep=made_sweep()).value == 632
+    assert isinstance(made_stream().recommended_row, StreamRow)

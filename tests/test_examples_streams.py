@@ -1,0 +1,134 @@
+"""The example's stream: what SpeechBrain's function and our stage deliver is what the sweep simulated."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune.batching.pivot import PivotSettings
+from batchtune.batching.streams import StreamBatching
+from batchtune.batching.table import BucketTable
+from batchtune.manifests import ReadOptions, load_stream
+from batchtune.tuning.stream_simulation import AnyBatching, StoredStream, simulate_stream
+from batchtune.tuning.stream_sweep import StreamSettings
+
+for module in ("webdataset", "numba"):
+    pytest.importorskip(module)
+pytestmark = pytest.mark.slow
+HAS_SPEECHBRAIN = importlib.util.find_spec("speechbrain") is not None
+with_speechbrain = pytest.mark.skipif(not HAS_SPEECHBRAIN, reason="speechbrain is not installed")
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "streams"
+# Runs the example; then reads its stream again with one and two workers, of which each has the sweep's random numbers.
+READ = """
+import json, random, sys
+from batchtune.batching.streams import stream_random
+from read_stream import *
+
+def seeded(worker):
+    random.setstate(stream_random(SEED, 0, 0, worker).getstate())
+
+out = Path(sys.argv[1])
+main(["--out", str(out)])
+shards = str(out / "shards" / "train-{000..023}.tar")
+stream = json.loads((out / "run" / "stream.json").read_text())
+row = stream["rows"][stream["recommended_speechbrain"]]
+found = {"own": {}, "speechbrain": {}}
+for workers in (1, 2):
+    own = figures(own_loader(shards, out / "run" / "stream.yaml", workers))
+    found["own"][workers] = own["names"]
+    if len(sys.argv) == 3:
+        theirs = speechbrain_loader(shards, row, workers, worker_init_fn=seeded)
+        found["speechbrain"][workers] = figures((batch.id, batch.signal) for batch in theirs)["names"]
+if len(sys.argv) == 3:
+    free = figures((batch.id, batch.signal) for batch in speechbrain_loader(shards, row, 2))
+    found["free"] = {name: free[name] for name in row.keys() & free.keys()}
+(out / "found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The example's folder and what it printed; an empty module takes torchaudio's place where that does not load."""
+    folder = tmp_path_factory.mktemp("stream")
+    path = [str(EXAMPLES), str(EXAMPLES.parents[1])]
+    if HAS_SPEECHBRAIN and subprocess.run([sys.executable, "-c", "import torchaudio"], capture_output=True).returncode:
+        (folder / "empty").mkdir()
+        (folder / "empty" / "torchaudio.py").touch()
+        path.append(str(folder / "empty"))
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(folder), *(["speechbrain"] if HAS_SPEECHBRAIN else [])],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def printed(text: str, name: str) -> list[float]:
+    """Batches, padding, mean and largest size."""
+    line = next(line for line in text.splitlines() if line.startswith(name))
+    return [float(number.rstrip("%")) for number in line.removeprefix(name).split()]
+
+
+def simulated(folder: Path, way: AnyBatching, workers: int) -> Iterator[list[str]]:
+    """The names in each batch of the first epoch, worker after worker."""
+    stream = load_stream(str(folder / "shards" / "*.tar"), ReadOptions(length_key="wav.num_samples"))
+    settings = StreamSettings(workers=workers, shuffle_buffer=0)
+    sizes = [shard.count for shard in stream.shards]
+    stored = StoredStream.of(stream.values, None, sizes, settings.sharding, settings.seed)
+    cut = simulate_stream(stored, way, 0).cut
+    for batch in np.split(cut.examples, cut.layout.starts[1:]):
+        yield [f"utterance{place:06}" for place in batch]
+
+
+def swept(folder: Path, which: str) -> tuple[dict[str, Any], AnyBatching]:
+    stream = json.loads((folder / "run" / "stream.json").read_text())
+    row = stream["rows"][stream[which]]
+    if row["algorithm"] == "speechbrain":
+        names = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
+        return row, PivotSettings(buffersize=row["buffer_size"], **{name: row[name] for name in names})
+    table = BucketTable.of(row["boundaries"], row["batch_sizes"])
+    names = ("algorithm", "buffer_size", "max_padding_ratio")
+    return row, StreamBatching(table=table, **{name: row[name] for name in names})
+
+
+def test_our_stage_delivers_the_batches_that_were_simulated(ran: tuple[Path, str]) -> None:
+    folder, text = ran
+    read = json.loads((folder / "found.json").read_text())["own"]
+    _, way = swept(folder, "recommended")
+    assert read["1"] == list(simulated(folder, way, 1))
+    assert sorted(read["2"]) == sorted(simulated(folder, way, 2))
+    assert printed(text, "BucketedStream, read") == printed(text, "BucketedStream, predicted")
+
+
+@with_speechbrain
+def test_speechbrain_delivers_the_batches_that_were_simulated(ran: tuple[Path, str]) -> None:
+    folder, _ = ran
+    read = json.loads((folder / "found.json").read_text())["speechbrain"]
+    _, way = swept(folder, "recommended_speechbrain")
+    assert read["1"] == list(simulated(folder, way, 1))
+    assert sorted(read["2"]) == sorted(simulated(folder, way, 2))
+
+
+@with_speechbrain
+def test_speechbrains_own_random_numbers_change_little(ran: tuple[Path, str]) -> None:
+    folder, text = ran
+    free = json.loads((folder / "found.json").read_text())["free"]
+    row, _ = swept(folder, "recommended_speechbrain")
+    for name in ("batches", "padded_length", "mean_batch_size"):
+        assert free[name] == pytest.approx(row[name], rel=0.02)
+    assert free["padding_ratio"] == pytest.approx(row["padding_ratio"], abs=0.02)
+    batches, *_ = printed(text, "SpeechBrain, read")
+    assert batches == pytest.approx(row["batches"], rel=0.02)
