@@ -236,17 +236,27 @@ def stream_warnings(stream: StreamSweep) -> Iterator[str]:
     yield from map(with_full_stop, stream.warnings)
 
 
-def stream_steps(results: RunResults) -> Iterator[tuple[str, str]]:
-    """Pair each command, or file, with what it is for, in the order to take them."""
-    stream, alone = results.stream, results.sweep is None
+def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]]:
+    """Pair each command, or file, with what it is for, in the order to take them; `workload` are flags that name it."""
+    stream, alone, verified = results.stream, results.sweep is None, results.verification
+    if verified is not None and verified.algorithm is None:
+        verified = None  # of a table
     folder, run = results.as_argument, results.as_option
     if stream is None:
         return
     if stream.recommended_row is None:
         yield f"batchtune sweep-stream SOURCE{run}", "compare other buffers and settings"
         return
+    config, verify = str(results.folder / STREAM_CONFIG_FILE), f"batchtune verify --stream{folder} SHARDS{workload}"
+    if verified is not None and not verified.holds:
+        if verified.proposal is not None and verified.proposal.verified:
+            yield config, "set the safe sizes there"
+        yield verify, "run these batches again"
+        return
     best = "the best for BucketedStream" if stream.recommended_row.by_speechbrain else "the config, for BucketedStream"
-    yield str(results.folder / STREAM_CONFIG_FILE), best
+    yield config, best
+    if results.probe is not None and verified is None:
+        yield verify, "run these batches for real"
     if alone and results.probe is None:
         yield f"batchtune probe-oom MANIFEST --workload W{run}", "measure what fits"
     if alone:

@@ -240,7 +240,7 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     """Pair each command, or file, with what it is for, in the order to take them."""
     if results.sweep is not None or results.stream is None:
         yield from _sweep_steps(results)
-    yield from stream_steps(results)
+    yield from stream_steps(results, _own_workload(results))
     yield f"batchtune report{results.as_argument} --full", "all tables (-o report.html: charts)"
 
 

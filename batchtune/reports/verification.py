@@ -67,17 +67,16 @@ def _time(verification: Verification) -> str:
 
 def verification_facts(verification: Verification) -> list[tuple[str, str]]:
     """Name and value of what was run and what it showed."""
-    algorithm, buffer = verification.algorithm, verification.buffer_size
-    kind = "shuffled" if algorithm is None else "of the stream's"
+    kind = "shuffled ones"
+    if verification.algorithm is not None and verification.buffer_size is not None:
+        kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
     planned = "" if verification.planned_steps is None else f" of {format_number(verification.planned_steps)}"
     run = (
         f"{counted(verification.worst_steps, 'step')} with the worst batches, then "
-        f"{format_number(verification.steps)}{planned} {kind} ones; an epoch has "
+        f"{format_number(verification.steps)}{planned} {kind}; an epoch has "
         f"{format_number(verification.epoch_batches)}"
     )
     facts = [("Verification", run)]
-    if algorithm is not None and buffer is not None:
-        facts.append(("Batches", f"of the stream, by {algorithm} with a buffer of {format_number(buffer)}"))
     if memory := ", ".join(_memory(verification)):
         facts.append(("Memory", memory))
     if verification.measured_epoch_seconds is not None:

@@ -36,11 +36,13 @@ def run(swept: Path, tmp_path: Path) -> Path:
     return tmp_path / "batchtune-run"
 
 
-def test_the_option_decides_where_there_are_both(batchtune: Run, run: Path) -> None:
-    for options, algorithm in (([], None), (["--stream"], read_stream_yaml(run / "stream.yaml").algorithm)):
-        ran = batchtune("verify", *options, run, "lengths.csv", *OWN, "--json")
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert json.loads(ran.stdout)["algorithm"] == algorithm
+@pytest.mark.parametrize(("option", "file"), [([], "sampler.yaml"), (["--stream"], "stream.yaml")])
+def test_the_option_decides_where_there_are_both(batchtune: Run, run: Path, option: list[str], file: str) -> None:
+    for name in ("sampler.yaml", "stream.yaml"):
+        (run / name).write_text("format: none\n")
+    ran = batchtune("verify", *option, run, "lengths.csv", *OWN)
+    assert ran.returncode == 1
+    assert f"{file} has the format 'none'" in ran.stderr
 
 
 def test_a_stream_alone_needs_no_option(batchtune: Run, run: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
 import pytest
 from report_records import failed_verification, made_probe, made_sweep, made_verification, with_recommended
+from streamed_records import made_stream
 
 from batchtune.errors import ResultError
 from batchtune.reports import RunResults, load_run, summary_sentences
+from batchtune.reports.gate import judge, parse_rules
 from batchtune.reports.page import build_verification_page
-from batchtune.reports.summary import warning_sentences
-from batchtune.reports.verification import verification_sentences, verification_tables
-from batchtune.results import Device, Probe, Sweep, Verification, WorkloadRecord, write_result
+from batchtune.reports.rule_fields import RuleInputs
+from batchtune.reports.summary import next_steps, warning_sentences
+from batchtune.reports.verification import verification_facts, verification_sentences, verification_tables
+from batchtune.results import Device, Probe, StreamSweep, Sweep, Verification, WorkloadRecord, write_result
 
 replace = msgspec.structs.replace
 SWEEP = replace(made_sweep(), warnings=[])
@@ -130,3 +134,52 @@ def test_more_sizes_than_boundaries_are_damage(tmp_path: Path) -> None:
     write_result(tmp_path / "verify.json", replace(made_verification(), bucket_batch_sizes=[1]))
     with pytest.raises(ResultError, match=r"verify\.json is edited or damaged: it has 13 boundaries and 1 batch sizes"):
         load_run(tmp_path)
+
+
+# Of a stream
+
+
+def of_stream(stream: StreamSweep, **changes: object) -> Verification:
+    row = stream.recommended_row
+    assert row is not None
+    ran = {
+        "algorithm": row.algorithm,
+        "buffer_size": row.buffer_size,
+        "max_padding_ratio": row.max_padding_ratio,
+        "bucket_boundaries": row.boundaries,
+        "bucket_batch_sizes": row.batch_sizes,
+    }
+    return replace(made_verification(), **{**ran, **changes})
+
+
+def test_a_streams_verification_says_so() -> None:
+    verified = of_stream(made_stream())
+    assert verification_sentences(verified)[0].startswith("Verified: 500 steps of the stream without running out")
+    ran = dict(verification_facts(verified))["Verification"]
+    assert "then 500 of 500 of the stream (pool with a buffer of 4096)" in ran
+
+
+def test_it_is_compared_with_the_streams_sweep_alone() -> None:
+    stream = made_stream()
+    for changes, said in (({}, False), ({"buffer_size": 17}, True)):
+        verified = of_stream(stream, **changes)
+        results = dataclasses.replace(run_with(verified), stream=stream)
+        assert any("The verification ran" in warning for warning in warning_sentences(results)) == said
+        inputs = RuleInputs(sweep=SWEEP, stream=stream, verification=verified)
+        (verdict,) = judge(parse_rules(["verify.holds == false"]), inputs)
+        assert verdict.outcome == ("error" if said else "holds")
+
+
+def test_next_is_the_streams_verification_then_what_it_proposes() -> None:
+    stream, failed = made_stream(), failed_verification()
+    ran = of_stream(stream, holds=False)
+    size = {"bucket_batch_sizes": [1] * len(ran.bucket_batch_sizes)}
+    proposed = replace(ran, proposal=replace(failed.proposal, **size)) if failed.proposal else ran
+    for verified, file, command in (
+        (None, "the config, for BucketedStream", "run these batches for real"),
+        (proposed, "set the safe sizes there", "run these batches again"),
+    ):
+        results = dataclasses.replace(run_with(made_verification()), sweep=None, stream=stream, verification=verified)
+        steps = {what: step for step, what in next_steps(results)}
+        assert steps[file].endswith("stream.yaml")
+        assert steps[command].startswith("batchtune verify --stream")
