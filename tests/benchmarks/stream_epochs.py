@@ -46,6 +46,7 @@ from batchtune.units import parse_size
 BUFFER = 1024
 TUTORIAL = 45 / 60  # target_batch_numel / max_batch_numel
 TUTORIAL_SECONDS = 60
+TUTORIAL_NAME = "SpeechBrain, as in its tutorial"
 AnyRow = StreamRow | Row
 
 
@@ -63,7 +64,7 @@ def compare(lengths: Lengths, max_batch_length: float, settings: StreamSettings,
     assert ours is not None and swept.recommended_speechbrain is not None, swept.reason
     assert swept.current is not None and swept.map_style is not None
     return {
-        "SpeechBrain, as in its tutorial": swept.current,
+        TUTORIAL_NAME: swept.current,
         "SpeechBrain, tuned": swept.rows[swept.recommended_speechbrain],
         f"BucketedStream: {own[ours].algorithm}": own[ours],
         "table, random access": swept.map_style,
@@ -80,7 +81,12 @@ def sweeps(options: argparse.Namespace) -> None:
     for name, lengths in data_sets(options.data, quick=options.quick):
         most = max(EXAMPLES_OF_A_BATCH * lengths.total / lengths.count, lengths.longest)
         for limit in (TUTORIAL_SECONDS, most) if name.startswith("LibriSpeech-") else (most,):
-            rows = compare(lengths, limit, settings, Costs())
+            # The tutorial's row is the same in both.
+            rows = {
+                name if name == TUTORIAL_NAME else f"{name}, {by}": row
+                for by, costs in (("by batches", Costs()), ("by time", affine(limit)))
+                for name, row in compare(lengths, limit, settings, costs).items()
+            }
             times = {way: row.padded_length + OVERHEAD * limit * row.batches for way, row in rows.items()}
             first, *_ = times.values()
             lines = (

@@ -10,8 +10,9 @@
   streaming costs, with the recommended bucket table over all examples, as a sampler with random access runs it. No
   batch is larger than the limit, except single examples; buffers hold 1,024 examples; two workers read shards of 1,000.
   Real lengths (`--data`, or made-up ones), in batches of at most as much as 50 examples of mean length hold, or one of
-  the longest; LibriSpeech's also in the tutorial's 60 s. The number of batches decides, as without a probe. Times, if a
-  step takes as long as its padded length and 5% of the largest batch besides, are relative to the tutorial's.
+  the longest; LibriSpeech's also in the tutorial's 60 s. Chosen by the number of batches, as without a probe; and by
+  time, if a step takes as long as its padded length and 5% of the largest batch besides. Times are relative to the
+  tutorial's.
 - `train`: the same four trained on the CPU with the sizes that a probe measured to fit one memory limit, as in
   `pools.py train`: their steps in turn, in CPU time on one thread; settings are chosen by such step times. Every eighth
   length of LibriSpeech in frames of 100 ms, or `--manifest`; another order in each epoch, one worker. SpeechBrain's
