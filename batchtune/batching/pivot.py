@@ -106,7 +106,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
         raise ValueError(f"lengths are up to {int(given.max())}: the sum of {room} is not exact; use a larger unit")
     rules = Rules(
         target=float(settings.target_batch_numel),
-        size=_EXACT if settings.max_batch_size is None else int(settings.max_batch_size),
+        size=_EXACT if settings.max_batch_size is None else min(int(settings.max_batch_size), _EXACT),
         numel=math.inf if settings.max_batch_numel is None else float(settings.max_batch_numel),
         ratio=math.inf if settings.max_padding_ratio is None else float(settings.max_padding_ratio),
         exact=whole,
