@@ -39,8 +39,8 @@ class PivotSettings:
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
 
     Raises:
-        ValueError: One of them is no number, where SpeechBrain raises a TypeError at the first example that it matters
-            for, or reads on for ever.
+        ValueError: One of them is not a number, where SpeechBrain raises a TypeError at the first example that it
+            matters for, or reads on for ever.
     """
 
     target_batch_numel: float
@@ -79,7 +79,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     Examples that the length limits leave out count as read. The examples of a batch are the longest first, as
     SpeechBrain hands them to its collate_fn.
 
-    Lengths that are no whole numbers are added up as this version of Python does (from 3.12 on, `sum` compensates
+    Lengths that are not whole numbers are added up as this version of Python does (from 3.12 on, `sum` compensates
     rounding). That decides between neighbours that pad equally.
 
     Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
