@@ -191,11 +191,11 @@ class Shards(Record, frozen=True, kw_only=True):
 class StreamedWith(Record, frozen=True, kw_only=True):
     """The settings of a stream's sweep that say how its examples come to workers."""
 
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1
     workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
-    shuffle_shards: Count = 100
-    shuffle_buffer: Count = 1000
-    shard_size: Size = 1000
+    shuffle_shards: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 100
+    shuffle_buffer: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 1000
+    shard_size: Annotated[int, msgspec.Meta(ge=1, le=10**12)] = 1000
 
 
 class StreamSweep(Result, frozen=True, kw_only=True):
