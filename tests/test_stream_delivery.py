@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import shutil
 import tarfile
@@ -94,14 +95,14 @@ def worker_and_shape(examples: list[dict[str, Any]]) -> list[float]:
     return [get_worker_info().id, len(examples), max(map(length_of, examples))]
 
 
-def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int) -> list[list[float]]:
+def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, **options: int) -> list[list[float]]:
     """The worker and the shape of each batch that a DataLoader delivers, by what it decoded."""
     import webdataset
     from torch.utils.data import DataLoader
 
     from batchtune import BucketedStream
 
-    stage = BucketedStream.from_config(run / "stream.yaml", length_of=length_of, collate_fn=worker_and_shape)
+    stage = BucketedStream.from_config(run / "stream.yaml", length_of=length_of, collate_fn=worker_and_shape, **options)
     stream = webdataset.WebDataset(
         shards(swept),
         shardshuffle=SHARDS_SHUFFLED,
@@ -130,13 +131,26 @@ def test_a_worker_delivers_the_simulated_batches(swept: Path, tmp_path: Path, al
 @pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
 def test_workers_deliver_the_simulated_batches_in_turn(swept: Path, tmp_path: Path, algorithm: str) -> None:
     run = copied(swept, tmp_path, algorithm, workers=2, shuffle_buffer=0)
-    batches = delivered(swept, run, workers=2, shuffle_buffer=0)
+    batches = delivered(swept, run, workers=2)
     rounds = 2 * min(sum(worker == number for number, *_ in batches) for worker in range(2))
     assert [number for number, *_ in batches[:rounds]] == [0, 1] * (rounds // 2)
     expected = simulated(swept, run)
     # How soon a loader notices that one of its workers has ended is a matter of time.
     assert [shape for _, *shape in batches[:rounds]] == expected[:rounds]
     assert sorted(shape for _, *shape in batches[rounds:]) == sorted(expected[rounds:])
+
+
+def test_ranks_get_the_simulated_batches(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, of_rank = copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0), []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        batches = delivered(swept, run, workers=1, rank=rank, world_size=2)
+        of_rank.append([shape for _, *shape in batches])
+    assert of_rank[0] != of_rank[1]
+    assert simulated(swept, run) == [
+        shape for step in itertools.zip_longest(*of_rank) for shape in step if shape is not None
+    ]
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ class Sharding:
 
 def sample_random(seed: int, epoch: int, rank: int, worker: int) -> random.Random:
     """Return the random numbers by which `Sharding.streams` shuffles one worker's examples."""
-    return random.Random(f"{seed} {epoch} {rank} {worker}")
+    return random.Random(f"samples {seed} {epoch} {rank} {worker}")  # not the numbers by which batches are made
 
 
 def shuffled(stream: IntArray, buffer_size: int, random: random.Random, initial: int | None = None) -> IntArray:

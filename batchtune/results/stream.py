@@ -137,8 +137,8 @@ class StreamRow(Record, frozen=True, kw_only=True):
                 yield "algorithm is speechbrain, but target_batch_numel is missing"
         else:
             yield from wrong_boundaries(self.boundaries)
-            if len(self.boundaries) != len(self.batch_sizes):
-                yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
+        if len(self.boundaries) != len(self.batch_sizes):
+            yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
         if self.padded_length <= 0:
             yield f"padded_length is {self.padded_length}"
 
@@ -191,11 +191,11 @@ class Shards(Record, frozen=True, kw_only=True):
 class StreamedWith(Record, frozen=True, kw_only=True):
     """The settings of a stream's sweep that say how its examples come to workers."""
 
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1
     workers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
-    shuffle_shards: Count = 100
-    shuffle_buffer: Count = 1000
-    shard_size: Size = 1000
+    shuffle_shards: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 100
+    shuffle_buffer: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 1000
+    shard_size: Annotated[int, msgspec.Meta(ge=1, le=10**12)] = 1000
 
 
 class StreamSweep(Result, frozen=True, kw_only=True):
