@@ -1,21 +1,4 @@
-"""Epochs of a stream, batched in four ways: `python tests/benchmarks/stream_epochs.py [sweep] [train]`.
-
-SpeechBrain's `dynamic_bucketed_batch` with the proportions of its WebDataset tutorial (target_batch_numel is three
-quarters of max_batch_numel, everything else its default) and with the parameters that sweep-stream recommends; the best
-row of `BucketedStream`, chosen by the same rule; and, for what streaming costs, the recommended bucket table over all
-examples, as a sampler with random access runs it. None makes a batch larger than the limit. Buffers hold 1,024 examples.
-
-- `sweep`: simulated, for two workers that read shards of 1,000 examples. Real lengths (`--data`, or made-up ones), in
-  batches of at most as much as 50 examples of mean length hold, or one of the longest; LibriSpeech's also in the
-  tutorial's 60 s. A step takes as long as its padded length, and 5% of the largest batch besides: settings are chosen
-  by that, and times are relative to the tutorial's.
-- `train`: trained on the CPU with the sizes that a probe measured to fit one memory limit, as in `pools.py train`:
-  their steps in turn, in CPU time on one thread; settings are chosen as in `sweep`. Every eighth length of LibriSpeech
-  in frames of 100 ms, or `--manifest`; another order in each epoch, one worker. SpeechBrain's batches are made by
-  SpeechBrain itself, ours by `BucketedStream`.
-
-Prints Markdown.
-"""
+"""Epochs of a stream, batched in four ways; see `streams.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +8,6 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +21,7 @@ from benchmarks.pools import (
     EXAMPLE,
     EXAMPLES_OF_A_BATCH,
     MODEL,
-    SHARED,
+    OVERHEAD,
     affine,
     data_sets,
     sampler_of,
@@ -64,6 +46,7 @@ from batchtune.units import parse_size
 BUFFER = 1024
 TUTORIAL = 45 / 60  # target_batch_numel / max_batch_numel
 TUTORIAL_SECONDS = 60
+TUTORIAL_NAME = "SpeechBrain, as in its tutorial"
 AnyRow = StreamRow | Row
 
 
@@ -81,7 +64,7 @@ def compare(lengths: Lengths, max_batch_length: float, settings: StreamSettings,
     assert ours is not None and swept.recommended_speechbrain is not None, swept.reason
     assert swept.current is not None and swept.map_style is not None
     return {
-        "SpeechBrain, as in its tutorial": swept.current,
+        TUTORIAL_NAME: swept.current,
         "SpeechBrain, tuned": swept.rows[swept.recommended_speechbrain],
         f"BucketedStream: {own[ours].algorithm}": own[ours],
         "table, random access": swept.map_style,
@@ -93,28 +76,35 @@ def seconds(row: AnyRow) -> float:
 
 
 def sweeps(options: argparse.Namespace) -> None:
+    """Simulates epochs of real lengths."""
     settings = StreamSettings(workers=2, buffer_sizes=(BUFFER,))
     for name, lengths in data_sets(options.data, quick=options.quick):
         most = max(EXAMPLES_OF_A_BATCH * lengths.total / lengths.count, lengths.longest)
         for limit in (TUTORIAL_SECONDS, most) if name.startswith("LibriSpeech-") else (most,):
-            rows = compare(lengths, limit, settings, affine(limit))
-            first, *_ = rows.values()
-
-            def line(way: str, rows: dict[str, AnyRow] = rows, first: AnyRow = first) -> tuple[str, ...]:
-                row = rows[way]
-                return (
+            # The tutorial's row is the same in both.
+            rows = {
+                name if name == TUTORIAL_NAME else f"{name}, {by}": row
+                for by, costs in (("by batches", Costs()), ("by time", affine(limit)))
+                for name, row in compare(lengths, limit, settings, costs).items()
+            }
+            times = {way: row.padded_length + OVERHEAD * limit * row.batches for way, row in rows.items()}
+            first, *_ = times.values()
+            lines = (
+                (
                     way,
                     f"{row.batches:,}",
                     f"{row.padding_ratio:.1%}",
-                    f"{seconds(row) / seconds(first):.3f}",
+                    f"{times[way] / first:.3f}",
                     f"{row.mates_again or 0:.3f}",
                 )
-
+                for way, row in rows.items()
+            )
             title = f"{name}: {lengths.count:,} examples, batches of at most {limit:,.6g} {lengths.unit or ''}"
-            show(title, ("", "batches", "padding", "time", "mates again"), map(line, rows))
+            show(title, ("", "batches", "padding", "time", "mates again"), lines)
 
 
 def training(options: argparse.Namespace) -> None:
+    """Trains epochs on the CPU."""
     lengths = trained_lengths(options)
     settings = ProbeSettings(
         workload=options.workload or EXAMPLE,
@@ -190,26 +180,3 @@ def epoch_of(row: AnyRow, values: FloatArray, order: list[int], epoch: int) -> l
         epoch=epoch,
     )
     return list(stream)
-
-
-PARTS = {"sweep": sweeps, "train": training}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the parts asked for, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
-    parser.add_argument("--quick", action="store_true", help="little data, once")
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the shared data sets")
-    parser.add_argument("--manifest", help="of the training; default: every eighth length of LibriSpeech")
-    parser.add_argument("--workload", help="of the training; default: the example's, narrower")
-    parser.add_argument("--memory", default="352MiB")
-    parser.add_argument("--run", type=Path, help="folder of the training's probe, which is made or used again")
-    parser.add_argument("--repeats", type=int, default=5, help="epochs that are trained with each")
-    options = parser.parse_args(arguments)
-    for part in options.parts or PARTS:
-        PARTS[part](options)
-
-
-if __name__ == "__main__":
-    main()

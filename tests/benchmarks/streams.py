@@ -1,10 +1,23 @@
-"""Streams, next to SpeechBrain's own code: `python tests/benchmarks/streams.py [speed] [sharding]`.
+"""Streams, next to SpeechBrain's own code: `python tests/benchmarks/streams.py [speed] [sharding] [sweep] [train]`.
 
 - `speed`: samples/s of SpeechBrain's `dynamic_bucketed_batch` and of the same batches by `speechbrain_batches`, on
   lengths alone, in turns in one process. LibriSpeech's lengths in random order, as whole numbers of audio samples and
   in seconds, which have to be added up in Python's order. The first call of a process, which loads or compiles code, is
   timed apart. The least CPU time of the repeats counts.
 - `sharding`: which of 10 million examples in 10,000 shards each of 2 × 4 workers reads, in its order.
+- `sweep`: batches and padding of simulated epochs with SpeechBrain's function in the proportions of its WebDataset
+  tutorial (target_batch_numel is three quarters of max_batch_numel, everything else its default) and with the
+  parameters that sweep-stream recommends; with the best row of `BucketedStream`, chosen by the same rule; and, for what
+  streaming costs, with the recommended bucket table over all examples, as a sampler with random access runs it. No
+  batch is larger than the limit, except single examples; buffers hold 1,024 examples; two workers read shards of 1,000.
+  Real lengths (`--data`, or made-up ones), in batches of at most as much as 50 examples of mean length hold, or one of
+  the longest; LibriSpeech's also in the tutorial's 60 s. Chosen by the number of batches, as without a probe; and by
+  time, if a step takes as long as its padded length and 5% of the largest batch besides. Times are relative to the
+  tutorial's.
+- `train`: the same four trained on the CPU with the sizes that a probe measured to fit one memory limit, as in
+  `pools.py train`: their steps in turn, in CPU time on one thread; settings are chosen by such step times. Every eighth
+  length of LibriSpeech in frames of 100 ms, or `--manifest`; another order in each epoch, one worker. SpeechBrain's
+  batches are made by SpeechBrain itself, ours by `BucketedStream`.
 
 Prints Markdown.
 """
@@ -26,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from batching.conftest import load_speechbrain
 from benchmarks.epochs import ROOT
 from benchmarks.samplers import timed
+from benchmarks.stream_epochs import sweeps, training
 
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
 from batchtune.batching.sharding import Sharding
@@ -45,7 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the shared data sets")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="sweep and train with little data, once")
+    parser.add_argument("--manifest", help="of the training; default: every eighth length of LibriSpeech")
+    parser.add_argument("--workload", help="of the training; default: that of the example, narrower")
+    parser.add_argument("--memory", default="352MiB", help="of the training")
+    parser.add_argument("--run", type=Path, help="folder of the training's probe, which is made or used again")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each is timed, or epochs trained with each")
     options = parser.parse_args(arguments)
     for part in options.parts or PARTS:
         PARTS[part](options)
@@ -119,7 +138,7 @@ def sharding(options: argparse.Namespace) -> None:
     print(f"\n10,000,000 examples dealt and shuffled in {min(times):.2f} s.")
 
 
-PARTS = {"speed": speed, "sharding": sharding}
+PARTS = {"speed": speed, "sharding": sharding, "sweep": sweeps, "train": training}
 
 if __name__ == "__main__":
     main()
