@@ -135,7 +135,7 @@ def own_loader(shards: str, config: Path, workers: int) -> Any:
 
 
 def loader_options(workers: int) -> dict[str, Any]:
-    """The pipeline makes the batches. Workers persist: new ones would count epochs from 0, and shuffle as in that one."""
+    """The pipeline makes the batches. Workers persist: new ones would count epochs, and so shuffle, from 0 again."""
     return {"batch_size": None, "num_workers": workers, "persistent_workers": workers > 0}
 
 
