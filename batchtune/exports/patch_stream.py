@@ -68,7 +68,7 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
     if loader is not None:
         text = _patched(text, name, loader.keys, {_EPOCH: chosen.batches}, _EPOCH)
     else:
-        notes.append(f"Give make_dataloader {_EPOCH}={chosen.batches}: so many batches has an epoch on each rank.")
+        notes.append(f"Give make_dataloader {_EPOCH}={chosen.batches}, the batches of an epoch on each rank.")
     return Patched(text, tuple(notes))
 
 

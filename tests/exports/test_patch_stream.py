@@ -60,7 +60,7 @@ def test_the_training_gets_the_row_in_samples() -> None:
     )  # fmt: skip
     assert found.notes == (
         "The numels count samples, 16,000 a second (sample_rate).",
-        "Give make_dataloader looped_nominal_epoch=395: so many batches has an epoch on each rank.",
+        "Give make_dataloader looped_nominal_epoch=395, the batches of an epoch on each rank.",
     )
     assert patched(found.text).text == found.text
 

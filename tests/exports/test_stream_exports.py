@@ -283,6 +283,15 @@ def test_nemos_fragment_has_tarred_data_and_a_nominal_epoch() -> None:
     assert "tarred_audio_filepaths: audio/audio__OP_0..63_CL_.tar" in text
 
 
+@pytest.mark.parametrize(("name", "written"), [("lhotse-shar", "BUFFER_SIZE = 370"), ("nemo-tarred", "size: 370")])
+def test_the_buffer_is_enough_for_full_batches(name: str, written: str) -> None:
+    made = made_stream()
+    small = msgspec.structs.replace(made, rows=[msgspec.structs.replace(made.rows[0], buffer_size=200), *made.rows[1:]])
+    text = export_of(name).render(Tuned(stream=small))
+    assert f"{written}\n" in text
+    assert "batchtune.BucketedStream with a buffer of 200, which fills up" in text.replace("\n# ", " ")
+
+
 # Which row
 
 
