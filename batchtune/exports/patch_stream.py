@@ -43,6 +43,8 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
     notes = [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
     if rate is not None:
         notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate).")
+    elif sweep.lengths.unit in PER_SECOND and root.get("sample_rate") is not None:
+        notes.append("The numels count seconds, as the file's own seem to: its sample_rate is not applied.")
     factor = 1.0 if rate is None else rate / PER_SECOND[sweep.lengths.unit]
 
     def counted(length: float | None) -> float | None:
