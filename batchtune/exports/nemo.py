@@ -73,7 +73,7 @@ def render_tarred(tuned: Tuned) -> str:
     return from_template(
         "nemo-tarred.yaml.j2",
         title="NeMo, model.train_ds with tarred data",
-        buffer_size=chosen.row.buffer_size,
+        buffer_size=max(chosen.row.buffer_size, least_buffer(chosen.row.batch_sizes)),
         sizes=chosen.row.batch_sizes,
         joint=None,
         last_shard=max(0, sweep.shards.count - 1),
