@@ -8,6 +8,9 @@ import re
 from batchtune.errors import UsageError, shortened
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE | re.ASCII)
+# Unit of time → of it in a second; lengths of an unknown unit are taken for seconds.
+PER_SECOND = {"s": 1.0, "ms": 1000.0, None: 1.0}
+_NO_BATCH = 2000
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -45,6 +48,14 @@ def format_size(size_bytes: float) -> str:
 def _three_digits(value: float) -> str:
     """Format with 3 significant digits, or more before the point: `.3g` would write 1000 as `1e+03`."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
+def counts_samples(limit: float, longest: float) -> bool:
+    """Return whether a batch's limit must count samples of audio, where lengths are seconds, the longest `longest`.
+
+    No batch holds so many times the longest example; limits in samples are thousands of times as large.
+    """
+    return limit > _NO_BATCH * longest
 
 
 def format_number(value: float) -> str:

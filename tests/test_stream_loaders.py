@@ -1,173 +1,221 @@
-"""Real shards, read by WebDataset in a real DataLoader, give the batches that sweeps simulate and `verify` runs."""
+"""BucketedStream in DataLoaders with workers, in WebDataset pipelines, on streams of Hugging Face."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import json
-import shutil
-import tarfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from cli.conftest import run_here
-from made_once import MadeOnce
-from msgspec import structs
+from torch.utils.data import DataLoader
 
-from batchtune.batching.sharding import sample_random
-from batchtune.exports.stream import read_stream_yaml, render_stream_yaml
-from batchtune.manifests import load_stream
-from batchtune.results import StreamSweep, read_result, write_result
-from batchtune.tuning.verify_stream import VerifiedStream
+from batchtune import BucketedStream
 
-SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
-SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}
-WORKLOAD = """
-import json
-import torch
+# Loaders and their processes warn of matters of their own.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
-class Recorded:
-    def setup(self, device):
-        self.weight = torch.ones(1, requires_grad=True)
-
-    def make_batch(self, shape):
-        return shape
-
-    def step(self, shape):
-        self.weight.sum().backward()
-        with open("shapes.jsonl", "a") as file:
-            file.write(json.dumps([shape.batch_size, shape.length]) + "\\n")
-"""
-Shape = list[float]
-
-
-@pytest.fixture(scope="session")
-def swept(made_once: MadeOnce) -> Path:
-    """A folder with 12 shards of arrays with 1 to 30 rows, and the run folder of their sweep."""
-
-    def make(folder: Path) -> None:
-        draw = np.random.default_rng(0)
-        for shard in range(SHARDS):
-            with tarfile.open(folder / f"train-{shard:03}.tar", "w") as tar:
-                for number, length in enumerate(draw.integers(1, 31, EXAMPLES)):
-                    stream = io.BytesIO()
-                    np.save(stream, np.zeros((length, 2), dtype=np.float32))
-                    member = tarfile.TarInfo(f"{shard:03}{number:03}.npy")
-                    member.size = stream.tell()
-                    stream.seek(0)
-                    tar.addfile(member, stream)
-        options = ["--max-batch-length", 60, "--buffer-size", 40, "--seed", SEED, "--shuffle-shards", SHARDS_SHUFFLED]
-        ran = run_here("sweep-stream", *shards(folder), *options, "--num-buckets", 4, "--run", folder / "run", "--json")
-        assert ran.returncode == 0, ran.stderr
-
-    return made_once("swept-stream", make)
-
-
-def shards(folder: Path) -> list[str]:
-    return sorted(map(str, folder.glob("*.tar")))
-
-
-def copied(swept: Path, folder: Path, algorithm: Any, **settings: int) -> Path:
-    """A copy of the run folder, with another algorithm, table and way of the shards to workers."""
-    run = Path(shutil.copytree(swept / "run", folder / "run"))
-    sweep = read_result(run / "stream.json", StreamSweep)
-    write_result(run / "stream.json", structs.replace(sweep, settings={**sweep.settings, **settings}))
-    config = structs.replace(
-        read_stream_yaml(run / "stream.yaml"),
-        algorithm=algorithm,
-        bucket_boundaries=list(map(float, SIZES)),
-        bucket_batch_sizes=list(SIZES.values()),
-        max_padding_ratio=0.1 if algorithm == "pivot" else None,
-    )
-    (run / "stream.yaml").write_text(render_stream_yaml(config))
-    return run
+TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+IDS = [f"{number:05d}" for number in range(240)]
+EXAMPLES = [{"id": id_, "length": 1 + 7 * number % 30} for number, id_ in enumerate(IDS)]
 
 
 def length_of(example: dict[str, Any]) -> float:
-    return float(example["npy"].shape[0])
+    return float(example["length"])
 
 
-def worker_and_shape(examples: list[dict[str, Any]]) -> list[float]:
-    from torch.utils.data import get_worker_info
-
-    return [get_worker_info().id, len(examples), max(map(length_of, examples))]
+def ids(batch: list[dict[str, Any]]) -> list[str]:
+    return [example.get("id") or example["__key__"] for example in batch]
 
 
-def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, **options: int) -> list[list[float]]:
-    """The worker and the shape of each batch that a DataLoader delivers, by what it decoded."""
-    import webdataset
-    from torch.utils.data import DataLoader
-
-    from batchtune import BucketedStream
-
-    stage = BucketedStream.from_config(run / "stream.yaml", length_of=length_of, collate_fn=worker_and_shape, **options)
-    stream = webdataset.WebDataset(
-        shards(swept),
-        shardshuffle=SHARDS_SHUFFLED,
-        detshuffle=True,
-        seed=SEED,
-        nodesplitter=webdataset.split_by_node,
-    )
-    if shuffle_buffer:
-        stream = stream.shuffle(shuffle_buffer, rng=sample_random(SEED, 0, 0, 0))
-    return list(DataLoader(stream.decode().compose(stage), batch_size=None, num_workers=workers))
+def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
+    return BucketedStream(source, **{"length_of": length_of, "buffer_size": 40, "collate_fn": ids, **TABLE, **options})
 
 
-def simulated(swept: Path, run: Path) -> list[Shape]:
-    config = read_stream_yaml(run / "stream.yaml")
-    stream = VerifiedStream.of(load_stream(shards(swept)), config, run, SEED)
-    epoch = stream.epoch(0, stream.batching.table)
-    return [[float(size), length] for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)]
+def loaded(made: Any, workers: int = 2, **options: Any) -> Any:
+    return DataLoader(made, batch_size=None, num_workers=workers, **options)
 
 
-@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-def test_a_worker_delivers_the_simulated_batches(swept: Path, tmp_path: Path, algorithm: str) -> None:
-    run = copied(swept, tmp_path, algorithm, workers=1, shuffle_buffer=30)
-    assert [shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)] == simulated(swept, run)
+def seen(batches: Iterable[list[str]]) -> list[str]:
+    return sorted(chain(*batches))
 
 
-@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
-def test_workers_deliver_the_simulated_batches_in_turn(swept: Path, tmp_path: Path, algorithm: str) -> None:
-    run = copied(swept, tmp_path, algorithm, workers=2, shuffle_buffer=0)
-    batches = delivered(swept, run, workers=2)
-    rounds = 2 * min(sum(worker == number for number, *_ in batches) for worker in range(2))
-    assert [number for number, *_ in batches[:rounds]] == [0, 1] * (rounds // 2)
-    expected = simulated(swept, run)
-    # How soon a loader notices that one of its workers has ended is a matter of time.
-    assert [shape for _, *shape in batches[:rounds]] == expected[:rounds]
-    assert sorted(shape for _, *shape in batches[rounds:]) == sorted(expected[rounds:])
+def test_workers_share_a_source_and_count_epochs() -> None:
+    made = stream(split=True)
+    loader = loaded(made)
+    first, second = list(loader), list(loader)
+    assert seen(first) == seen(second) == IDS
+    assert first != second
+    made.set_epoch(0)
+    assert list(loader) == first
 
 
-def test_ranks_get_the_simulated_batches(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, of_rank = copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0), []
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        batches = delivered(swept, run, workers=1, rank=rank, world_size=2)
-        of_rank.append([shape for _, *shape in batches])
-    assert of_rank[0] != of_rank[1]
-    assert simulated(swept, run) == [
-        shape for step in itertools.zip_longest(*of_rank) for shape in step if shape is not None
-    ]
+def test_a_nominal_epoch_is_dealt_to_workers() -> None:
+    loader = loaded(stream(split=True, batches_per_epoch=77))
+    assert len(loader) == len(list(loader)) == 77
+
+
+def test_a_plain_loaders_state_warns() -> None:
+    made = stream(split=True)
+    batches = iter(loaded(made))
+    next(batches)
+    with pytest.warns(UserWarning, match="StatefulDataLoader"):
+        made.state_dict()
 
 
 @pytest.mark.slow
-def test_verify_runs_the_batches_that_a_loader_delivers(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = copied(swept, tmp_path, "bucket", workers=1, shuffle_buffer=30)
-    (tmp_path / "recorded.py").write_text(WORKLOAD)
-    monkeypatch.chdir(tmp_path)
-    options = ["--workload", "recorded.py:Recorded", "--device", "cpu", "--memory", "1GiB", "--epoch", "--json"]
-    ran = run_here("verify", "--stream", run, *shards(swept), *options)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    found, lines = json.loads(ran.stdout), (tmp_path / "shapes.jsonl").read_text().splitlines()
-    assert (found["algorithm"], found["buffer_size"], found["worst_steps"]) == ("bucket", 40, 10)
-    shapes = [json.loads(line) for line in lines]
-    assert shapes[-found["epoch_batches"] :] == [
-        shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)
-    ]
-    worst = shapes[: len(shapes) - found["epoch_batches"]]
-    assert sorted(worst) == sorted(2 * [[size, length] for length, size in SIZES.items()])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_persistent_workers_see_the_epoch(context: str) -> None:
+    expected = [list(loaded(stream(split=True, epoch=epoch))) for epoch in (0, 1, 5)]
+    made = stream(split=True)
+    loader = loaded(made, persistent_workers=True, multiprocessing_context=context)
+    assert [list(loader), list(loader)] == expected[:2]
+    made.set_epoch(5)
+    assert list(loader) == expected[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("nominal", [None, 120])
+def test_a_stateful_loader_resumes_in_mid_epoch(persistent: bool, nominal: int | None) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        # Unequal parts: at the end one worker has finished, and the other has not.
+        source = stream(lambda epoch: EXAMPLES[::2], split=True, epoch=2, batches_per_epoch=nominal)
+        return StatefulDataLoader(source, batch_size=None, num_workers=2, persistent_workers=persistent)
+
+    whole = list(loader())
+    for delivered in (0, 1, 20, len(whole) - 2, len(whole) - 1, len(whole)):
+        one = loader()
+        batches = iter(one)
+        assert list(islice(batches, delivered)) == whole[:delivered]
+        state = one.state_dict()
+        after, following = list(batches), list(one)
+        other = loader()
+        other.load_state_dict(state)
+        assert list(other) == after == whole[delivered:]
+        assert list(other) == following
+
+
+def test_a_stateful_loader_without_workers_resumes() -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    one, other = (StatefulDataLoader(stream(), batch_size=None, num_workers=0) for _ in range(2))
+    batches = iter(one)
+    list(islice(batches, 9))
+    state = one.state_dict()
+    after, following = list(batches), list(one)
+    other.load_state_dict(state)
+    assert list(other) == after
+    assert list(other) == following
+
+
+def test_a_plain_loops_state_is_not_for_workers() -> None:
+    one, other = stream(), stream()
+    next(iter(one))
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="load the state of torchdata's StatefulDataLoader into that loader"):
+        list(loaded(other, workers=1))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Six tar shards of 40 examples each, whose lengths are text."""
+    webdataset = pytest.importorskip("webdataset")
+    paths = [str(tmp_path / f"{number}.tar") for number in range(6)]
+    for number, path in enumerate(paths):
+        with webdataset.TarWriter(path) as writer:
+            for example in EXAMPLES[40 * number : 40 * number + 40]:
+                writer.write({"__key__": example["id"], "txt": str(example["length"])})
+    return paths
+
+
+def length_of_text(example: dict[str, Any]) -> float:
+    return float(example["txt"])
+
+
+def test_webdataset_composes_a_stage(shards: list[str]) -> None:
+    import webdataset
+
+    stage = stream(None, length_of=length_of_text)
+    pipeline = webdataset.WebDataset(shards, shardshuffle=10, seed=1).compose(stage)
+    first, second = list(pipeline), list(loaded(pipeline))
+    assert seen(first) == seen(second) == IDS
+    assert first != second
+
+
+@pytest.mark.slow
+def test_webdataset_with_spawned_workers_and_its_own_loader(shards: list[str]) -> None:
+    import webdataset
+
+    pipeline = webdataset.WebDataset(shards, shardshuffle=10, seed=1).compose(stream(None, length_of=length_of_text))
+    assert seen(loaded(pipeline, multiprocessing_context="spawn")) == IDS
+    assert seen(webdataset.WebLoader(pipeline, batch_size=None, num_workers=2)) == IDS
+
+
+def shuffled(epoch: int, shards: list[str]) -> Any:
+    import webdataset
+
+    return webdataset.WebDataset(shards, shardshuffle=10, seed=epoch).shuffle(20, seed=epoch)
+
+
+@pytest.mark.slow
+def test_webdataset_resumes_in_mid_epoch(shards: list[str]) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        source = partial(shuffled, shards=shards)
+        made = stream(source, length_of=length_of_text, batches_per_epoch=120, epoch=1)
+        return StatefulDataLoader(made, batch_size=None, num_workers=2)
+
+    one, other = loader(), loader()
+    batches = iter(one)
+    list(islice(batches, 70))
+    other.load_state_dict(one.state_dict())
+    assert list(other) == list(batches)
+    assert list(other) == list(one)
+
+
+def of_shards(shards: list[int]) -> Iterable[dict[str, Any]]:
+    for number in shards:
+        yield from EXAMPLES[40 * number : 40 * number + 40]
+
+
+@pytest.fixture
+def streaming() -> Callable[[int, int], Any]:
+    """A streaming data set of Hugging Face in six shards, shuffled, of a rank."""
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    whole = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": list(range(6))})
+    return lambda rank, world_size: split_dataset_by_node(
+        whole.shuffle(seed=3, buffer_size=20), rank=rank, world_size=world_size
+    )
+
+
+def test_hugging_face_streams_are_split_by_rank(streaming: Callable[[int, int], Any]) -> None:
+    ranks = [list(stream(streaming(rank, 2), rank=rank, world_size=2)) for rank in (0, 1)]
+    assert seen(chain(*ranks)) == IDS
+    again = stream(streaming(0, 2), rank=0, world_size=2)
+    assert list(again) == ranks[0]
+    assert list(again) != ranks[0]
+
+
+@pytest.mark.slow
+def test_hugging_face_streams_resume_in_workers(streaming: Callable[[int, int], Any]) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def loader() -> Any:
+        return StatefulDataLoader(stream(streaming(0, 1), epoch=4), batch_size=None, num_workers=2)
+
+    one, other = loader(), loader()
+    batches = iter(one)
+    before = list(islice(batches, 33))
+    state = one.state_dict()
+    after = list(batches)
+    assert seen([*before, *after]) == IDS
+    other.load_state_dict(state)
+    assert list(other) == after
+    assert list(other) == list(one)

@@ -149,8 +149,8 @@ class Rules(NamedTuple):
 class Buffer(NamedTuple):
     """What is held: each example in a slot, the slots in order.
 
-    The order is kept in blocks of 2 ** bits slots, all full but the last, each of them a ring: an example enters or
-    leaves in the time that one block takes, and one step for each block between.
+    The order is kept in blocks of 2 ** bits slots, all full but the last, each of them a ring: for an example to enter
+    or leave, part of one block is moved, and one slot of each block between.
 
     Attributes:
         order: Shape (blocks × 2 ** bits,): slots by length, ascending; of equal lengths, the first to come first.
@@ -169,7 +169,7 @@ class Buffer(NamedTuple):
 
 def buffer_of(stream: FloatArray, room: int) -> Buffer:
     """Return a buffer that holds the first examples of a stream."""
-    bits = max(2, (room.bit_length() + 1) // 2)
+    bits = max(10, (room.bit_length() + 3) // 2)
     order = np.zeros(-(-room >> bits) << bits, np.int32)
     order[:room] = np.argsort(stream[:room], kind="stable")
     return Buffer(order, np.zeros(order.size >> bits, np.int32), bits, stream[:room].copy(), np.arange(room))
@@ -229,25 +229,46 @@ def _move(buffer: Buffer, leaves: int, enters: int) -> None:
 @_part
 def _up(buffer: Buffer, first: int, last: int) -> None:
     """Move slots of one block, from `first` on, up by one, over `last`."""
-    order, mask = buffer.order, (1 << buffer.bits) - 1
-    base, head = (first >> buffer.bits) << buffer.bits, buffer.heads[first >> buffer.bits]
-    to = (head + last) & mask
-    for _ in range(last - first):
-        source = (to - 1) & mask
-        order[base + to] = order[base + source]
-        to = source
+    order, (base, start, end), size = buffer.order, _stretch(buffer, first, last), 1 << buffer.bits
+    if end >= size:
+        _shift_up(order[base : base + end - size + 1])
+        order[base] = order[base + size - 1]
+        end = size - 1
+    _shift_up(order[base + start : base + end + 1])
 
 
 @_part
 def _down(buffer: Buffer, first: int, last: int) -> None:
     """Move slots of one block, up to `last`, down by one, over `first`."""
-    order, mask = buffer.order, (1 << buffer.bits) - 1
-    base, head = (first >> buffer.bits) << buffer.bits, buffer.heads[first >> buffer.bits]
-    to = (head + first) & mask
-    for _ in range(last - first):
-        source = (to + 1) & mask
-        order[base + to] = order[base + source]
-        to = source
+    order, (base, start, end), size = buffer.order, _stretch(buffer, first, last), 1 << buffer.bits
+    if end >= size:
+        _shift_down(order[base + start : base + size])
+        order[base + size - 1] = order[base]
+        start, end = 0, end - size
+    _shift_down(order[base + start : base + end + 1])
+
+
+@_part
+def _stretch(buffer: Buffer, first: int, last: int) -> tuple[int, int, int]:
+    """Return where a block begins in `order`, and where in it two places are; the second may be past its end."""
+    block, size = first >> buffer.bits, 1 << buffer.bits
+    start = (buffer.heads[block] + first) & (size - 1)
+    return block << buffer.bits, start, start + last - first
+
+
+# Compiled, these two are one `memmove` each.
+
+
+@_part
+def _shift_up(slots: Slots) -> None:
+    for i in range(slots.size - 1, 0, -1):
+        slots[i] = slots[i - 1]
+
+
+@_part
+def _shift_down(slots: Slots) -> None:
+    for i in range(slots.size - 1):
+        slots[i] = slots[i + 1]
 
 
 @_part
@@ -319,9 +340,19 @@ def _window(buffer: Buffer, count: int, pivot: int, rules: Rules, taken: FloatAr
 @_part
 def _after(buffer: Buffer, first: int, last: int, length: float) -> int:
     """Return the first place, from `first` to `last`, of an example of more than this length; `last` if none has."""
+    order, heads, bits, lengths, _ = buffer
+    block, end = first >> bits, (last - 1) >> bits
+    while block < end:
+        middle = (block + end + 1) >> 1
+        if length < _length(buffer, middle << bits):
+            end = middle - 1
+        else:
+            block = middle
+    base, head, mask = block << bits, heads[block], (1 << bits) - 1
+    first, last = max(first, base), min(last, base + mask + 1)
     while first < last:
         middle = (first + last) >> 1
-        if length < _length(buffer, middle):
+        if length < lengths[order[base + ((head + middle) & mask)]]:
             last = middle
         else:
             first = middle + 1

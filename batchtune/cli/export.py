@@ -32,7 +32,8 @@ def export(
     patch: Annotated[
         Path | None,
         option(
-            "With --to speechbrain: change this train.yaml, in place unless -o is given, and show the changes.",
+            "With --to speechbrain or speechbrain-stream: change this train.yaml, in place unless -o is given, and "
+            "show the changes.",
             "FILE",
             variable=None,
         ),

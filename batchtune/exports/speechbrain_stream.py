@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from batchtune.exports.base import Export, Tuned
-from batchtune.exports.stream import SPEECHBRAIN, choose_stream, stream_fields
+from batchtune.exports.base import Export, Patched, Tuned
+from batchtune.exports.stream import SPEECHBRAIN, ChosenStream, choose_stream, stream_fields
 from batchtune.exports.text import LengthLimits, from_template, number, padded_remark
 
 _WHO = "SpeechBrain's dynamic_bucketed_batch"
@@ -28,6 +29,11 @@ def _counted_as(unit: str | None) -> str:
     return f"The numels count {shown}"
 
 
+def choose_row(tuned: Tuned) -> ChosenStream:
+    """Choose the best row of this algorithm; raise ResultError without one."""
+    return choose_stream(tuned.needed_stream, _WHO, SPEECHBRAIN)
+
+
 def render(tuned: Tuned) -> str:
     """Return Python code that makes the loader, as in SpeechBrain's tutorial of WebDataset.
 
@@ -38,7 +44,7 @@ def render(tuned: Tuned) -> str:
         ResultError: The run holds no sweep of a stream, or it holds no row of this algorithm.
     """
     sweep = tuned.needed_stream
-    chosen = choose_stream(sweep, _WHO, SPEECHBRAIN)
+    chosen = choose_row(tuned)
     row, limits, unit = chosen.row, LengthLimits.of(sweep), sweep.lengths.unit
     in_samples = _SAMPLES.get(unit or "", "{}")
 
@@ -60,6 +66,18 @@ def render(tuned: Tuned) -> str:
     )
 
 
+def _patch(*file: Any, **options: Any) -> Patched:
+    from batchtune.exports.patch_stream import patch_stream
+
+    return patch_stream(*file, **options)
+
+
 EXPORTS = (
-    Export(name="speechbrain-stream", title="SpeechBrain with WebDataset", file="speechbrain_stream.py", render=render),
+    Export(
+        name="speechbrain-stream",
+        title="SpeechBrain with WebDataset",
+        file="speechbrain_stream.py",
+        render=render,
+        patch=_patch,
+    ),
 )

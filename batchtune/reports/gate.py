@@ -214,7 +214,9 @@ def _field(rule: Rule) -> Field:
         raise NotKnownError(f"{rule.field} is {wanted}, and can't be compared with {rule.written}")
     if rule.operator == "worse":
         if rule.field not in LOWER_IS_BETTER | HIGHER_IS_BETTER:
-            named = ", ".join(sorted(LOWER_IS_BETTER | HIGHER_IS_BETTER))
+            of_stream = rule.field.startswith("stream.")
+            comparable = LOWER_IS_BETTER | HIGHER_IS_BETTER
+            named = ", ".join(sorted(name for name in comparable if name.startswith("stream.") == of_stream))
             raise NotKnownError(f"{rule.field} can't be worse; {named} can")
     elif rule.percent and rule.field not in RATIOS:
         raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -65,6 +66,16 @@ class RunResults:
         found = self.sweep or self.stream or self.probe
         assert found is not None
         return found
+
+    @property
+    def as_argument(self) -> str:
+        """The folder as the argument of a proposed command, with a space before it; empty for the default one."""
+        return "" if self.folder == DEFAULT_FOLDER else f" {shlex.quote(str(self.folder))}"
+
+    @property
+    def as_option(self) -> str:
+        """The same as an option: ` --run FOLDER`."""
+        return f" --run{self.as_argument}" if self.as_argument else ""
 
     @property
     def lengths(self) -> LengthsSummary:

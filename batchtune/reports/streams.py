@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from batchtune.reports.comparisons import advantage, batches_words, joined, savings
 from batchtune.reports.pools import format_correlation
 from batchtune.reports.rows import CURRENT, DOES_NOT_FIT, format_share
-from batchtune.reports.run import DEFAULT_FOLDER, RunResults
+from batchtune.reports.run import RunResults
 from batchtune.reports.trade_offs import batch_sizes
-from batchtune.results import STREAM_CONFIG_FILE, Costed, Row, Shards, StreamRow, StreamSweep, cost_of
+from batchtune.results import ROUNDING, STREAM_CONFIG_FILE, Costed, Row, Shards, StreamRow, StreamSweep, cost_of
 from batchtune.units import (
     counted,
     format_length,
@@ -37,8 +36,11 @@ def stream_headline(stream: StreamSweep) -> str:
         name, other = others[0]
         equal = isinstance(other, StreamRow) and row.equal_to_best is True and other.equal_to_best is True
         better = advantage(row, name, other, equal=equal)
-    limit = format_length(stream.max_batch_length, stream.lengths.unit)
-    sized = "" if row.by_speechbrain else f" with max_batch_length = {limit}"
+    limit, sized = stream.max_batch_length * (1 + ROUNDING), ""
+    if not row.by_speechbrain:
+        sized = f" with max_batch_length = {format_length(stream.max_batch_length, stream.lengths.unit)}"
+        if any(end * size > limit and size > 1 for end, size in zip(row.boundaries, row.batch_sizes, strict=True)):
+            sized = " with measured batch sizes"
     return f"Set {typed_call(row)}{sized}{better}."
 
 
@@ -120,9 +122,12 @@ def brief_stream_sentences(stream: StreamSweep) -> Iterator[str]:
         yield "Every batch of the simulated epoch was run, or is no larger than one that was."
     if stream.current is not None and stream.current_fits is not False and is_better(stream.current, row):
         yield "Your current config is better than the recommended one: keep it."
+    unit = stream.lengths.unit
     if index is not None and index != stream.recommended:
-        unit = f" (numbers in {stream.lengths.unit})" if stream.lengths.unit else ""
-        yield f"With SpeechBrain alone: {typed_call(stream.rows[index])}{unit}."
+        numbers = f" (numbers in {unit})" if unit else ""
+        yield f"With SpeechBrain alone: {typed_call(stream.rows[index])}{numbers}."
+    elif row.by_speechbrain and unit:
+        yield f"target_batch_numel and max_batch_numel are in {unit}: len_key has to give lengths in {unit}, too."
     if (advice := stream.shards.advice) is not None:
         size = "" if advice.maxsize_bytes is None else f", maxsize={advice.maxsize_bytes}"
         yield (
@@ -145,12 +150,11 @@ def _cost_of_streaming(stream: StreamSweep, row: StreamRow) -> Iterator[str]:
     ratio = row.batches / table.batches
     if seconds and row.estimated_epoch_seconds is not None:
         theirs, ratio = f"an estimated {format_seconds(seconds)}", row.estimated_epoch_seconds / seconds
-    change = "as much" if format_percent(abs(ratio - 1)) == "0.0%" else f"{format_percent(abs(ratio - 1))} "
-    if change != "as much":
-        change += "more" if ratio > 1 else "less"
+    change = format_percent(abs(ratio - 1))
+    costs = "as much" if change == "0.0%" else f"{change} {'more' if ratio > 1 else 'less'}"
     yield (
         f"With random access to all examples, the best bucket table ({table.name}) needs {theirs}: the stream costs "
-        f"{change}."
+        f"{costs}."
     )
 
 
@@ -237,8 +241,7 @@ def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]
     stream, alone, verified = results.stream, results.sweep is None, results.verification
     if verified is not None and verified.algorithm is None:
         verified = None  # of a table
-    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
-    run = f" --run{folder}" if folder else ""
+    folder, run = results.as_argument, results.as_option
     if stream is None:
         return
     if stream.recommended_row is None:

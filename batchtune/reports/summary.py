@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from batchtune.reports.comparisons import advantage, batches_words, joined, savings
 from batchtune.reports.pools import pool_sentences
 from batchtune.reports.rows import CURRENT, compared, fixed_baseline, swept_kinds
-from batchtune.reports.run import DEFAULT_FOLDER, RunResults
+from batchtune.reports.run import RunResults
 from batchtune.reports.streams import (
     brief_stream_sentences,
     stream_headline,
@@ -59,7 +59,8 @@ def summary_sentences(results: RunResults) -> list[str]:
     if sweep is None and stream is None:
         return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
     said += evidence if sweep is None else _about_sweep(sweep, evidence)
-    said += stream_sentences(stream) if stream is not None else []
+    about_stream = stream_sentences(stream) if stream is not None else []
+    said += about_stream if sweep is None else [f"Stream: {sentence}" for sentence in about_stream]
     return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
 
 
@@ -240,8 +241,7 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     if results.sweep is not None or results.stream is None:
         yield from _sweep_steps(results)
     yield from stream_steps(results, _own_workload(results))
-    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
-    yield f"batchtune report{folder} --full", "all tables (-o report.html: charts)"
+    yield f"batchtune report{results.as_argument} --full", "all tables (-o report.html: charts)"
 
 
 def _sweep_steps(results: RunResults) -> Iterator[tuple[str, str]]:
@@ -249,8 +249,7 @@ def _sweep_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     if verification is not None and verification.algorithm is not None:
         verification = None  # of the stream
     config = str(results.folder / SAMPLER_FILE)
-    folder = "" if results.folder == DEFAULT_FOLDER else f" {shlex.quote(str(results.folder))}"
-    run = f" --run{folder}" if folder else ""
+    folder, run = results.as_argument, results.as_option
     verify = f"batchtune verify{folder} MANIFEST{_own_workload(results)}"
     if sweep is None:
         yield f"batchtune sweep-buckets MANIFEST{run}", "find the buckets that waste least"

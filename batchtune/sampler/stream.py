@@ -257,7 +257,8 @@ class BucketedStream(IterableDataset[Any]):
         batches = batched(held, self._batching, stream_random(self.seed, epoch, rank, worker))
         share = None
         if self.batches_per_epoch is not None:
-            share = self.batches_per_epoch // workers + (worker < self.batches_per_epoch % workers)
+            each, more = divmod(self.batches_per_epoch, workers or 1)
+            share = each + (worker < more)
         for number, places in enumerate(islice(batches, share), 1):
             batch = held.taken(places)
             if resumed is None or number > resumed.batches:
@@ -280,13 +281,14 @@ class BucketedStream(IterableDataset[Any]):
     def _examples(self, source: Source, epoch: int, held: Held) -> Iterator[Any]:
         """Yield what this worker of this rank reads in an epoch; in a nominal one without end."""
         rank, world_size, worker, workers = self._place
-        parts, part = (world_size * workers, rank * workers + worker) if self.split else (1, 0)
-        if parts == 1 and world_size * workers > 1 and isinstance(source, Sequence):
+        readers = world_size * (workers or 1)
+        if readers > 1 and not self.split and isinstance(source, Sequence):
             warnings.warn(
-                f"each of {world_size} × {workers} workers reads all of the source: let each take its part, with "
+                f"each of {readers} workers of all ranks reads all of the source: let each take its part, with "
                 "split=True",
                 stacklevel=3,
             )
+        parts, part = (readers, rank * (workers or 1) + worker) if self.split else (1, 0)
         source = at_epoch(source, epoch)
         while True:
             examples = source if isinstance(source, Iterable) else source(epoch)
@@ -306,7 +308,7 @@ class BucketedStream(IterableDataset[Any]):
             else:
                 continue
             raise ValueError(
-                f"{problem} (rank {rank}, worker {worker} of {workers}), but batches_per_epoch is "
+                f"{problem} (rank {rank} of {world_size}, worker {worker} of {workers}), but batches_per_epoch is "
                 f"{self.batches_per_epoch}: use fewer workers or more shards, or give the stream a source that can be "
                 "read again"
             )
@@ -381,9 +383,9 @@ class BucketedStream(IterableDataset[Any]):
 
     @property
     def _place(self) -> tuple[int, int, int, int]:
-        """Rank, world size, worker and number of workers."""
+        """Rank, world size, worker and number of workers: in a process without workers both are 0."""
         info = get_worker_info()
-        return *process_place(self._ranks), *((0, 1) if info is None else (info.id, info.num_workers))
+        return *process_place(self._ranks), *((0, 0) if info is None else (info.id, info.num_workers))
 
     @property
     def _identity(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         show("SpeechBrain, read", **figures((batch.id, batch.signal) for batch in loader))
         # As you train: an epoch of the same number of batches on each rank, which goes on where the last one ended.
-        nominal = stream["batches_per_rank"]
+        nominal = speechbrain["batches"]  # / ranks
         loader = speechbrain_loader(shards, speechbrain, options.workers, looped_nominal_epoch=nominal)
         print(f"{'- as a nominal epoch':25}{sum(1 for _ in loader):>8}")
 

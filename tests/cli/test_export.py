@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Run
+from exports.stream_runs import made_stream
 from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-from batchtune.results import PROBE_FILE, SAMPLER_FILE, SWEEP_FILE, write_result
+from batchtune.results import PROBE_FILE, SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
 
 TRAINING = """\
 # my training
@@ -206,3 +207,49 @@ def test_a_key_path_is_handed_on(batchtune: Run, training: Path) -> None:
     ran = batchtune("export", "--to", "speechbrain", "--patch", "train.yaml", "--key-path", "no.such.place")
     assert ran.returncode != 0
     assert training.read_text(encoding="utf-8") == TRAINING
+
+
+@pytest.fixture
+def stream_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "batchtune-run"
+    folder.mkdir()
+    write_result(folder / STREAM_FILE, made_stream())
+    return folder
+
+
+@pytest.mark.usefixtures("stream_folder")
+def test_a_run_of_a_stream_is_exported(batchtune: Run) -> None:
+    ran = batchtune("export", "--to", "webdataset")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == export_of("webdataset").render(Tuned(stream=made_stream()))
+    listed = json.loads(batchtune("export", "--to", "nemo-tarred", "--json").stdout)
+    assert (listed["title"], listed["file"]) == ("NeMo with tarred data", "tarred_train_ds.yaml")
+
+
+def test_an_export_names_the_command_for_the_sweep_that_it_needs(
+    batchtune: Run, stream_folder: Path, run_folder_of_tables: Path
+) -> None:
+    ran = batchtune("export", "--to", "nemo")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "Error: batchtune-run holds no sweep.json: nothing is recommended yet" in ran.stderr
+    assert "batchtune sweep-buckets MANIFEST --run batchtune-run" in ran.stderr
+    ran = batchtune("export", str(run_folder_of_tables), "--to", "lhotse-shar")
+    assert "tables holds no stream.json: nothing is recommended yet" in ran.stderr
+    assert "batchtune sweep-stream SOURCE --run tables" in ran.stderr
+
+
+@pytest.fixture
+def run_folder_of_tables(tmp_path: Path) -> Path:
+    write_result(tmp_path / "tables" / SWEEP_FILE, made_sweep())
+    return Path("tables")
+
+
+@pytest.mark.usefixtures("stream_folder")
+def test_a_recipe_of_a_stream_is_patched_in_place(batchtune: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "train.yaml"
+    recipe.write_text("sample_rate: 16000\nbatch:\n  sampler_kwargs:\n    target_batch_numel: 720000 # 45 s\n")
+    ran = batchtune("export", "--to", "speechbrain-stream", "--patch", "train.yaml")
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "+    target_batch_numel: 8960000 # 45 s" in ran.stderr
+    assert "Give make_dataloader looped_nominal_epoch=395" in ran.stderr
+    assert "  buffersize: 1024\n" in recipe.read_text()

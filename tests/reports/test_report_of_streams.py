@@ -71,6 +71,15 @@ def test_what_to_set_comes_first_as_one_would_type_it() -> None:
     )
 
 
+def test_sizes_beyond_max_batch_length_are_called_measured() -> None:
+    stream = made_stream(timed=False)
+    row = stream.rows[10]
+    measured = with_row(stream, batch_sizes=[2 * row.batch_sizes[0], *row.batch_sizes[1:]])
+    assert "buffer_size=4096) with measured batch sizes: 22.1% fewer" in said(measured)
+    overlong = with_row(stream, boundaries=[*row.boundaries, 700.0], batch_sizes=[*row.batch_sizes, 1])
+    assert "buffer_size=4096) with max_batch_length = 600 s" in said(overlong)
+
+
 def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
     stream = whole_stream(timed=False)
     assert (
@@ -83,6 +92,14 @@ def test_speechbrains_own_call_is_typed_with_its_defaults() -> None:
         'Set dynamic_bucketed_batch(buffersize=4096, sampler_kwargs={"target_batch_numel": 540, "max_batch_numel": '
         '600, "max_batch_size": 32, "max_padding_ratio": None}): 37.7% fewer batches than with your current config.'
     )
+    assert "len_key has to give lengths in s, too." in said(replace(stream, recommended=2))
+
+
+def test_sentences_on_a_stream_are_told_from_those_on_tables() -> None:
+    sentences = summary_sentences(streamed(sweep=True))
+    assert [text.partition(" ")[0] for text in sentences[:2]] == ["Set", "Set"]
+    assert [text for text in sentences if text.startswith("Stream: An epoch on 2 ranks needs 632 batches")]
+    assert not any(text.startswith("Stream:") for text in summary_sentences(streamed()))
 
 
 def test_what_streaming_costs_is_told() -> None:
@@ -257,6 +274,7 @@ def test_a_stream_is_held_to_rules(rule: str, expected: str) -> None:
         ("shards.advice.maxcount > 0", made_stream(), "(null): the shards do as they are"),
         ("stream.mixing worse 2%", made_stream(), "no other run to compare with is given: use --baseline"),
         ("stream.under_half > 8", made_stream(), "from 0 to 1"),
+        ("stream.simulated_examples worse 2%", made_stream(), "can't be worse; stream.batch_size_variation, "),
     ],
 )
 def test_what_is_not_known_of_a_stream_says_why(rule: str, stream: StreamSweep | None, why: str) -> None:

@@ -92,11 +92,9 @@ class _Chart(CostScale):
                 data.append(points(name, map(self.point, shown), f"--hue-{number % HUES}", **style))
         for other in self.others:
             if other.randomness is not None:
-                text, looks = (
-                    hover(other.name, cost_words(other.cost, self.timed)),
-                    {"symbol": other.symbol, "size": 11},
-                )
-                data.append(mark(other.name, (other.randomness, other.cost / self.size, text), other.color, looks))
+                text = hover(other.name, cost_words(other.cost, self.timed))
+                point = other.randomness, other.cost / self.size, text
+                data.append(mark(other.name, point, other.color, {"symbol": other.symbol, "size": 11}))
         row = self.stream.recommended_row
         if row is not None and row in self.rows:
             data.append(star(self.point(row)))

@@ -17,7 +17,7 @@ from batchtune.results import STREAM_CONFIG_FILE, StreamConfig
 from batchtune.tuning.current.base import OPTION, YOURS, Settings, SettingsKind, longer_than
 from batchtune.tuning.current.reading import Known, did_you_mean, not_settings, read_settings
 from batchtune.tuning.current.tables import checked_table, own_file, table_for
-from batchtune.units import format_length, format_number
+from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
 _ALGORITHMS = ("bucket", "pool", "pivot")
 _LIMITS = ("target_batch_numel", "max_batch_numel")
@@ -26,9 +26,6 @@ _SAMPLER_KEYS = (*_LIMITS, "max_batch_size", "max_padding_ratio")
 _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
 _OUTER_KEYS = ("buffersize", "drop_end", *_SAMPLE_LENGTHS)
 _PIVOT = "indices_around_random_pivot"
-# No batch holds so many times the longest example in seconds; limits in samples are thousands of times as large.
-_NO_BATCH = 2000
-_PER_SECOND = {"s": 1.0, "ms": 1000.0, None: 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +124,7 @@ class PivotArguments(StreamKind):
         rate, notes = self._rate(found, settings, lengths), []
         found.pop("sample_rate", None)
         if rate is not None:
-            per_sample = _PER_SECOND[lengths.unit] / rate
+            per_sample = PER_SECOND[lengths.unit] / rate
             found.update({name: found[name] * per_sample for name in (*_LIMITS, *_SAMPLE_LENGTHS) if name in found})
             notes.append(f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)")
         batching = PivotSettings(**found)
@@ -148,7 +145,7 @@ class PivotArguments(StreamKind):
     def _rate(self, found: dict[str, Any], settings: Settings, lengths: Lengths) -> float | None:
         """Return how many samples a second the limits count; None where they count what the lengths do."""
         rate: float | None = found.get("sample_rate")
-        if lengths.unit not in _PER_SECOND:
+        if lengths.unit not in PER_SECOND:
             if rate is not None and not settings.from_file and lengths.unit != "samples":
                 raise settings.wrong(
                     "sample_rate",
@@ -157,15 +154,16 @@ class PivotArguments(StreamKind):
                 )
             return None
         name = next(name for name in reversed(_LIMITS) if name in found)
-        times = found[name] / lengths.longest
+        if lengths.unit == "ms":  # of which a batch holds about as many as of samples
+            return rate
         # A recipe's sample_rate says how its audio is read, whatever its limits count.
-        if times <= _NO_BATCH:
+        if not counts_samples(found[name], lengths.longest):
             return None if settings.from_file else rate
         if rate is None:
             unit = "seconds" if lengths.unit == "s" else lengths.unit or "an unknown unit"
             raise settings.wrong(
                 name,
-                f"is {format_number(found[name])}, {times:,.0f} times the longest example of "
+                f"is {format_number(found[name])}, {found[name] / lengths.longest:,.0f} times the longest example of "
                 f"{format_length(lengths.longest, lengths.unit)}: it seems to count samples, but the lengths {unit}",
                 "Say how many samples a second has: add sample_rate=16000 to the settings. Or give the limits in the "
                 "unit of the lengths.",

@@ -1,0 +1,132 @@
+"""A stream's recommendation written into a user's own SpeechBrain YAML."""
+
+from __future__ import annotations
+
+from batchtune.configs.recipes import Block, block_at, blocks_with, the_one_for_training
+from batchtune.configs.references import References
+from batchtune.configs.tree import Keys, Node, parse_yaml
+from batchtune.errors import ResultError
+from batchtune.exports.base import Patched, Tuned
+from batchtune.exports.patching import BlockPatch, Value, block_to_patch
+from batchtune.exports.speechbrain_stream import choose_row
+from batchtune.exports.text import LengthLimits, one_line
+from batchtune.units import PER_SECOND, counts_samples, format_number
+
+_PASTE_IN = "`batchtune export --to speechbrain-stream` writes code to paste in by hand."
+_LIMITS = ("target_batch_numel", "max_batch_numel")
+_SAMPLER = "sampler_kwargs"
+_BUFFER = "buffersize"
+_EPOCH = "looped_nominal_epoch"
+
+
+def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: str = "the file") -> Patched:
+    """Put the recommended numbers into the arguments of a recipe's `dynamic_bucketed_batch`.
+
+    - `target_batch_numel`, `max_batch_numel` and `max_padding_ratio` go to the mapping that has the first, such as
+      `sampler_kwargs`; a `max_batch_size` of the user's is kept.
+    - `buffersize`, and limits of lengths, go where they stand, else to the mapping around `sampler_kwargs`.
+    - `looped_nominal_epoch` is changed where the file has it; else a note names it.
+    - Where lengths are seconds, and the file's own limits count samples, numbers are multiplied by its `sample_rate`.
+
+    `key_path` says where the settings are, keys with dots between. `name` is what to call the file in messages.
+
+    Raises:
+        ResultError: The file is not YAML, has no such settings or several, shares them with something else, or has the
+            values in a form that can't be changed; or the sweep holds no row of this algorithm.
+    """
+    name = one_line(name)
+    chosen, sweep = choose_row(tuned), tuned.needed_stream
+    row, limits = chosen.row, LengthLimits.of(sweep)
+    root = parse_yaml(text, name)
+    block = _sampler_block(root, name, key_path)
+    rate = _rate(block, References(root, name), tuned)
+    notes = [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
+    if rate is not None:
+        notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate).")
+    factor = 1.0 if rate is None else rate / PER_SECOND[sweep.lengths.unit]
+
+    def counted(length: float | None) -> float | None:
+        return None if length is None else float(f"{length * factor:.15g}")
+
+    wanted: dict[str, Value] = {"target_batch_numel": counted(row.target_batch_numel)}
+    if row.max_batch_numel is not None or "max_batch_numel" in block.settings:
+        wanted["max_batch_numel"] = counted(row.max_batch_numel)
+    wanted["max_padding_ratio"] = row.max_padding_ratio
+    if row.max_batch_size is not None:
+        wanted["max_batch_size"] = row.max_batch_size
+    elif "max_batch_size" in block.settings:
+        notes.append("max_batch_size is kept: batches only get smaller. --max-batch-size sweeps with it.")
+    if any((node := around.get("drop_end")) is not None and node.value is True for around in block.chain):
+        notes.append("drop_end is kept: each pass leaves out what the buffer holds at its end, which the sweep counts.")
+    ends = (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest))
+    outer: dict[str, Value] = {_BUFFER: row.buffer_size, **{key: counted(end) for key, end in ends if end is not None}}
+    text = _patched(text, name, block.keys, wanted, _LIMITS[0])
+    for key, value in outer.items():
+        text = _patched(text, name, _place(parse_yaml(text, name), block.keys, key), {key: value}, _BUFFER)
+    nominal = blocks_with(root, (_EPOCH,))
+    loader = the_one_for_training(nominal, name, "--key-path ") if nominal else None
+    if loader is not None:
+        text = _patched(text, name, loader.keys, {_EPOCH: chosen.batches}, _EPOCH)
+    else:
+        notes.append(f"Give make_dataloader {_EPOCH}={chosen.batches}: so many batches has an epoch on each rank.")
+    return Patched(text, tuple(notes))
+
+
+def _sampler_block(root: Node, name: str, key_path: str | None) -> Block:
+    """Return the mapping with the sampler's arguments."""
+    lacks = ResultError(f"{name} has no settings of dynamic_bucketed_batch (target_batch_numel)", _PASTE_IN)
+
+    def find() -> Block | None:
+        found = blocks_with(root, _LIMITS)
+        return the_one_for_training([block for block in found if block.keys] or found, name, "--key-path ")
+
+    found = block_to_patch(root, name, key_path, find, lacks)
+    for block in (block_at(root, (*found.keys, _SAMPLER)), found):
+        if block is not None and not block.settings.keys().isdisjoint(_LIMITS):
+            return block
+    raise lacks
+
+
+def _rate(block: Block, references: References, tuned: Tuned) -> float | None:
+    """Return how many samples a second the file's limits count; None where they count what the sweep did."""
+    lengths = tuned.needed_stream.lengths
+    if lengths.unit not in PER_SECOND:
+        return None
+
+    def read(key: str) -> float | None:
+        for depth in range(len(block.chain), 0, -1):
+            around = block.chain[:depth]
+            if (node := around[-1].get(key)) is not None:
+                try:
+                    value = references.plain(node, around)
+                except ResultError:
+                    return None
+                return value if isinstance(value, (int, float)) and value is not True else None
+        return None
+
+    limit, rate = next(filter(None, map(read, _LIMITS)), None), read("sample_rate")
+    if lengths.unit != "ms" and limit is not None and not counts_samples(limit, lengths.max):
+        return None
+    if rate is None or rate <= 0:
+        raise ResultError(
+            f"{references.name}: target_batch_numel counts samples, but the sweep counted "
+            f"{'milliseconds' if lengths.unit == 'ms' else 'seconds'}, and the file has no sample_rate",
+            "Add `sample_rate: 16000` at the top, with that of the audio.",
+        )
+    return rate
+
+
+def _place(root: Node, path: Keys, key: str) -> Keys:
+    """Return the path of the mapping for an argument of the function itself."""
+    block = block_at(root, path)
+    assert block is not None
+    for depth in range(len(path), -1, -1):
+        if block.chain[depth].get(key) is not None:
+            return path[:depth]
+    return path[:-1] if path[-1:] == (_SAMPLER,) else path
+
+
+def _patched(text: str, name: str, path: Keys, wanted: dict[str, Value], after: str) -> str:
+    patch = BlockPatch(text=text, name=name, root=parse_yaml(text, name), path=path, paste_in=_PASTE_IN, wanted=wanted)
+    patch.set_all(after)
+    return patch.result()

@@ -1,0 +1,321 @@
+"""The exports of a stream, run by the libraries that they are for."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import Counter
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from batching.conftest import load_speechbrain
+from exports.stream_runs import made_stream, stream_of
+from ruamel.yaml import YAML
+from torch.utils.data import DataLoader
+
+from batchtune import BucketedStream
+from batchtune.errors import ResultError
+from batchtune.exports import Tuned, export_of
+from batchtune.exports.stream import render_stream_yaml, stream_config
+from batchtune.lengths import Lengths
+from batchtune.results import ReadingRecord, StreamSweep
+from batchtune.tuning.costs import Costs
+from batchtune.tuning.sweep import sweep
+from batchtune.tuning.sweep_settings import SweepSettings
+
+# Libraries warn of matters of their own.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+RATE = 16_000
+SAMPLES = np.random.default_rng(0).integers(10, 400, 240)
+SHARDS = 4
+
+
+def swept(*, limit: float = 4000.0, batches: int = 12, **settings: Any) -> StreamSweep:
+    """Of these examples, in seconds, with a buffer that holds some of a worker's; at most 4000 samples a batch."""
+    seconds = Lengths.of(SAMPLES / RATE, unit="s")
+    made = stream_of(sweep(seconds, limit / RATE, SweepSettings(num_buckets=(3,)), Costs()))
+    rows = [msgspec.structs.replace(row, buffer_size=64, batches=2 * batches) for row in made.rows]
+    settings = {"world_size": 2, "workers": 2, "shuffle_shards": 4, "shuffle_buffer": 20, "seed": 3, **settings}
+    return msgspec.structs.replace(made, rows=rows, settings=settings, batches_per_rank=batches)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Real shards; a sample is as long as its place in SAMPLES says."""
+    webdataset = pytest.importorskip("webdataset")
+    folder = tmp_path_factory.mktemp("shards")
+    with webdataset.ShardWriter(f"{folder}/%02d.tar", maxcount=SAMPLES.size // SHARDS, verbose=0) as writer:
+        for place, samples in enumerate(SAMPLES.tolist()):
+            writer.write({"__key__": f"{place:04d}", "audio.pth": torch.full((samples,), place, dtype=torch.int16)})
+    return f"{folder}/{{00..{SHARDS - 1:02d}}}.tar"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "stream.yaml"
+    path.write_text(render_stream_yaml(stream_config(swept())), encoding="utf-8")
+    return str(path)
+
+
+def snippet(name: str, found: StreamSweep, **fields: Any) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(export_of(name).render(Tuned(stream=found, **fields)), name, "exec"), names)
+    return names
+
+
+def length_of(example: dict[str, Any]) -> float:
+    return len(example["audio.pth"]) / RATE
+
+
+def keys(examples: list[dict[str, Any]]) -> list[int]:
+    return [int(example["__key__"]) for example in examples]
+
+
+def fits(batch: list[int], found: StreamSweep) -> bool:
+    """Whether a batch of these examples is within the table."""
+    row = found.rows[0]
+    bucket = int(np.searchsorted(row.boundaries, SAMPLES[batch].max() / RATE))
+    return len(batch) <= row.batch_sizes[bucket]
+
+
+# SpeechBrain
+
+
+@pytest.fixture
+def speechbrain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the snippet imports of SpeechBrain."""
+    if find_spec("speechbrain") is None:
+        pytest.skip("speechbrain is not installed")
+    dataloader, iterators = load_speechbrain()[2:]
+    batch = types.ModuleType("speechbrain.dataio.batch")  # for workers, whose batches are pickled
+    vars(batch).update(iterators.PaddedBatch.__init__.__globals__)
+    parents = (types.ModuleType(name) for name in ("speechbrain", "speechbrain.dataio"))
+    for module in (*parents, dataloader, iterators, batch):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [sorted(int(key) for key in batch.id) for batch in batches]
+
+
+@pytest.mark.usefixtures("speechbrain")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_speechbrains_loader_makes_tuned_batches(shards: str, workers: int) -> None:
+    names = snippet("speechbrain-stream", swept())
+    assert (names["TARGET_BATCH_NUMEL"], names["MAX_BATCH_NUMEL"]) == (3600, 4000)
+    loader = names["train_loader"](shards, num_workers=workers)
+    first, second = ids(loader), ids(loader)
+    assert len(first) == len(second) == names["BATCHES_PER_EPOCH"] == 12
+    assert first != second
+    assert all(len(batch) * SAMPLES[batch].max() <= 4000 for batch in first + second)
+    again = names["train_loader"](shards, num_workers=workers)
+    assert [ids(again), ids(again)] == [first, second]
+    whole = ids(names["train_loader"](shards, num_workers=workers).loader)  # a pass over the shards
+    assert sorted(key for batch in whole for key in batch) == list(range(SAMPLES.size))
+
+
+@pytest.mark.usefixtures("speechbrain")
+def test_speechbrain_leaves_out_what_was_left_out(shards: str) -> None:
+    found = swept()
+    reading = ReadingRecord(min_length=50 / RATE, max_length=300 / RATE)
+    inside = SAMPLES[(SAMPLES >= 50) & (SAMPLES <= 300)]
+    summary = msgspec.structs.replace(Lengths.of(inside / RATE, unit="s").summary(), reading=reading)
+    names = snippet("speechbrain-stream", msgspec.structs.replace(found, lengths=summary))
+    whole = ids(names["train_loader"](shards, num_workers=0).loader)
+    assert sorted(SAMPLES[key] for batch in whole for key in batch) == sorted(inside)
+
+
+@pytest.mark.parametrize(
+    ("unit", "written"),
+    [
+        ("s", "600 * SAMPLE_RATE"),
+        ("ms", "600 * SAMPLE_RATE / 1000"),
+        ("samples", "600"),
+        ("tokens", "600"),
+        (None, "600"),
+    ],
+)
+def test_numels_count_what_speechbrain_counts(unit: str | None, written: str) -> None:
+    text = export_of("speechbrain-stream").render(Tuned(stream=made_stream(unit=unit)))
+    assert f"\nMAX_BATCH_NUMEL = {written}\n" in text
+    assert ("SAMPLE_RATE = 16000" in text) == (unit in ("s", "ms"))
+    assert ("len_fn, which is len(signal) here, must return tokens" in text.replace("\n# ", " ")) == (unit == "tokens")
+
+
+# batchtune's own stream
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_webdataset_gives_nominal_epochs(shards: str, config: str, workers: int) -> None:
+    loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
+        shards, length_of, keys, num_workers=workers
+    )
+    first, second = list(loader), list(loader)
+    assert len(first) == len(second) == len(loader) == 12
+    assert first != second
+    assert all(fits(batch, swept()) for batch in first + second)
+
+
+def test_webdataset_gives_every_example_once(shards: str, config: str) -> None:
+    names = snippet("webdataset", swept(), stream_config=config)
+    stage = BucketedStream.from_config(config, length_of=length_of, collate_fn=keys)
+    pipeline = names["examples"](0, shards, length_of).compose(stage)
+    found = list(DataLoader(pipeline, batch_size=None, num_workers=2))
+    assert sorted(key for batch in found for key in batch) == list(range(SAMPLES.size))
+    loader = pytest.importorskip("webdataset").WebLoader(pipeline, batch_size=None, num_workers=2).with_epoch(30)
+    assert [len(list(loader)), len(list(loader))] == [30, 30]
+
+
+def test_webdataset_goes_on_in_mid_epoch(shards: str, config: str) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    names = snippet("webdataset", swept(), stream_config=config)
+    names["DataLoader"] = stateful
+    loader, other = (names["train_loader"](shards, length_of, keys, num_workers=2) for _ in range(2))
+    running = iter(loader)
+    list(islice(running, 5))
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == list(running)
+
+
+def test_webdataset_leaves_out_what_was_left_out(shards: str, config: str) -> None:
+    lengths = msgspec.structs.replace(swept().lengths, min=0.01, reading=ReadingRecord(min_length=0.01))
+    names = snippet("webdataset", msgspec.structs.replace(swept(), lengths=lengths), stream_config=config)
+    assert min(length_of(example) for example in names["examples"](0, shards, length_of)) >= 0.01
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hugging_face_streams_are_dealt_and_shuffled(config: str, workers: int) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def generated(parts: list[int]) -> Any:
+        for part in parts:
+            for place in range(part, SAMPLES.size, SHARDS):
+                yield {"place": place, "samples": int(SAMPLES[place])}
+
+    dataset = datasets.IterableDataset.from_generator(generated, gen_kwargs={"parts": list(range(SHARDS))})
+    names = snippet("hf-streaming", swept(), stream_config=config)
+
+    def loader(rank: int, **options: Any) -> Any:
+        return names["train_loader"](
+            dataset,
+            lambda example: example["samples"] / RATE,
+            lambda examples: [example["place"] for example in examples],
+            rank=rank,
+            world_size=2,
+            num_workers=workers,
+        )
+
+    first, second = list(loader(0)), list(loader(1))
+    assert len(first) == len(second) == 12
+    assert not {key for batch in first for key in batch} & {key for batch in second for key in batch}
+    assert all(fits(batch, swept()) for batch in first + second)
+    one = loader(0)
+    assert [list(one), list(one)][1] != first
+    plain = msgspec.structs.replace(swept(), batches_per_rank=None)
+    Path(config).write_text(render_stream_yaml(stream_config(plain)), encoding="utf-8")
+    whole = [key for rank in (0, 1) for batch in loader(rank) for key in batch]
+    assert sorted(whole) == list(range(SAMPLES.size))
+
+
+# Lhotse and NeMo
+
+
+class Places(torch.utils.data.Dataset[list[int]]):
+    def __getitem__(self, cuts: Any) -> list[int]:
+        return [int(cut.id.split("_")[0]) for cut in cuts]
+
+
+@pytest.fixture(scope="module")
+def shar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lhotse = pytest.importorskip("lhotse")
+    cut, folder = lhotse.MonoCut, tmp_path_factory.mktemp("shar")
+    cuts = [
+        cut(id=f"{i:04d}", start=0, duration=samples / RATE, channel=0) for i, samples in enumerate(SAMPLES.tolist())
+    ]
+    lhotse.CutSet.from_cuts(cuts).to_shar(folder, fields={}, shard_size=SAMPLES.size // SHARDS, verbose=False)
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lhotse_shar_gives_nominal_epochs(shar: Path, workers: int) -> None:
+    names = snippet("lhotse-shar", swept())
+    epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=workers))
+    found = [list(next(epochs)) for _ in range(6)]
+    assert [len(epoch) for epoch in found] == [12] * 6
+    assert all(fits(batch, swept()) for epoch in found for batch in epoch)
+    seen = Counter(key for epoch in found for batch in epoch for key in batch)
+    assert max(seen.values()) - min(seen[key] for key in range(SAMPLES.size)) <= 2  # no worker reads another's
+
+
+def test_lhotse_shar_reads_each_ranks_own_shards(shar: Path) -> None:
+    names = snippet("lhotse-shar", swept(shuffle_shards=0, shuffle_buffer=0))
+    loaders = [names["train_loader"](shar, Places(), rank=rank, world_size=2, num_workers=1) for rank in (0, 1)]
+    first, second = ({key for batch in islice(loader, 12) for key in batch} for loader in loaders)
+    assert first and second and not first & second
+
+
+def test_nemos_fragment_has_tarred_data_and_a_nominal_epoch() -> None:
+    text = export_of("nemo-tarred").render(Tuned(stream=made_stream()))
+    found = YAML(typ="safe", pure=True).load(text)
+    data = found["model"]["train_ds"]
+    assert found["trainer"] == {"use_distributed_sampler": False, "limit_train_batches": 330}
+    assert (data["bucket_duration_bins"], data["bucket_batch_size"]) == (
+        made_stream().rows[0].boundaries,
+        made_stream().rows[0].batch_sizes,
+    )
+    assert (data["bucket_buffer_size"], data["shard_seed"], data["num_buckets"]) == (1024, "trng", 6)
+    assert "tarred_audio_filepaths: audio/audio__OP_0..63_CL_.tar" in text
+
+
+# Which row
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "row"),
+    [
+        (
+            "speechbrain-stream",
+            "bucket",
+            "this is SpeechBrain's dynamic_bucketed_batch with a buffer of 1024 (790",
+        ),
+        ("webdataset", "speechbrain", "this is pool with a buffer of 1024 (640 batches"),
+        ("hf-streaming", "pool", None),
+        ("lhotse-shar", "pool", "this is bucket with 6 buckets and a buffer of 1024 (660 batches"),
+        ("nemo-tarred", "bucket", None),
+    ],
+)
+def test_the_best_row_that_the_framework_runs_is_written(name: str, algorithm: str, row: str | None) -> None:
+    text = export_of(name).render(Tuned(stream=made_stream(recommended=algorithm))).replace("\n# ", " ")
+    assert (row is None) == ("batchtune recommends" not in text)
+    assert row is None or row in text
+
+
+@pytest.mark.parametrize("name", ["speechbrain-stream", "webdataset", "lhotse-shar"])
+def test_a_sweep_without_such_a_row_says_what_to_do(name: str) -> None:
+    made = made_stream()
+    other = [row for row in made.rows if row.algorithm == {"webdataset": "speechbrain"}.get(name, "pivot")]
+    alone = msgspec.structs.replace(made, rows=other, recommended=0, recommended_speechbrain=None)
+    with pytest.raises(ResultError, match=r"holds no row that .* can run") as caught:
+        export_of(name).render(Tuned(stream=alone))
+    assert "sweep-stream" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "command"),
+    [
+        ("webdataset", "stream.json", "sweep-stream SOURCE"),
+        ("nemo-tarred", "stream.json", "sweep-stream SOURCE"),
+        ("nemo", "sweep.json", "sweep-buckets MANIFEST"),
+    ],
+)
+def test_a_run_without_the_needed_sweep_is_refused(name: str, file: str, command: str) -> None:
+    with pytest.raises(ResultError, match=f"batchtune-run holds no {file}: nothing is recommended yet") as caught:
+        export_of(name).render(Tuned())
+    assert caught.value.hint == f"`batchtune {command} --run batchtune-run` writes it."

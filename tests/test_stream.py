@@ -1,0 +1,319 @@
+"""BucketedStream in a plain loop: batches, epochs, resuming, bad input."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchtune import BucketedStream
+from batchtune.batching.streams import StreamBatching, stream_batches, stream_random
+from batchtune.batching.table import BucketTable
+from batchtune.errors import ResultError
+from batchtune.exports.sampler import render_sampler_yaml
+from batchtune.exports.stream import render_stream_yaml
+from batchtune.results import SamplerConfig, SamplerEvidence
+from batchtune.results.stream import StreamConfig
+
+TABLE: dict[str, Any] = {"bucket_boundaries": [5, 12, 30], "bucket_batch_sizes": [9, 4, 2]}
+RANDOM = random.Random(0)
+EXAMPLES = [{"id": number, "length": RANDOM.randint(1, 30)} for number in range(500)]
+ALGORITHMS = ("bucket", "pool", "pivot")
+
+
+def length_of(example: dict[str, Any]) -> float:
+    return example["length"]
+
+
+def ids(batch: list[dict[str, Any]]) -> list[int]:
+    return [example["id"] for example in batch]
+
+
+def stream(source: Any = EXAMPLES, **options: Any) -> BucketedStream:
+    given = {"length_of": length_of, "buffer_size": 40, "collate_fn": ids, **TABLE, **options}
+    return BucketedStream(source, **given)
+
+
+def of_lengths(*lengths: Any) -> list[dict[str, Any]]:
+    return [{"id": number, "length": length} for number, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_batches_are_those_that_the_sweep_counts(algorithm: Any, shuffle: bool) -> None:
+    lengths = np.array([example["length"] for example in EXAMPLES], dtype=np.float64)
+    way = StreamBatching(algorithm=algorithm, table=BucketTable.of(*TABLE.values()), buffer_size=40, shuffle=shuffle)
+    made = stream_batches(lengths, way, stream_random(seed=3, epoch=2, rank=1))
+    counted = [batch.tolist() for batch in np.split(made.examples, made.ends[:-1])]
+    found = stream(algorithm=algorithm, shuffle=shuffle, seed=3, epoch=2, rank=1, world_size=4, split=False)
+    with pytest.warns(UserWarning, match="split=True"):
+        assert list(found) == counted
+
+
+def test_examples_come_as_they_are_without_collate() -> None:
+    batches = list(stream(collate_fn=None))
+    assert sorted(ids(list(chain(*batches)))) == list(range(500))
+
+
+def test_no_more_than_the_buffer_is_read_ahead() -> None:
+    read = 0
+
+    def counting() -> Iterator[Any]:
+        nonlocal read
+        for read, example in enumerate(EXAMPLES, 1):  # noqa: B007  # counts what was read
+            yield example
+
+    out = 0
+    for batch in stream(counting()):
+        assert read - out <= 40
+        out += len(batch)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_batch_leaves_when_the_bytes_are_exceeded(algorithm: Any, shuffle: bool) -> None:
+    held = most = 0
+
+    def bytes_of(example: dict[str, Any]) -> int:
+        nonlocal held, most
+        held += 10 * example["length"]
+        most = max(most, held)
+        return 10 * example["length"]
+
+    given = {"buffer_bytes": 2000, "bytes_of": bytes_of, "algorithm": algorithm, "shuffle": shuffle}
+    seen = []
+    for batch in stream(**given, buffer_size=1000):
+        held -= sum(10 * EXAMPLES[number]["length"] for number in batch)
+        seen += batch
+    assert sorted(seen) == list(range(500))
+    assert 2000 < most <= 2000 + 300
+
+
+def test_each_pass_is_the_next_epoch_unless_it_is_set() -> None:
+    one = stream()
+    first, second = list(one), list(one)
+    assert first != second and one.epoch == 2
+    one.set_epoch(1)
+    assert list(one) == second == list(stream(epoch=1))
+
+
+def test_an_abandoned_pass_is_followed_by_the_next_epoch() -> None:
+    one = stream()
+    iter(one)  # never used
+    next(iter(one))
+    assert list(one) == list(stream(epoch=1))
+
+
+def test_a_source_gets_the_epoch() -> None:
+    class Source(list[Any]):
+        epochs: list[int] = []  # noqa: RUF012  # of this test alone
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epochs.append(epoch)
+
+    one = stream(Source(EXAMPLES))
+    list(one)
+    one.set_epoch(7)
+    list(one)
+    assert Source.epochs == [0, 7]
+    asked: list[int] = []
+    one = stream(lambda epoch: asked.append(epoch) or EXAMPLES)
+    list(one)
+    list(one)
+    assert asked == [0, 1]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("nominal", [None, 300])
+def test_a_plain_loop_resumes_in_mid_epoch(algorithm: Any, nominal: int | None) -> None:
+    def made() -> BucketedStream:
+        return stream(algorithm=algorithm, batches_per_epoch=nominal)
+
+    one = made()
+    one.set_epoch(3)
+    batches = iter(one)
+    before = list(islice(batches, 17))
+    state = json.loads(json.dumps(one.state_dict()))
+    after = list(batches)
+    other = made()
+    other.load_state_dict(state)
+    assert other.epoch == 3
+    assert other.state_dict() == state
+    assert list(other) == after
+    assert list(other) == list(one)
+    other.load_state_dict(state)
+    other.set_epoch(3)  # as a loop over epochs says it
+    assert list(other) == after
+    other.load_state_dict(state)
+    other.set_epoch(4)
+    assert list(other) == list(stream(algorithm=algorithm, batches_per_epoch=nominal, epoch=4))
+    assert before + after == list(stream(algorithm=algorithm, batches_per_epoch=nominal, epoch=3))
+
+
+def test_a_state_after_the_epoch_begins_the_next() -> None:
+    one, other = stream(), stream()
+    list(one)
+    other.load_state_dict(one.state_dict())
+    assert list(other) == list(one)
+
+
+@pytest.mark.parametrize("change", ["other order", "shorter"])
+def test_resuming_on_other_examples_is_an_error(change: str) -> None:
+    one = stream()
+    list(islice(iter(one), 40))
+    other = stream(EXAMPLES[::-1] if change == "other order" else EXAMPLES[:80])
+    other.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match=r"does not give the examples again.*up to batch 40 of epoch 0"):
+        list(other)
+
+
+def test_a_state_of_another_stream_is_refused() -> None:
+    state = stream().state_dict()
+    for other, said in [
+        (stream(buffer_size=41), "other options"),
+        (stream(seed=1), "other options"),
+        (stream(rank=1, world_size=2), "has rank 0, this stream 1"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="not a state of a BucketedStream"):
+        stream().load_state_dict({"epoch": 1})
+
+
+def test_a_nominal_epoch_reads_the_source_again() -> None:
+    one = stream(batches_per_epoch=400)
+    batches = list(one)
+    assert len(batches) == len(one) == 400
+    counts = np.bincount(list(chain(*batches)))
+    assert counts.min() >= 1 and counts.max() == 3  # the source has some 190 batches
+    with pytest.raises(TypeError, match="batches_per_epoch"):
+        len(stream())
+
+
+def test_ranks_have_equally_many_batches_of_their_own_examples() -> None:
+    ranks = [list(stream(rank=rank, world_size=3, split=True, batches_per_epoch=50)) for rank in range(3)]
+    assert [len(batches) for batches in ranks] == [50, 50, 50]
+    for rank, batches in enumerate(ranks):
+        assert {number % 3 for number in chain(*batches)} == {rank}
+
+
+def test_a_stage_makes_batches_of_what_it_is_called_with() -> None:
+    stage = stream(None)
+    assert list(stage(iter(EXAMPLES))) == list(stream())
+    assert list(stage(iter(EXAMPLES))) == list(stream(epoch=1))
+    with pytest.raises(TypeError, match="no source"):
+        iter(stage)
+
+
+def test_copies_run_alike() -> None:
+    one = stream()
+    list(islice(iter(one), 3))
+    for other in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert list(other) == list(stream(epoch=1))
+
+
+@pytest.mark.parametrize(("length", "shown"), [(0, "0.0"), (-1, "-1.0"), (float("nan"), "nan"), (float("inf"), "inf")])
+def test_lengths_that_are_none_are_an_error(length: float, shown: str) -> None:
+    with pytest.raises(ValueError, match=f"positive and finite, but example 2 of the stream has {shown}"):
+        list(stream(of_lengths(3, 4, length, 5)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_overlong_examples(algorithm: Any) -> None:
+    examples = of_lengths(3, 31, 4, 99, 5, 30)
+    with pytest.raises(ValueError, match=r"example 1 of the stream has the length 31\.0, beyond .*boundaries, 30"):
+        list(stream(examples, algorithm=algorithm))
+    batches = list(stream(examples, algorithm=algorithm, overlong="single"))
+    assert [1] in batches and [3] in batches and sorted(chain(*batches)) == [0, 1, 2, 3, 4, 5]
+    dropping = stream(examples, algorithm=algorithm, overlong="drop", buffer_size=9)
+    with pytest.warns(UserWarning, match="2 of 6 examples were dropped"):
+        assert sorted(chain(*dropping)) == [0, 2, 4, 5]
+    assert dropping.dropped_examples == 2
+
+
+def test_a_source_that_can_not_go_on_is_an_error() -> None:
+    assert list(stream([])) == []
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        ([], {}, "gives no example"),
+        (of_lengths(*[31] * 100), {"overlong": "drop"}, "all examples are beyond the last boundary"),
+        (iter(EXAMPLES), {}, "from an iterator, which has ended"),
+    ]
+    for source, options, said in cases:
+        with pytest.raises(ValueError, match=f"{said}.*batches_per_epoch is 1000"):
+            list(stream(source, batches_per_epoch=1000, **options))
+    once = stream(iter(EXAMPLES))
+    list(once)
+    with pytest.raises(ValueError, match="has nothing left"):
+        list(once)
+
+
+def test_a_buffer_below_a_batch_size_warns() -> None:
+    with pytest.warns(UserWarning, match="buffer_size is 8, but bucket_batch_sizes go up to 9"):
+        one = stream(buffer_size=8)
+    assert sorted(chain(*one)) == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"algorithm": "best"}, "algorithm must be one of bucket, pool, pivot, got 'best'"),
+        ({"buffer_size": 0}, "buffer_size must be a whole number, at least 1"),
+        ({"buffer_bytes": 100}, "buffer_bytes and bytes_of go together"),
+        ({"max_padding_ratio": 0.1}, 'max_padding_ratio is for algorithm="pivot"'),
+        ({"algorithm": "pivot", "max_padding_ratio": 2}, "from 0 to 1, got 2"),
+        ({"overlong": "keep"}, "overlong must be error, single or drop"),
+        ({"length_of": "duration"}, "length_of must be a function"),
+        ({"batches_per_epoch": 0}, "batches_per_epoch must be a whole number, at least 1"),
+        ({"rank": 0}, "rank and world_size go together"),
+        ({"source": 3}, "source must be an iterable of examples or a function"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        stream(**options)
+
+
+def evidence() -> SamplerEvidence:
+    return SamplerEvidence(fingerprint="", device=None, batches=200, padding_ratio=0.1, estimated_epoch_seconds=None)
+
+
+def test_a_stream_yaml_makes_a_stream(tmp_path: Path) -> None:
+    config = StreamConfig(
+        **{"format": StreamConfig.FORMAT, "version": StreamConfig.VERSION, "unit": "s", "max_batch_length": 60.0},
+        **{"algorithm": "pivot", "buffer_size": 30, "max_padding_ratio": 0.25, "batches_per_epoch": 90},
+        **{"shuffle": True, "drop_last": False, "seed": 5, "evidence": evidence(), **TABLE},
+    )
+    path = tmp_path / "stream.yaml"
+    path.write_text(render_stream_yaml(config))
+    made = BucketedStream.from_config(path, EXAMPLES, length_of=length_of, collate_fn=ids)
+    pivots: dict[str, Any] = {"algorithm": "pivot", "max_padding_ratio": 0.25, "seed": 5, "buffer_size": 30}
+    assert list(made) == list(stream(**pivots, batches_per_epoch=90))
+    # A stage can't read its examples again: there a nominal epoch is the pipeline's.
+    stage = BucketedStream.from_config(path, length_of=length_of, collate_fn=ids, buffer_size=20)
+    assert list(stage(EXAMPLES)) == list(stream(**{**pivots, "buffer_size": 20}))
+    with pytest.raises(ResultError, match=r"other\.yaml does not exist"):
+        BucketedStream.from_config(tmp_path / "other.yaml", length_of=length_of)
+
+
+@pytest.mark.parametrize("pool_size", [None, 60])
+def test_a_sampler_yaml_makes_a_stream(tmp_path: Path, pool_size: int | None) -> None:
+    config = SamplerConfig(
+        **{"format": SamplerConfig.FORMAT, "version": SamplerConfig.VERSION, "unit": "s", "max_batch_length": 60.0},
+        **{"max_batch_size": 9, "num_buckets": 3, "shuffle": True, "batch_ordering": "random", **TABLE},
+        **{"drop_last": False, "seed": 5, "evidence": evidence(), "pool_size": pool_size},
+        sampler="bucket" if pool_size is None else "pooled",
+    )
+    path = tmp_path / "sampler.yaml"
+    path.write_text(render_sampler_yaml(config))
+    options: dict[str, Any] = {"buffer_size": 30} if pool_size is None else {}
+    made = BucketedStream.from_config(path, EXAMPLES, length_of=length_of, collate_fn=ids, **options)
+    algorithm = "bucket" if pool_size is None else "pool"
+    assert list(made) == list(stream(seed=5, algorithm=algorithm, buffer_size=pool_size or 30))

@@ -1,0 +1,173 @@
+"""Real shards, read by WebDataset in a real DataLoader, give the batches that sweeps simulate and `verify` runs."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli.conftest import run_here
+from made_once import MadeOnce
+from msgspec import structs
+
+from batchtune.batching.sharding import sample_random
+from batchtune.exports.stream import read_stream_yaml, render_stream_yaml
+from batchtune.manifests import load_stream
+from batchtune.results import StreamSweep, read_result, write_result
+from batchtune.tuning.verify_stream import VerifiedStream
+
+SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
+SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}
+WORKLOAD = """
+import json
+import torch
+
+class Recorded:
+    def setup(self, device):
+        self.weight = torch.ones(1, requires_grad=True)
+
+    def make_batch(self, shape):
+        return shape
+
+    def step(self, shape):
+        self.weight.sum().backward()
+        with open("shapes.jsonl", "a") as file:
+            file.write(json.dumps([shape.batch_size, shape.length]) + "\\n")
+"""
+Shape = list[float]
+
+
+@pytest.fixture(scope="session")
+def swept(made_once: MadeOnce) -> Path:
+    """A folder with 12 shards of arrays with 1 to 30 rows, and the run folder of their sweep."""
+
+    def make(folder: Path) -> None:
+        draw = np.random.default_rng(0)
+        for shard in range(SHARDS):
+            with tarfile.open(folder / f"train-{shard:03}.tar", "w") as tar:
+                for number, length in enumerate(draw.integers(1, 31, EXAMPLES)):
+                    stream = io.BytesIO()
+                    np.save(stream, np.zeros((length, 2), dtype=np.float32))
+                    member = tarfile.TarInfo(f"{shard:03}{number:03}.npy")
+                    member.size = stream.tell()
+                    stream.seek(0)
+                    tar.addfile(member, stream)
+        options = ["--max-batch-length", 60, "--buffer-size", 40, "--seed", SEED, "--shuffle-shards", SHARDS_SHUFFLED]
+        ran = run_here("sweep-stream", *shards(folder), *options, "--num-buckets", 4, "--run", folder / "run", "--json")
+        assert ran.returncode == 0, ran.stderr
+
+    return made_once("swept-stream", make)
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(map(str, folder.glob("*.tar")))
+
+
+def copied(swept: Path, folder: Path, algorithm: Any, **settings: int) -> Path:
+    """A copy of the run folder, with another algorithm, table and way of the shards to workers."""
+    run = Path(shutil.copytree(swept / "run", folder / "run"))
+    sweep = read_result(run / "stream.json", StreamSweep)
+    write_result(run / "stream.json", structs.replace(sweep, settings={**sweep.settings, **settings}))
+    config = structs.replace(
+        read_stream_yaml(run / "stream.yaml"),
+        algorithm=algorithm,
+        bucket_boundaries=list(map(float, SIZES)),
+        bucket_batch_sizes=list(SIZES.values()),
+        max_padding_ratio=0.1 if algorithm == "pivot" else None,
+    )
+    (run / "stream.yaml").write_text(render_stream_yaml(config))
+    return run
+
+
+def length_of(example: dict[str, Any]) -> float:
+    return float(example["npy"].shape[0])
+
+
+def worker_and_shape(examples: list[dict[str, Any]]) -> list[float]:
+    from torch.utils.data import get_worker_info
+
+    return [get_worker_info().id, len(examples), max(map(length_of, examples))]
+
+
+def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, **options: int) -> list[list[float]]:
+    """The worker and the shape of each batch that a DataLoader delivers, by what it decoded."""
+    import webdataset
+    from torch.utils.data import DataLoader
+
+    from batchtune import BucketedStream
+
+    stage = BucketedStream.from_config(run / "stream.yaml", length_of=length_of, collate_fn=worker_and_shape, **options)
+    stream = webdataset.WebDataset(
+        shards(swept),
+        shardshuffle=SHARDS_SHUFFLED,
+        detshuffle=True,
+        seed=SEED,
+        nodesplitter=webdataset.split_by_node,
+    )
+    if shuffle_buffer:
+        stream = stream.shuffle(shuffle_buffer, rng=sample_random(SEED, 0, 0, 0))
+    return list(DataLoader(stream.decode().compose(stage), batch_size=None, num_workers=workers))
+
+
+def simulated(swept: Path, run: Path) -> list[Shape]:
+    config = read_stream_yaml(run / "stream.yaml")
+    stream = VerifiedStream.of(load_stream(shards(swept)), config, run, SEED)
+    epoch = stream.epoch(0, stream.batching.table)
+    return [[float(size), length] for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
+def test_a_worker_delivers_the_simulated_batches(swept: Path, tmp_path: Path, algorithm: str) -> None:
+    run = copied(swept, tmp_path, algorithm, workers=1, shuffle_buffer=30)
+    assert [shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)] == simulated(swept, run)
+
+
+@pytest.mark.parametrize("algorithm", ["bucket", "pool", "pivot"])
+def test_workers_deliver_the_simulated_batches_in_turn(swept: Path, tmp_path: Path, algorithm: str) -> None:
+    run = copied(swept, tmp_path, algorithm, workers=2, shuffle_buffer=0)
+    batches = delivered(swept, run, workers=2)
+    rounds = 2 * min(sum(worker == number for number, *_ in batches) for worker in range(2))
+    assert [number for number, *_ in batches[:rounds]] == [0, 1] * (rounds // 2)
+    expected = simulated(swept, run)
+    # How soon a loader notices that one of its workers has ended is a matter of time.
+    assert [shape for _, *shape in batches[:rounds]] == expected[:rounds]
+    assert sorted(shape for _, *shape in batches[rounds:]) == sorted(expected[rounds:])
+
+
+def test_ranks_get_the_simulated_batches(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, of_rank = copied(swept, tmp_path, "bucket", world_size=2, workers=1, shuffle_buffer=0), []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        batches = delivered(swept, run, workers=1, rank=rank, world_size=2)
+        of_rank.append([shape for _, *shape in batches])
+    assert of_rank[0] != of_rank[1]
+    assert simulated(swept, run) == [
+        shape for step in itertools.zip_longest(*of_rank) for shape in step if shape is not None
+    ]
+
+
+@pytest.mark.slow
+def test_verify_runs_the_batches_that_a_loader_delivers(
+    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(swept, tmp_path, "bucket", workers=1, shuffle_buffer=30)
+    (tmp_path / "recorded.py").write_text(WORKLOAD)
+    monkeypatch.chdir(tmp_path)
+    options = ["--workload", "recorded.py:Recorded", "--device", "cpu", "--memory", "1GiB", "--epoch", "--json"]
+    ran = run_here("verify", "--stream", run, *shards(swept), *options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found, lines = json.loads(ran.stdout), (tmp_path / "shapes.jsonl").read_text().splitlines()
+    assert (found["algorithm"], found["buffer_size"], found["worst_steps"]) == ("bucket", 40, 10)
+    shapes = [json.loads(line) for line in lines]
+    assert shapes[-found["epoch_batches"] :] == [
+        shape for _, *shape in delivered(swept, run, workers=1, shuffle_buffer=30)
+    ]
+    worst = shapes[: len(shapes) - found["epoch_batches"]]
+    assert sorted(worst) == sorted(2 * [[size, length] for length, size in SIZES.items()])
