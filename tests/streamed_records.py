@@ -125,7 +125,7 @@ def hostile_stream(text: str) -> StreamSweep:
     assert made.map_style is not None
     return msgspec.structs.replace(
         made,
-        settings={text: text, "workers": text, "world_size": text},
+        settings={**made.settings, text: text},
         device_name=text,
         map_style=msgspec.structs.replace(made.map_style, strategy=text),
         reason=text,

@@ -36,7 +36,8 @@ SETTINGS = ProbeSettings(
     workload="builtin:transformer-lm", options={"size": "tiny"}, device="cuda", num_lengths=3, max_lengths=4
 )
 SWEEP = ["--num-buckets", "2,4", "--strategy", "optimal", "--strategy", "speechbrain", "--quiet"]
-FILES = ("probe.json", "sweep.json", "verify.json", "sampler.yaml", "run.json", "trials.jsonl")
+STREAM = ["--buffer-size", 30, "--num-buckets", 4, "--quiet"]
+FILES = ("probe.json", "sweep.json", "stream.json", "verify.json", "sampler.yaml", "run.json", "trials.jsonl")
 KINDS = ("lengths", "pairs")
 # What no file may do to where it is shown, on a line of its own or as markup.
 EVIL = ("\x1b]0;PWNED\x07", "\n::error::PWNED", "x" * 90 + " ::add-mask::PWNED", "<img src=x onerror=PWNED>", "\u202eA")
@@ -62,6 +63,9 @@ def recorded(made_once: MadeOnce) -> Path:
             swept = run_here(
                 "sweep-buckets", *manifest_of(folder, kind), "--run", run, *SWEEP, "--current", "batch_size=4"
             )
+            assert swept.returncode == 0, swept.stderr
+            now = "target_batch_numel=20,max_batch_numel=30"
+            swept = run_here("sweep-stream", *manifest_of(folder, kind), "--run", run, *STREAM, "--current", now)
             assert swept.returncode == 0, swept.stderr
             write_result(run / "verify.json", verified(lengths, run, device))
 

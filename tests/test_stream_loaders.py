@@ -58,10 +58,12 @@ def test_a_nominal_epoch_is_dealt_to_workers() -> None:
 
 def test_a_plain_loaders_state_warns() -> None:
     made = stream(split=True)
-    batches = iter(loaded(made))
-    next(batches)
+    list(made)
+    next(iter(loaded(made)))
+    assert made.epoch == 2
     with pytest.warns(UserWarning, match="StatefulDataLoader"):
-        made.state_dict()
+        state = made.state_dict()
+    assert (state["epoch"], state["batches"]) == (2, 0)
 
 
 @pytest.mark.slow

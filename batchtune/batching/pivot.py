@@ -39,8 +39,8 @@ class PivotSettings:
         min_sample_len, max_sample_len: Shorter and longer examples are left out; None: any length.
 
     Raises:
-        ValueError: One of them is no number, where SpeechBrain raises a TypeError at the first example that it matters
-            for, or reads on for ever.
+        ValueError: One of them is not a number, where SpeechBrain raises a TypeError at the first example that it
+            matters for, or reads on for ever.
     """
 
     target_batch_numel: float
@@ -85,7 +85,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     Examples that the length limits leave out count as read. The examples of a batch are the longest first, as
     SpeechBrain hands them to its collate_fn.
 
-    Lengths that are no whole numbers are added up as this version of Python does (from 3.12 on, `sum` compensates
+    Lengths that are not whole numbers are added up as this version of Python does (from 3.12 on, `sum` compensates
     rounding). That decides between neighbours that pad equally.
 
     Source: `speechbrain.dataio.iterators`, SpeechBrain 1.1.
@@ -112,7 +112,7 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
         raise ValueError(f"lengths are up to {int(given.max())}: the sum of {room} is not exact; use a larger unit")
     rules = Rules(
         target=float(settings.target_batch_numel),
-        size=_EXACT if settings.max_batch_size is None else int(settings.max_batch_size),
+        size=_EXACT if settings.max_batch_size is None else min(int(settings.max_batch_size), _EXACT),
         numel=math.inf if settings.max_batch_numel is None else float(settings.max_batch_numel),
         ratio=math.inf if settings.max_padding_ratio is None else float(settings.max_padding_ratio),
         exact=whole,

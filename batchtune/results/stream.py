@@ -137,8 +137,8 @@ class StreamRow(Record, frozen=True, kw_only=True):
                 yield "algorithm is speechbrain, but target_batch_numel is missing"
         else:
             yield from wrong_boundaries(self.boundaries)
-            if len(self.boundaries) != len(self.batch_sizes):
-                yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
+        if len(self.boundaries) != len(self.batch_sizes):
+            yield f"it has {len(self.boundaries)} boundaries and {len(self.batch_sizes)} batch sizes"
         if self.padded_length <= 0:
             yield f"padded_length is {self.padded_length}"
 

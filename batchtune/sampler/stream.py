@@ -329,13 +329,13 @@ class BucketedStream(IterableDataset[Any]):
         Warns:
             UserWarning: Workers of a plain DataLoader have read the stream, which do not report where they are.
         """
-        if get_worker_info() is None and self._position is None and self._epochs.differ(self.rank):
+        position = self._cursor
+        if get_worker_info() is None and position.batches == 0 and self._epochs.differ(self.rank):
             warnings.warn(
                 "the DataLoader's workers do not say which batches it has delivered, so this state is that of the next "
                 "epoch's begin: save the state of torchdata's StatefulDataLoader instead",
                 stacklevel=2,
             )
-        position = self._cursor
         return {
             "epoch": position.epoch,
             "batches": position.batches,
@@ -393,4 +393,7 @@ class BucketedStream(IterableDataset[Any]):
 
     @property
     def _cursor(self) -> Position:
-        return self._position or self._resumed or Position(self._epochs.of(self.rank))
+        position, following = self._position or self._resumed, self._epochs.of(self.rank)
+        # In the process itself, workers may have read on since its own pass.
+        passed = position is not None and (position.finished or following > position.epoch + 1)
+        return Position(following) if position is None or (passed and get_worker_info() is None) else position

@@ -1,9 +1,10 @@
-"""Streams, next to SpeechBrain's own code: `python tests/benchmarks/streams.py [speed]`.
+"""Streams, next to SpeechBrain's own code: `python tests/benchmarks/streams.py [speed] [sharding]`.
 
 - `speed`: samples/s of SpeechBrain's `dynamic_bucketed_batch` and of the same batches by `speechbrain_batches`, on
   lengths alone, in turns in one process. LibriSpeech's lengths in random order, as whole numbers of audio samples and
   in seconds, which have to be added up in Python's order. The first call of a process, which loads or compiles code, is
   timed apart. The least CPU time of the repeats counts.
+- `sharding`: which of 10 million examples in 10,000 shards each of 2 × 4 workers reads, in its order.
 
 Prints Markdown.
 """
@@ -27,6 +28,7 @@ from benchmarks.epochs import ROOT
 from benchmarks.samplers import timed
 
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
+from batchtune.batching.sharding import Sharding
 from batchtune.manifests import ReadOptions, load_lengths
 
 SHARED = ROOT.parent / "shared" / "data"
@@ -109,7 +111,15 @@ def cpu_timed(function: Callable[[], T]) -> tuple[float, T]:
     return time.process_time() - started, result
 
 
-PARTS = {"speed": speed}
+def sharding(options: argparse.Namespace) -> None:
+    """Times one epoch of all workers' streams."""
+    dealt = Sharding(world_size=2, workers=4, shuffle_shards=100, shuffle_buffer=10_000)
+    dealt.streams([100], seed=0, epoch=0)
+    times = [cpu_timed(lambda: dealt.streams([1000] * 10_000, seed=0, epoch=0))[0] for _ in range(options.repeats)]
+    print(f"\n10,000,000 examples dealt and shuffled in {min(times):.2f} s.")
+
+
+PARTS = {"speed": speed, "sharding": sharding}
 
 if __name__ == "__main__":
     main()

@@ -61,6 +61,15 @@ def test_a_stream_of_other_data_is_refused(tmp_path: Path, other: str) -> None:
         load_run(tmp_path)
 
 
+@pytest.mark.parametrize("place", [2, 10])
+def test_a_row_with_more_sizes_than_boundaries_is_damage(tmp_path: Path, place: int) -> None:
+    stream = made_stream()
+    rows = [replace(row, batch_sizes=[1, 2]) if index == place else row for index, row in enumerate(stream.rows)]
+    write_result(tmp_path / "stream.json", replace(stream, rows=rows))
+    with pytest.raises(ResultError, match=rf"rows, entry {place}: it has \d+ boundaries and 2 batch sizes"):
+        load_run(tmp_path)
+
+
 # Sentences
 
 
