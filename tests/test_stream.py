@@ -188,8 +188,9 @@ def test_a_state_of_another_stream_is_refused() -> None:
         stream().load_state_dict({"epoch": 1})
 
 
-def test_a_nominal_epoch_reads_the_source_again() -> None:
-    one = stream(batches_per_epoch=400)
+@pytest.mark.parametrize("source", [EXAMPLES, lambda epoch: iter(EXAMPLES)])
+def test_a_nominal_epoch_reads_the_source_again(source: Any) -> None:
+    one = stream(source, batches_per_epoch=400)
     batches = list(one)
     assert len(batches) == len(one) == 400
     counts = np.bincount(list(chain(*batches)))
