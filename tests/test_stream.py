@@ -163,6 +163,11 @@ def test_a_state_after_the_epoch_begins_the_next() -> None:
     list(one)
     other.load_state_dict(one.state_dict())
     assert list(other) == list(one)
+    # A loop over a nominal epoch may stop at its last batch.
+    one, other = (stream(batches_per_epoch=20) for _ in range(2))
+    list(islice(one, 20))
+    other.load_state_dict(one.state_dict())
+    assert list(other) == list(one)
 
 
 @pytest.mark.parametrize("change", ["other order", "shorter"])

@@ -268,7 +268,8 @@ class BucketedStream(IterableDataset[Any]):
         for number, places in enumerate(islice(batches, share), 1):
             batch = held.taken(places)
             if resumed is None or number > resumed.batches:
-                position.batches = number
+                # Loops over a known number of batches never ask for one more.
+                position.batches, position.finished = number, number == share
                 yield batch if self._collate is None else self._collate(batch)
             elif number == resumed.batches:
                 resumed.check(held.read_digest)
