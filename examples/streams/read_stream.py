@@ -125,13 +125,18 @@ def speechbrain_loader(shards: str, row: dict[str, Any], workers: int, **options
         sampler_kwargs={name: row[name] for name in names},
         collate_fn=PaddedBatch,
     )
-    return make_dataloader(utterances(shards).compose(batches), batch_size=None, num_workers=workers, **options)
+    return make_dataloader(utterances(shards).compose(batches), **loader_options(workers), **options)
 
 
 def own_loader(shards: str, config: Path, workers: int) -> Any:
     """Batches of the stage that the sweep recommends."""
     stage = BucketedStream.from_config(config, length_of=samples_of, collate_fn=padded)
-    return DataLoader(utterances(shards).compose(stage), batch_size=None, num_workers=workers)
+    return DataLoader(utterances(shards).compose(stage), **loader_options(workers))
+
+
+def loader_options(workers: int) -> dict[str, Any]:
+    """The pipeline makes the batches. Workers persist: new ones would count epochs, and so shuffle, from 0 again."""
+    return {"batch_size": None, "num_workers": workers, "persistent_workers": workers > 0}
 
 
 def samples_of(utterance: dict[str, Any]) -> int:

@@ -111,8 +111,6 @@ def training(options: argparse.Namespace) -> None:
         options={} if options.workload else MODEL,
         device="cpu",
         memory_bytes=parse_size(options.memory),
-        num_lengths=8,
-        max_lengths=16,
     )
     with tempfile.TemporaryDirectory() as folder:
         probe = run_probe(lengths, settings, options.run or Path(folder))
