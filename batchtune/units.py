@@ -65,6 +65,12 @@ def format_number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def rounded_down(value: float, digits: int) -> float:
+    """Return the largest number with so many digits that is not above a positive value."""
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return min(value, float(f"{math.floor(value / step) * step:.{digits}g}"))
+
+
 def counted(count: int, noun: str) -> str:
     """Return `1 cell`, `2 cells`, `28,539 lengths`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

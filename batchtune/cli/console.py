@@ -14,7 +14,7 @@ from batchtune.errors import ResultError, UsageError, without_commands
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
     from batchtune.reports import RunResults
-    from batchtune.results import Sweep
+    from batchtune.results import StreamSweep, Sweep
     from batchtune.results.shared import Result
 
 
@@ -124,6 +124,25 @@ def warn_of_edited_config(sweep: Sweep | None, folder: Path) -> None:
         note(f"Warning: {path} was edited: its pools differ from those of sweep.json, which this shows.")
     elif (config.bucket_boundaries, config.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):
         note(f"Warning: {path} was edited: its bucket table differs from that of sweep.json, which this shows.")
+
+
+def warn_of_edited_stream(stream: StreamSweep | None, folder: Path) -> None:
+    """Warn if the run's `stream.yaml` does not make the batches of `stream.json`, which reports show."""
+    from batchtune.exports.stream import read_stream_yaml, stream_config
+    from batchtune.results import STREAM_CONFIG_FILE
+
+    path = folder / STREAM_CONFIG_FILE
+    if stream is None or stream.recommended_row is None or not path.exists():
+        return
+    try:
+        written, config = stream_config(stream), read_stream_yaml(path)
+    except ResultError as error:
+        note(f"Warning: {error.message}. This shows stream.json.")
+        return
+    fields = ("algorithm", "buffer_size", "bucket_boundaries", "bucket_batch_sizes", "max_padding_ratio")
+    if differ := [name for name in fields if getattr(config, name) != getattr(written, name)]:
+        differs = "differs from that" if len(differ) == 1 else "differ from those"
+        note(f"Warning: {path} was edited: {', '.join(differ)} {differs} of stream.json, which this shows.")
 
 
 def encodes_blocks(stream: TextIO) -> bool:

@@ -58,6 +58,7 @@ def export(
     framework = _framework(to, patch, key_path)
     results = load_run(run)
     console.warn_of_edited_config(results.sweep, run)
+    console.warn_of_edited_stream(results.stream, run)
     tuned = tuned_run(results)
     to_stdout = str(output) == "-" or (output is None and patch is None)
     target = patch if output is None or to_stdout else output

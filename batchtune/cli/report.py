@@ -142,6 +142,7 @@ def report(
             console.write_result(render_junit(results.verdicts, results.name), junit_xml, inputs=inputs)
         _show(results, report_format, output, full=full)
         console.warn_of_edited_config(results.sweep, run)
+        console.warn_of_edited_stream(results.stream, run)
         if github:
             _publish(results, Path(os.environ[_SUMMARY_VARIABLE]))
     finally:  # an error of writing must not hide a rule that fails

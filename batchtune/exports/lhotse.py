@@ -122,7 +122,7 @@ def render_shar(tuned: Tuned) -> str:
         "lhotse-shar.py.j2",
         title="Lhotse Shar with DynamicBucketingSampler",
         two_dimensional=False,
-        buffer_size=chosen.row.buffer_size,
+        buffer_size=max(chosen.row.buffer_size, least_buffer(chosen.row.batch_sizes)),
         **{**fields, **_table_fields(chosen.row, sweep), "limits": _limits(sweep)},
     )
 

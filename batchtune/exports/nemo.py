@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from batchtune.exports.text import (
     padded_remark,
 )
 from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, unproven_sizes
-from batchtune.units import counted, format_number, format_seconds
+from batchtune.units import counted, format_number, format_seconds, rounded_down
 
 # NeMo's own default of bucket_buffer_size.
 _BUFFER = 10_000
@@ -74,7 +73,7 @@ def render_tarred(tuned: Tuned) -> str:
     return from_template(
         "nemo-tarred.yaml.j2",
         title="NeMo, model.train_ds with tarred data",
-        buffer_size=chosen.row.buffer_size,
+        buffer_size=max(chosen.row.buffer_size, least_buffer(chosen.row.batch_sizes)),
         sizes=chosen.row.batch_sizes,
         joint=None,
         last_shard=max(0, sweep.shards.count - 1),
@@ -162,7 +161,8 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     (second,) = in_seconds([1.0], probe.lengths.unit, "NeMo")
     quadratic = None
     if model.quadratic * probe.lengths.max > 1e-6 * model.linear:
-        quadratic = _rounded_down(second * model.linear / model.quadratic)
+        # A smaller one only makes batches smaller.
+        quadratic = rounded_down(second * model.linear / model.quadratic, 3)
     ends = np.unique(np.clip(boundaries, probe.lengths.min, probe.lengths.max))
     proven = Frontier.of(probe.frontier).proven(ends)
     if proven.min() < 1:
@@ -171,20 +171,13 @@ def duration_limit(probe: Probe, boundaries: Sequence[float]) -> DurationLimit |
     most, *others = proven.tolist()
     limits = [(size + 1) * start * (1 - 1e-9) for start, size in zip(counted, others, strict=False) if size < most]
     # Where all buckets have one size, that alone is the limit.
-    limit = DurationLimit(most, _rounded_down(min([*limits, (most + 1) * counted[-1]])), quadratic)
+    limit = DurationLimit(most, rounded_down(min([*limits, (most + 1) * counted[-1]]), 3), quadratic)
     return limit if limit.fitting(second * probe.lengths.max) >= _USED * proven[-1] else None
 
 
 def _counted(seconds: float, quadratic_duration: float | None) -> float:
     """Return what an example of this length counts: x(L)."""
     return seconds if quadratic_duration is None else seconds + seconds**2 / quadratic_duration
-
-
-def _rounded_down(value: float) -> float:
-    """3 digits, never more than the value: a smaller Q, too, only makes batches smaller."""
-    digits = 2 - math.floor(math.log10(value))
-    step = 10.0**-digits
-    return min(value, round(math.floor(value / step) * step, max(0, digits)))
 
 
 def _two_dimensional(sweep: Sweep) -> dict[str, Any] | None:

@@ -43,6 +43,8 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
     notes = [f"{remark}." for remark in (*chosen.remarks, *limits.left_out)]
     if rate is not None:
         notes.append(f"The numels count samples, {format_number(rate)} a second (sample_rate).")
+    elif sweep.lengths.unit in PER_SECOND and root.get("sample_rate") is not None:
+        notes.append("The numels count seconds, as the file's own seem to: its sample_rate is not applied.")
     factor = 1.0 if rate is None else rate / PER_SECOND[sweep.lengths.unit]
 
     def counted(length: float | None) -> float | None:
@@ -68,7 +70,7 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
     if loader is not None:
         text = _patched(text, name, loader.keys, {_EPOCH: chosen.batches}, _EPOCH)
     else:
-        notes.append(f"Give make_dataloader {_EPOCH}={chosen.batches}: so many batches has an epoch on each rank.")
+        notes.append(f"Give make_dataloader {_EPOCH}={chosen.batches}, the batches of an epoch on each rank.")
     return Patched(text, tuple(notes))
 
 

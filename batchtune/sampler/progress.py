@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import torch  # noqa: TID253  # this module is torch's: the package imports it only when its class is used
 from torch.utils.data import get_worker_info  # noqa: TID253  # as above
@@ -79,23 +77,6 @@ class NextEpochs:
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         self._epochs = _shared(state["_epochs"])  # a copy is not
-
-
-def at_epoch(source: Any, epoch: int) -> Any:
-    """Return the source of a stream with its epoch set, if it has one.
-
-    Workers share the memory that a data set of Hugging Face keeps its epoch in, and its set_epoch adds to that: two at
-    once would add twice. So a source with tensors is copied, and so are they.
-    """
-    if not callable(getattr(source, "set_epoch", None)):
-        return source
-    values = getattr(source, "__dict__", {}).items()
-    if tensors := {name: value for name, value in values if isinstance(value, torch.Tensor)}:
-        source = copy(source)
-        for name, value in tensors.items():
-            setattr(source, name, value.clone())
-    source.set_epoch(epoch)
-    return source
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:

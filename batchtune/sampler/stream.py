@@ -6,10 +6,10 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  # as in base.py
@@ -18,7 +18,8 @@ from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.sampler.base import checked_ranks, process_place, whole
 from batchtune.sampler.held import Held, Limits
-from batchtune.sampler.progress import NextEpochs, Position, at_epoch
+from batchtune.sampler.progress import NextEpochs, Position
+from batchtune.sampler.source import Reading, Source
 from batchtune.sampler.stream_config import config_options
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _ALGORITHMS = ("bucket", "pool", "pivot")
 _PLACE = ("rank", "world_size", "worker", "workers")
-Source: TypeAlias = Iterable[Any] | Callable[[int], Iterable[Any]]
 
 
 class BucketedStream(IterableDataset[Any]):
@@ -35,8 +35,8 @@ class BucketedStream(IterableDataset[Any]):
     Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), of neighbours
     in the buffer sorted as a whole (`pool`), or of neighbours around a random example (`pivot`, as SpeechBrain's
     `dynamic_bucketed_batch`). A batch whose longest example is u never holds more than the batch size of u's bucket.
-    An example leaves the buffer once, in one batch. A bucket that has to leave before it is full, because the buffer
-    is or because the stream has ended, is filled with examples of the next shorter buckets.
+    Each example is in one batch. A bucket that leaves before it is full, because the buffer is full or the stream has
+    ended, or because it waited while 16 buffers were read, is filled with examples of the next shorter buckets.
 
     Examples::
 
@@ -52,6 +52,10 @@ class BucketedStream(IterableDataset[Any]):
         shards = wds.WebDataset(urls, shardshuffle=100, nodesplitter=wds.split_by_node).decode().compose(stage)
         loader = DataLoader(shards, batch_size=None, num_workers=4)
 
+        # The same, to resume in mid-epoch, with as many batches on each rank:
+        stream = BucketedStream.from_config("stream.yaml", lambda epoch: shards_of(epoch), length_of=length_of)
+        loader = StatefulDataLoader(stream, batch_size=None, num_workers=4)
+
         # From a streaming data set of Hugging Face:
         examples = load_dataset(name, split="train", streaming=True).shuffle(buffer_size=1000)
         examples = split_dataset_by_node(examples, rank=rank, world_size=world_size)
@@ -64,17 +68,18 @@ class BucketedStream(IterableDataset[Any]):
     **Epochs.** Each pass is the next epoch, or the one that `set_epoch` says, also in persistent workers. A source that
     has a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
 
-    **Equally many batches.** Parts of a stream differ, and a rank that runs out first leaves the others waiting for
-    ever. With `batches_per_epoch` every rank has so many batches, dealt to its workers; where its source ends early it
-    is read again, without a break in the buffer. What is left of the source, and in the buffer, when they are made is
-    not used in that epoch: let shards come in another order each epoch, or resample them, lest it is always the same.
+    **Equally many batches.** The parts of a stream differ, and a rank that runs out first makes the others wait for
+    ever. With `batches_per_epoch` each rank has so many batches, dealt to its workers; a source that ends early is read
+    again, without a break in the buffer. The examples that are then still in the source or in the buffer are not used
+    in that epoch: shuffle the shards anew each epoch, or resample them, so that they are not always the same. A stage
+    can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the source.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
-    the batches that were made before are made again, but not handed out. So the source must give the same examples in
-    the same order in the same epoch; it is an error if their lengths differ. (Of WebDataset's shuffles give each a
-    seed, or make the pipeline in a function of the epoch.) In a plain loop save the state of the stream; with workers
-    use `torchdata.stateful_dataloader.StatefulDataLoader` and save the loader's, as a plain DataLoader does not know
-    which batches its workers made and it has not delivered.
+    the batches that were handed out before are made again and skipped. So the source must give the same examples in
+    the same order in the same epoch: it is an error if their lengths differ. (With WebDataset, make the pipeline in a
+    function of the epoch, with seeds for its shuffles.) In a plain loop, save the state of the stream. With workers,
+    use `torchdata.stateful_dataloader.StatefulDataLoader` and save its state: a plain DataLoader does not report how
+    many of its workers' batches it has delivered.
 
     Args:
         source: An iterable of examples; or a function of the epoch that returns one. None: the stream is a stage, to be
@@ -252,7 +257,8 @@ class BucketedStream(IterableDataset[Any]):
                 "the state of torchdata's StatefulDataLoader into that loader"
             )
         held = Held(self._limits)
-        held.examples = self._examples(source, epoch, held)
+        reading = Reading(place=place, split=self.split, nominal=self.batches_per_epoch, stage=self.source is None)
+        held.examples = reading.examples(source, epoch, held)
         position = self._position = Position(epoch, held=held)
         batches = batched(held, self._batching, stream_random(self.seed, epoch, rank, worker))
         share = None
@@ -262,7 +268,8 @@ class BucketedStream(IterableDataset[Any]):
         for number, places in enumerate(islice(batches, share), 1):
             batch = held.taken(places)
             if resumed is None or number > resumed.batches:
-                position.batches = number
+                # Loops over a known number of batches never ask for one more.
+                position.batches, position.finished = number, number == share
                 yield batch if self._collate is None else self._collate(batch)
             elif number == resumed.batches:
                 resumed.check(held.read_digest)
@@ -276,41 +283,6 @@ class BucketedStream(IterableDataset[Any]):
                 f"{held.dropped:,} of {held.seen:,} examples were dropped, as they are beyond the last of "
                 f"bucket_boundaries, {self._limits.last_boundary} (rank {rank}, worker {worker}, epoch {epoch})",
                 stacklevel=2,
-            )
-
-    def _examples(self, source: Source, epoch: int, held: Held) -> Iterator[Any]:
-        """Yield what this worker of this rank reads in an epoch; in a nominal one without end."""
-        rank, world_size, worker, workers = self._place
-        readers = world_size * (workers or 1)
-        if readers > 1 and not self.split and isinstance(source, Sequence):
-            warnings.warn(
-                f"each of {readers} workers of all ranks reads all of the source: let each take its part, with "
-                "split=True",
-                stacklevel=3,
-            )
-        parts, part = (readers, rank * (workers or 1) + worker) if self.split else (1, 0)
-        source = at_epoch(source, epoch)
-        while True:
-            examples = source if isinstance(source, Iterable) else source(epoch)
-            reading, given = iter(examples), 0
-            for given, example in enumerate(islice(reading, part, None, parts), 1):  # noqa: B007  # counts them
-                yield example
-            if given == 0 and reading is self.source and not self.split:
-                raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
-            if self.batches_per_epoch is None:
-                return
-            if given == 0:
-                problem = "the source gives no example"
-            elif held.seen == held.dropped >= given:
-                problem = "all examples are beyond the last boundary"
-            elif reading is examples:
-                problem = "the examples come from an iterator, which has ended and can't be read again"
-            else:
-                continue
-            raise ValueError(
-                f"{problem} (rank {rank} of {world_size}, worker {worker} of {workers}), but batches_per_epoch is "
-                f"{self.batches_per_epoch}: use fewer workers or more shards, or give the stream a source that can be "
-                "read again"
             )
 
     def set_epoch(self, epoch: int) -> None:

@@ -20,6 +20,8 @@ _SORTED = 0.9
 _UNEVEN = 1.1
 # So many batches under half of what they could hold are worth one, too.
 _MANY_SMALL = 0.2
+# So are batch mates that meet again as often.
+_MANY_AGAIN = 0.2
 
 
 def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSettings) -> Shards:
@@ -92,6 +94,11 @@ def stream_cautions(
         yield (
             f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
             f"{format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
+        )
+    if chosen is not None and chosen.mates_again > _MANY_AGAIN:
+        yield (
+            f"batch mates of one epoch are mates again in the next in {format_percent(chosen.mates_again)} of cases: "
+            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
     if shards.sorted:
         yield (

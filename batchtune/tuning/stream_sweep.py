@@ -27,6 +27,7 @@ from batchtune.results import (
 )
 from batchtune.tuning.costs import Costs
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
+from batchtune.tuning.recommend import recommend
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_settings import StreamSettings
@@ -43,6 +44,7 @@ from batchtune.tuning.stream_simulation import (
 )
 from batchtune.tuning.sweep import costs_in, sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
+from batchtune.units import rounded_down
 
 # SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
@@ -122,7 +124,10 @@ def sweep_stream(
         own = simulator.priced(settings.current.batching)
         current = _with_equals([*priced, own])[-1]
         fits = simulator.fits
-    found = recommend_stream(rows, as_map.recommended_row, min_randomness=settings.min_randomness)
+    # Sized as the stream's tables are, so that only the stream makes a difference.
+    best_table = recommend(tables, as_map.baselines).table
+    map_style = None if best_table is None else tables[best_table]
+    found = recommend_stream(rows, map_style, min_randomness=settings.min_randomness)
     chosen = None if found.row is None else rows[found.row]
     shards = shards_of(stream, sizes, settings)
     return StreamSweep(
@@ -134,7 +139,7 @@ def sweep_stream(
         simulated_examples=stored.lengths.size,
         shards=shards,
         rows=rows,
-        map_style=as_map.recommended_row,
+        map_style=map_style,
         recommended=found.row,
         recommended_speechbrain=found.speechbrain,
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
@@ -189,7 +194,7 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
 
     def largest(cap: float) -> float:
         bounded = fitting < cap
-        return float(((fitting + 1) * distinct)[bounded].min()) * (1 - 1e-9) if bounded.any() else math.inf
+        return rounded_down(((fitting + 1) * distinct)[bounded].min() * (1 - 1e-9), 6) if bounded.any() else math.inf
 
     plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)
     if limits.frontier is None:

@@ -24,8 +24,10 @@ FEWEST_STEPS = 12
 # As for the trials of the probe: what would take less than 5% of the limit in 10,000 more steps does no harm.
 _FORESEEN_STEPS = 10_000
 _HARMLESS_SHARE = 0.05
-# Growth counts if it is this many times as large as the spread of the figures.
+# Growth counts if it is this many times as large as the spread of the figures, and more than a few pages: so much the
+# interpreter itself takes now and then.
 _ABOVE_NOISE = 4.0
+_FEW_PAGES_BYTES = 64 << 10
 # Growth at the end below this fraction of the growth before slows down, as that of a cache that fills up.
 _SAME_PACE = 2 / 3
 # The end has at least this many steps, and so many that growth at the same pace is so many times the noise of its mean.
@@ -72,7 +74,7 @@ class Growth:
 
         At the same `pace` to the end it leaks, or fills a cache that is not full yet; else it settles.
         """
-        if not self.steady or self.total_bytes < _ABOVE_NOISE * self.noise_bytes:
+        if not self.steady or self.total_bytes < max(_ABOVE_NOISE * self.noise_bytes, _FEW_PAGES_BYTES):
             return False
         return self.per_step_bytes * _FORESEEN_STEPS > _HARMLESS_SHARE * limit_bytes
 

@@ -33,6 +33,7 @@ from batchtune.tuning.costs import Costs, costs_of
 from batchtune.tuning.run_folder import alone_in
 from batchtune.tuning.verify_plan import PlannedBatch, Subject, VerifyPlan
 from batchtune.tuning.verify_rules import FEWEST_STEPS, DoneSteps, judge
+from batchtune.units import rounded_down
 
 # Shuffled steps with smaller sizes if the larger ones never got to any: enough to see a leak.
 _PROPOSAL_STEPS = 2 * FEWEST_STEPS
@@ -266,9 +267,8 @@ def _with_proposal(
     # (size + 1) · boundary. A bucket that was not lowered and has all its examples in one batch sets no limit.
     limiting = lowered | (proposed < fillable)
     below = math.nextafter(float(((proposed + 1) * table.boundaries)[limiting].min()), 0)
-    if below < plan.config.max_batch_length:  # six digits, rounded down
-        digits = 10.0 ** (math.floor(math.log10(below)) - 5)
-        below = float(f"{math.floor(below / digits) * digits:.6g}")
+    if below < plan.config.max_batch_length:
+        below = rounded_down(below, 6)
     proposal = Proposal(
         bucket_batch_sizes=proposed.tolist(),
         max_batch_length=min(below, plan.config.max_batch_length),

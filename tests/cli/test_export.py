@@ -13,6 +13,7 @@ from report_records import made_probe, made_sweep, without_recommendation
 
 from batchtune.exports import FRAMEWORKS, Tuned, export_of
 from batchtune.exports.sampler import render_sampler_yaml, sampler_config
+from batchtune.exports.stream import render_stream_yaml, stream_config
 from batchtune.results import PROBE_FILE, SAMPLER_FILE, STREAM_FILE, SWEEP_FILE, write_result
 
 TRAINING = """\
@@ -242,6 +243,16 @@ def test_an_export_names_the_command_for_the_sweep_that_it_needs(
 def run_folder_of_tables(tmp_path: Path) -> Path:
     write_result(tmp_path / "tables" / SWEEP_FILE, made_sweep())
     return Path("tables")
+
+
+def test_an_edited_stream_yaml_is_pointed_out(batchtune: Run, stream_folder: Path) -> None:
+    text = render_stream_yaml(stream_config(made_stream()))
+    (stream_folder / "stream.yaml").write_text(text.replace("buffer_size: 1024", "buffer_size: 99"), encoding="utf-8")
+    warned = "Warning: batchtune-run/stream.yaml was edited: buffer_size differs from that of stream.json"
+    for command in ("report", "export --to webdataset"):
+        assert warned in batchtune(*command.split()).stderr
+    (stream_folder / "stream.yaml").write_text(text, encoding="utf-8")
+    assert "edited" not in batchtune("report").stderr
 
 
 @pytest.mark.usefixtures("stream_folder")

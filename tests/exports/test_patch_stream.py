@@ -60,7 +60,7 @@ def test_the_training_gets_the_row_in_samples() -> None:
     )  # fmt: skip
     assert found.notes == (
         "The numels count samples, 16,000 a second (sample_rate).",
-        "Give make_dataloader looped_nominal_epoch=395: so many batches has an epoch on each rank.",
+        "Give make_dataloader looped_nominal_epoch=395, the batches of an epoch on each rank.",
     )
     assert patched(found.text).text == found.text
 
@@ -90,6 +90,7 @@ def test_limits_in_seconds_stay_seconds() -> None:
         "target_batch_numel: 560", "max_padding_ratio: 0.15", "max_batch_numel: 600", "sample_rate: 16000",
     ]  # fmt: skip
     assert "buffersize: 1024\n" in found.text
+    assert found.notes[0] == "The numels count seconds, as the file's own seem to: its sample_rate is not applied."
 
 
 def test_limits_of_the_lengths_are_written() -> None:

@@ -161,7 +161,7 @@ def test_numels_count_what_speechbrain_counts(unit: str | None, written: str) ->
 # batchtune's own stream
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_webdataset_gives_nominal_epochs(shards: str, config: str, workers: int) -> None:
     loader = snippet("webdataset", swept(), stream_config=config)["train_loader"](
         shards, length_of, keys, num_workers=workers
@@ -199,7 +199,7 @@ def test_webdataset_leaves_out_what_was_left_out(shards: str, config: str) -> No
     assert min(length_of(example) for example in names["examples"](0, shards, length_of)) >= 0.01
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_hugging_face_streams_are_dealt_and_shuffled(config: str, workers: int) -> None:
     datasets = pytest.importorskip("datasets")
 
@@ -252,7 +252,7 @@ def shar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_lhotse_shar_gives_nominal_epochs(shar: Path, workers: int) -> None:
     names = snippet("lhotse-shar", swept())
     epochs = names["epochs"](names["train_loader"](shar, Places(), num_workers=workers))
@@ -281,6 +281,15 @@ def test_nemos_fragment_has_tarred_data_and_a_nominal_epoch() -> None:
     )
     assert (data["bucket_buffer_size"], data["shard_seed"], data["num_buckets"]) == (1024, "trng", 6)
     assert "tarred_audio_filepaths: audio/audio__OP_0..63_CL_.tar" in text
+
+
+@pytest.mark.parametrize(("name", "written"), [("lhotse-shar", "BUFFER_SIZE = 370"), ("nemo-tarred", "size: 370")])
+def test_the_buffer_is_enough_for_full_batches(name: str, written: str) -> None:
+    made = made_stream()
+    small = msgspec.structs.replace(made, rows=[msgspec.structs.replace(made.rows[0], buffer_size=200), *made.rows[1:]])
+    text = export_of(name).render(Tuned(stream=small))
+    assert f"{written}\n" in text
+    assert "batchtune.BucketedStream with a buffer of 200, which fills up" in text.replace("\n# ", " ")
 
 
 # Which row
