@@ -49,8 +49,8 @@ class BucketedStream(IterableDataset[Any]):
 
         # As a stage of a WebDataset pipeline, with the settings that were tuned:
         stage = BucketedStream.from_config("stream.yaml", length_of=lambda example: example["wav"].shape[-1] / 16000)
-        shards = wds.WebDataset(urls, shardshuffle=100, nodesplitter=wds.split_by_node).decode().compose(stage)
-        loader = DataLoader(shards, batch_size=None, num_workers=4)
+        shards = wds.WebDataset(urls, shardshuffle=100, detshuffle=True, nodesplitter=wds.split_by_node)
+        loader = DataLoader(shards.decode().compose(stage), batch_size=None, num_workers=4, persistent_workers=True)
 
         # The same, to resume in mid-epoch, with as many batches on each rank:
         stream = BucketedStream.from_config("stream.yaml", lambda epoch: shards_of(epoch), length_of=length_of)

@@ -28,12 +28,20 @@ def recommend_stream(
     """Recommend the smallest buffer among the best rows.
 
     They must have only batches that are proven to fit (unless no row has), be as random as asked for, and cost at most
-    1% more than the best such row. Among rows with as large a buffer those decide whose mates meet again least often.
+    1% more than the best such row. Among rows with as large a buffer, a percent of mates that meet again weighs as much
+    as a percent of the cost: the time, or without step times the batches and the padded length alike.
     """
     timed = all(row.estimated_epoch_seconds is not None for row in rows)
 
     def cost(row: StreamRow | Row) -> float:
         return (row.estimated_epoch_seconds or 0.0) if timed else float(row.batches)
+
+    fewest, least = (min(getattr(row, name) for row in rows) for name in ("batches", "padded_length"))
+
+    def burden(at: int) -> float:
+        row = rows[at]
+        alike = cost(row) if timed else row.batches / fewest + row.padded_length / least
+        return alike * (1 + row.mates_again)
 
     able = [at for at, row in enumerate(rows) if min_randomness is None or row.randomness >= min_randomness]
     if not able:
@@ -51,10 +59,7 @@ def recommend_stream(
         if not some:
             return None
         near = min(cost(rows[at]) for at in some) * (1 + TOLERANCE)
-        return min(
-            (at for at in some if cost(rows[at]) <= near),
-            key=lambda at: (rows[at].buffer_size, rows[at].mates_again, cost(rows[at]), at),
-        )
+        return min((at for at in some if cost(rows[at]) <= near), key=lambda at: (rows[at].buffer_size, burden(at), at))
 
     chosen = best_of(able)
     assert chosen is not None
