@@ -112,7 +112,9 @@ def _step_cost(findings: Findings) -> Callable[[FloatArray, FloatArray, FloatArr
 
 
 class _Ends:
-    """Where buckets may end: lengths that stand for all, and those that were measured; arrays of shape (ends,).
+    """Where buckets may end: lengths that stand for all, those that were measured, and the next longer ones.
+
+    Arrays are of shape (ends,).
 
     Attributes:
         histogram: The ends, and how many examples are nearest below each; `shortest` is the shortest of them.
@@ -125,7 +127,9 @@ class _Ends:
     def __init__(self, lengths: Lengths, spread: FloatArray, findings: Findings, single: Sequence[Anchor]) -> None:
         distinct = lengths.histogram.lengths
         self.measured = np.unique([anchor.length for anchor in single])
-        ends = np.union1d(spread, self.measured[np.isin(self.measured, distinct)])
+        known = np.flatnonzero(np.isin(distinct, self.measured))
+        # The next longer one limits max_batch_length most, by the size of the length that was measured beyond it.
+        ends = np.union1d(spread, distinct[np.minimum([known, known + 1], distinct.size - 1)])
         at, targets = np.searchsorted(distinct, ends), None
         if lengths.targets is not None:
             targets = np.array([lengths.worst_target(float(end)) for end in ends])

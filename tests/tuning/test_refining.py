@@ -53,3 +53,11 @@ def test_no_more_lengths_are_measured_than_asked_for() -> None:
     assert len(spanning) == 3
     assert {point.length for point in spanning} < {point.length for point in refined}
     assert len(refined) <= 8
+
+
+def test_the_length_before_a_gap_is_measured_where_it_limits_all() -> None:
+    """One example of 246, none between 173 and it: unmeasured, as few of 173 count as fitting as of 246."""
+    most = np.random.default_rng(0).gamma(40.0, 3.5, 3000).clip(20, 172).round()
+    lengths = Lengths.of([*most, *[172.0] * 20, 172.5, 173.0, 246.0])
+    points = searched(lengths, quadratic_peak(linear=2e6), num_lengths=5, max_lengths=60)
+    assert 173 in [point.length for point in points]
