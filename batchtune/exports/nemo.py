@@ -61,8 +61,9 @@ def render(tuned: Tuned) -> str:
 def render_tarred(tuned: Tuned) -> str:
     """Return the same for tarred data, with the nominal epoch of `trainer`.
 
-    Source: NeMo's documentation of Lhotse data loading, and `LhotseDataLoadingConfig` in
-    `nemo/collections/common/data/lhotse/dataloader.py`.
+    Source: `dataloader.py` and `nemo_adapters.py` (`LazyNeMoTarredIterator`) there, NeMo 3.0.0; Lhotse 1.33, whose
+    `DynamicBucketingSampler` adds `shuffle_buffer_size` to its buffer, and waits, where it is `concurrent`, until a
+    tenth of that is full, not until a batch is; and whose `IterableDatasetWrapper` goes on in the next epoch.
 
     Raises:
         ResultError: The run holds no bucket table of a stream, or its lengths can't be turned into seconds.
