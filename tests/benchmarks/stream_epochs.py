@@ -111,7 +111,6 @@ def training(options: argparse.Namespace) -> None:
         options={} if options.workload else MODEL,
         device="cpu",
         memory_bytes=parse_size(options.memory),
-        num_lengths=40,  # with few, max_batch_length, which limits SpeechBrain alone, would be too small
     )
     with tempfile.TemporaryDirectory() as folder:
         probe = run_probe(lengths, settings, options.run or Path(folder))
