@@ -20,7 +20,7 @@ from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 RANDOM = np.random.default_rng(7)
-SPEECH: FloatArray = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 2)
+SPEECH: FloatArray = np.round(np.clip(RANDOM.gamma(8.0, 1.6, 1000), 1.0, 30.0), 1)
 SETTINGS = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(5, 8))
 
 some_lengths = st.lists(st.integers(1, 400).map(float), min_size=1, max_size=60)

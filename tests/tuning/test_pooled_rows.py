@@ -22,7 +22,7 @@ from batchtune.tuning.epoch_cost import Pricing
 from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings, parse_sizes
 
-SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5, unit="s")
+SPEECH = Lengths.of(np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5, unit="s")
 MANY = Lengths.of(np.random.default_rng(6).gamma(6, 2, 20_000).round(2) + 0.5, unit="s")
 
 
