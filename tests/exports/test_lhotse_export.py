@@ -39,7 +39,8 @@ def librispeech() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def swept(librispeech: np.ndarray) -> Sweep:
-    return sweep(Lengths.of(librispeech, unit="s"), 600, SweepSettings(strategies=("optimal",), num_buckets=(13,)), Costs())
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=(13,))
+    return sweep(Lengths.of(librispeech, unit="s"), 600, chosen, Costs())
 
 
 def render(result: Sweep) -> str:

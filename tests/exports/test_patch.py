@@ -158,7 +158,8 @@ def test_the_patched_recipe_makes_the_rows_number_of_batches(sampler: Any) -> No
     if not LIBRISPEECH.exists():
         pytest.skip(f"{LIBRISPEECH.parent.name} is not here")
     values = np.loadtxt(LIBRISPEECH, skiprows=1, delimiter="\t", usecols=1)[::4] / 16_000
-    result = sweep(Lengths.of(values, unit="s"), 600, SweepSettings(strategies=("optimal",), num_buckets=(10,)), Costs())
+    chosen = SweepSettings(strategies=("optimal",), num_buckets=(10,))
+    result = sweep(Lengths.of(values, unit="s"), 600, chosen, Costs())
     block = loaded(patched(recipe("current"), result), data_folder="here")["dynamic_batch_sampler_train"]
     row = result.recommended_row
     assert row is not None
