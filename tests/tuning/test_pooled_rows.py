@@ -85,7 +85,7 @@ def test_the_error_covers_the_chance_of_few_epochs(monkeypatch: pytest.MonkeyPat
     table = row_of(SPEECH, 100)
     batching = Batching(BucketTable.of(table.boundaries, table.batch_sizes), 100)
     found = []
-    for seed in range(24):
+    for seed in range(16):
         pricing = Pricing(
             lengths=SPEECH, total=SPEECH.total, max_batch_length=300, step_seconds=step_seconds, seed=seed
         )

@@ -138,7 +138,7 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_no_row_and_no_baseline_beats_the_bound(
     values: list[float], max_batch_length: float, fits: list[int] | None, max_batch_size: int | None
 ) -> None:
@@ -436,7 +436,7 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
     scale=st.sampled_from([0.25, 4.0, 1024.0]),
     seed=st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_neither_order_nor_unit_of_the_data_changes_a_table(values: list[float], scale: float, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(np.array(values))
     exact = ("speechbrain", "quantile", "linear", "optimal")  # a geometric series is rounded
