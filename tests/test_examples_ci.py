@@ -51,7 +51,8 @@ def checkout(made_once: MadeOnce, tmp_path: Path) -> Path:
 
     def make(folder: Path) -> None:
         (folder / "examples").mkdir()
-        shutil.copy(ROOT / "examples" / "stdlib_lengths.csv", folder / "examples")
+        header, *rows = (ROOT / "examples" / "stdlib_lengths.csv").read_text().splitlines(keepends=True)
+        (folder / "examples" / "stdlib_lengths.csv").write_text("".join([header, *rows[::2]]))
         write_made_probe(folder)
         command = folder / "bin" / "batchtune"
         command.parent.mkdir()

@@ -131,7 +131,7 @@ def test_a_bad_argument_for_pools_is_told(options: dict[str, Any], message: str)
     st.booleans(),
     st.sampled_from(["random", "ascending", "descending"]),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_len_matches_iteration_and_ranks_share_the_examples(
     made: Make,
     lengths: list[int],
@@ -237,7 +237,7 @@ def test_drop_last_may_leave_nothing(made: Make) -> None:
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_all_epochs_in_pools_have_as_many_batches_that_fit(
     lengths: list[int], pool_size: int, overhead: float | None, world_size: int, drop_last: bool, same_bucket: bool
 ) -> None:

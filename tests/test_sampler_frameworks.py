@@ -78,6 +78,11 @@ WORKERS = [
     ),
 ]
 
+ONE_WORKER = [
+    pytest.param({}, id="0 workers"),
+    pytest.param({"num_workers": 1}, id="1 worker", marks=pytest.mark.slow),
+]
+
 
 @pytest.mark.parametrize("options", WORKERS)
 @pytest.mark.parametrize("taken", [0, 6, None], ids=lambda taken: f"{taken} batches")
@@ -165,7 +170,7 @@ def lambda_callback(**hooks: Any) -> Any:
     return LambdaCallback(**hooks)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["0 workers", "1 worker"])
+@pytest.mark.parametrize("options", ONE_WORKER)
 def test_lightning_trains_epoch_after_epoch(tmp_path: Path, options: dict[str, Any]) -> None:
     module = lightning_module()
     trainer(tmp_path, max_epochs=3).fit(module, DataLoader(Examples(), batch_sampler=made(), **options))
@@ -219,7 +224,7 @@ def test_lightning_predicts(tmp_path: Path) -> None:
 # accelerate
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["0 workers", "1 worker"])
+@pytest.mark.parametrize("options", ONE_WORKER)
 def test_accelerate_prepares_the_loader(options: dict[str, Any]) -> None:
     accelerate = pytest.importorskip("accelerate")
     loader = accelerate.Accelerator(cpu=True).prepare(DataLoader(Examples(), batch_sampler=made(), **options))

@@ -89,7 +89,7 @@ def made_up(rng: np.random.Generator, most: int) -> tuple[list[float], dict[str,
 @pytest.mark.parametrize(
     ("cases", "most", "seed"),
     [
-        (1000, 100, 0),
+        (400, 100, 0),
         (12, 6000, 1),
         pytest.param(6000, 150, 2, marks=pytest.mark.slow),
         pytest.param(100, 9000, 3, marks=pytest.mark.slow),

@@ -95,7 +95,7 @@ def test_each_worker_reads_as_in_webdataset(
     initial=st.none() | st.integers(0, 400),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_shuffling_is_webdatasets(count: int, buffer_size: int, initial: int | None, seed: int) -> None:
     filters = pytest.importorskip("webdataset.filters")
     theirs, ours = random.Random(seed), random.Random(seed)
@@ -139,7 +139,7 @@ def test_what_no_worker_can_do_is_refused(wrong: dict[str, int]) -> None:
     world_size=st.integers(1, 16),
     workers=st.integers(0, 8),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_advised_shards_keep_every_worker_busy(
     count: int, mean_bytes: int | None, world_size: int, workers: int
 ) -> None:

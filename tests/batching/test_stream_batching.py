@@ -53,7 +53,7 @@ def of_speech(algorithm: str, table: BucketTable, buffer_size: int, epoch: int =
     return lists(stream_batches(SPEECH, batching(algorithm, table, buffer_size, **options), stream_random(0, epoch)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(LENGTHS, ALGORITHMS, tables(), st.integers(1, 60), st.booleans(), st.booleans())
 def test_sizes_and_buffer_hold_and_each_example_comes_once(
     lengths: np.ndarray, algorithm: str, table: BucketTable, buffer_size: int, shuffle: bool, drop_last: bool

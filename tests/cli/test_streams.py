@@ -22,7 +22,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("redirected", ["| true", "2>&-", "--format html | true"])
+@pytest.mark.parametrize("redirected", ["| true", "2>&-", pytest.param("--format html | true", marks=pytest.mark.slow)])
 def test_a_failing_gate_ends_with_3_whoever_reads(swept: Path, redirected: str) -> None:
     gate = shlex.join(command("report", swept, "--fail-if", "batches > 0"))
     ran = subprocess.run([*BASH, f"{gate} {redirected}"], capture_output=True, text=True, check=False)

@@ -74,7 +74,7 @@ def samples() -> IntArray:
     path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
     if not path.exists():
         pytest.skip(f"{path.parent.name} is not here")
-    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1).astype(np.int64)
+    return np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1)[::4].astype(np.int64)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def librispeech() -> Sweep:
     path = DATA / "librispeech-wav2vec-tsv" / "train.tsv"
     if not path.exists():
         pytest.skip(f"{path.parent.name} is not here")
-    return of_lengths(np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1) / 16_000, "s", 600.0)
+    return of_lengths(np.loadtxt(path, skiprows=1, delimiter="\t", usecols=1)[::4] / 16_000, "s", 600.0)
 
 
 def check(name: str, text: str) -> None:

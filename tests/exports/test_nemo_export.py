@@ -268,7 +268,7 @@ def probe_of(sizes: Iterable[tuple[float, int]], **model: float) -> Probe:
 
 class TestDurationLimit:
     @given(data=st.data())
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=75)
     def test_lhotses_batches_are_no_larger_than_one_that_was_run(self, data: st.DataObject) -> None:
         lengths = [*sorted(data.draw(st.sets(st.integers(2, 19), max_size=6), label="lengths")), 20]
         sizes = sorted(data.draw(st.lists(st.integers(1, 40), min_size=len(lengths), max_size=len(lengths))))[::-1]

@@ -133,7 +133,7 @@ def configs(draw: st.DrawFn) -> SamplerConfig:
 
 
 @given(configs())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_what_is_written_is_read_back_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, config: SamplerConfig
 ) -> None:
@@ -143,7 +143,7 @@ def test_what_is_written_is_read_back_bit_for_bit(
 
 @pytest.mark.slow
 @given(configs())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_many_are_read_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, config: SamplerConfig) -> None:
     folder = tmp_path_factory.mktemp("sampler")
     assert read_sampler_yaml(written(folder, render_sampler_yaml(config))) == config

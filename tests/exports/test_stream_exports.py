@@ -7,6 +7,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -39,10 +40,16 @@ SAMPLES = np.random.default_rng(0).integers(10, 400, 240)
 SHARDS = 4
 
 
-def swept(*, limit: float = 4000.0, batches: int = 12, **settings: Any) -> StreamSweep:
-    """Of these examples, in seconds, with a buffer that holds some of a worker's; at most 4000 samples a batch."""
+@cache
+def of_table() -> StreamSweep:
+    """Of these examples, in seconds; at most 4000 samples a batch."""
     seconds = Lengths.of(SAMPLES / RATE, unit="s")
-    made = stream_of(sweep(seconds, limit / RATE, SweepSettings(num_buckets=(3,)), Costs()))
+    return stream_of(sweep(seconds, 4000 / RATE, SweepSettings(num_buckets=(3,)), Costs()))
+
+
+def swept(*, batches: int = 12, **settings: Any) -> StreamSweep:
+    """With a buffer that holds some of a worker's."""
+    made = of_table()
     rows = [msgspec.structs.replace(row, buffer_size=64, batches=2 * batches) for row in made.rows]
     settings = {"world_size": 2, "workers": 2, "shuffle_shards": 4, "shuffle_buffer": 20, "seed": 3, **settings}
     return msgspec.structs.replace(made, rows=rows, settings=settings, batches_per_rank=batches)

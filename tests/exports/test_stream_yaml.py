@@ -54,7 +54,7 @@ def test_nothing_recommended_is_an_error() -> None:
         stream_config(without_recommendation(made_stream()))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     algorithm=st.sampled_from(["bucket", "pool", "pivot"]),
     unit=st.none() | st.text(max_size=5),

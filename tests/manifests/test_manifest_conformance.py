@@ -323,7 +323,7 @@ def test_two_files_are_one_data_set(tmp_path: Path, write: Writer, named: dict[s
 
 
 @free_formats
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(values=st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=20))
 def test_every_float_survives(values: list[float], name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / f"floats-{name}"
@@ -332,7 +332,7 @@ def test_every_float_survives(values: list[float], name: str, tmp_path_factory: 
 
 
 @all_formats
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(content=st.one_of(st.binary(max_size=200), st.text('{}[]":,;\t\n /a1-.N', max_size=80).map(str.encode)))
 @example(content=b'{"a":' * 5000)
 @example(content=b"[" * 5000)

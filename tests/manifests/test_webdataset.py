@@ -528,7 +528,7 @@ def test_other_content_is_no_shard() -> None:
         assert not FORMAT.fits(source.Head(content, complete=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(name=st.text(st.sampled_from("ab./\n_A"), max_size=9))
 @example(name="a/.b")
 @example(name="a\nb/c.d/.e")

@@ -32,7 +32,7 @@ def shown_text(markdown: str) -> str:
 
 
 @given(st.text(alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1).map(clean))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
     table = f"| a | b |\n| :-- | --: |\n| {escape(text)} | end |"
     tokens = PARSER.parse(table)
@@ -44,7 +44,7 @@ def test_any_text_is_shown_unchanged_in_a_table_cell(text: str) -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("ab_*`|<>&;#[]()!~\\-+=.$:/1 \"'{}@^%"), min_size=1).map(clean))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_any_text_is_shown_unchanged_in_a_list(text: str) -> None:
     if text:
         assert shown_text(f"- {escape(text)}") == text

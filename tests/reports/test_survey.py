@@ -51,7 +51,7 @@ def test_percentiles_are_the_nearest_ranks(values: list[float]) -> None:
 
 
 @given(st.lists(st.one_of(st.floats(0, 1e15), st.just(-0.0), st.integers(0, 9).map(float)), min_size=1, max_size=200))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_percentiles_of_targets_are_the_nearest_ranks(targets: list[float]) -> None:
     found = survey(Lengths.of(np.arange(1, len(targets) + 1), targets)).targets
     assert found is not None
@@ -150,7 +150,7 @@ def test_a_single_outlier_among_hundreds_is_told() -> None:
 
 
 @given(st.lists(st.floats(1, 20), min_size=200, max_size=300), st.floats(400, 1e6))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_the_max_length_of_a_remedy_leaves_out_what_it_says(values: list[float], outlier: float) -> None:
     lengths = Lengths.of([*values, outlier], unit="s")
     (warning,) = survey(lengths).warnings

@@ -125,7 +125,7 @@ def test_no_other_table_costs_less_in_many_more_cases(
 
 
 RNG = np.random.default_rng(4)
-SPEECH = RNG.gamma(6, 2, 2000).round(2) + 0.5
+SPEECH = RNG.gamma(6, 2, 2000).round(1) + 0.5
 HEAVY = (RNG.pareto(1.2, 800) * 3 + 1).clip(max=300).round(1)
 TARGETS = RNG.gamma(3, 10, SPEECH.size).round()
 
@@ -145,7 +145,7 @@ def test_optimal_is_never_slower_than_others_at_equal_sizes(values: FloatArray, 
 
 def test_buckets_are_chosen_by_the_longest_of_real_batches() -> None:
     """As if batches were as long as their boundaries, the best two take 10.6 s, and those of `quantile` 9.7."""
-    values = np.random.default_rng(0).gamma(1, 10, 5000).round(2) + 0.01
+    values = np.random.default_rng(0).gamma(1, 10, 5000).round(1) + 0.1
     chosen = SweepSettings(strategies=("quantile", "optimal"), num_buckets=(2,))
     quantile, optimal = sweep(Lengths.of(values), 500, chosen, Costs(step_seconds=cells)).rows
     assert cost(optimal) < 0.92 * cost(quantile)
@@ -184,9 +184,9 @@ def test_more_buckets_allowed_never_cost_more(case: str, ranks: Ranks) -> None:
 
 
 def test_of_too_many_lengths_groups_give_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = Lengths.of(np.random.default_rng(5).gamma(6, 2, 8000) + 0.5)
+    lengths = Lengths.of(np.random.default_rng(5).gamma(6, 2, 3000) + 0.5)
     asked = (3, 8, 15)
     whole = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
-    monkeypatch.setattr(import_module("batchtune.batching.strategies.optimal"), "_MOST_SUMMED", 2000)
+    monkeypatch.setattr(import_module("batchtune.batching.strategies.optimal"), "_MOST_SUMMED", 800)
     grouped = optimal_rows(lengths, asked, Costs(step_seconds=constant_and_cells))
     assert [row.boundaries for row in grouped] == [row.boundaries for row in whole]

@@ -15,7 +15,7 @@ from batchtune.tuning.alternatives import saturation
 from batchtune.tuning.costs import TypicalTargets
 from batchtune.tuning.epoch_cost import Pricing, estimated_epoch_seconds
 
-SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(2) + 0.5)
+SPEECH = Lengths.of(np.random.default_rng(6).gamma(6, 2, 1500).round(1) + 0.5)
 NO_LIMIT = Limits(max_batch_length=2000)
 
 

@@ -26,7 +26,7 @@ from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, distance_apart, epoch_seconds, simulate_stream
 from batchtune.tuning.stream_sweep import speechbrain_limits, sweep_stream
 
-SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
+SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 TABLE = BucketTable.of([5.0, 10.0, 15.0, 25.0, 70.0], [60, 30, 20, 12, 4])
 BUCKETS = StreamBatching(algorithm="bucket", table=TABLE, buffer_size=200)
 
@@ -201,7 +201,7 @@ def test_workers_keep_their_shards_where_some_stand_for_all(sizes: list[int], ra
 
 
 def test_many_examples_are_counted_by_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.random.default_rng(2).gamma(6, 2, 12_000).round(2) + 0.5
+    values = np.random.default_rng(2).gamma(6, 2, 12_000).round(1) + 0.5
     every = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))
     monkeypatch.setattr(stream_simulation, "_MOST_SIMULATED", 6000)
     some = swept(values, [500] * 24, workers=2, buffer_sizes=(400,))

@@ -25,7 +25,7 @@ from batchtune.tuning.sweep import sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
 
 NONE_KNOWN = Costs()
-SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(2) + 0.5
+SPEECH = np.random.default_rng(5).gamma(6, 2, 1500).round(1) + 0.5
 
 
 def frontier(lengths: FloatArray) -> IntArray:
@@ -102,7 +102,9 @@ def test_max_batch_size_holds_in_every_row_and_baseline() -> None:
 def test_the_estimated_time_is_that_of_every_batch() -> None:
     constant = Costs(step_seconds=lambda sizes, lengths: np.full(np.broadcast(sizes, lengths).shape, 0.5))
     for row in swept(SPEECH, costs=constant).rows:
-        assert row.estimated_epoch_seconds == pytest.approx(0.5 * row.batches)
+        rounded = 0.5 if row.simulated_epochs else 0.0  # batches in pools are a mean
+        assert row.estimated_epoch_seconds is not None
+        assert row.estimated_epoch_seconds / 0.5 == pytest.approx(row.batches, abs=rounded + 1e-9)
 
 
 def test_the_fixed_batch_size_is_the_largest_for_the_longest() -> None:
@@ -136,7 +138,7 @@ def test_the_bound_is_exact_if_the_total_fills_whole_batches() -> None:
     fits=st.none() | st.lists(st.integers(1, 40), min_size=6, max_size=6),
     max_batch_size=st.none() | st.integers(1, 20),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_no_row_and_no_baseline_beats_the_bound(
     values: list[float], max_batch_length: float, fits: list[int] | None, max_batch_size: int | None
 ) -> None:
@@ -193,7 +195,8 @@ def test_the_sweep_holds_its_settings_and_the_device() -> None:
 
 
 def test_the_same_inputs_give_the_same_bytes() -> None:
-    assert encode(swept(SPEECH, costs=PROBED)) == encode(swept(SPEECH[::-1], costs=PROBED))
+    some = SPEECH[:500]
+    assert encode(swept(some, costs=PROBED)) == encode(swept(some[::-1], costs=PROBED))
 
 
 def test_a_cap_by_speechbrains_bucket_count_is_reported_once() -> None:
@@ -314,9 +317,9 @@ def test_baselines_and_bound_have_as_many_ranks_as_the_rows(ranks: Ranks) -> Non
 
 
 def test_throughput_is_that_of_all_ranks() -> None:
-    one = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,)), PROBED).saturation
-    ranks = Ranks(world_size=8)
-    eight = sweep(Lengths.of(SPEECH), 300, SweepSettings(num_buckets=(8,), ranks=ranks), PROBED).saturation
+    chosen = SweepSettings(strategies=TABLES, num_buckets=(8,))
+    one = sweep(Lengths.of(SPEECH), 300, chosen, PROBED).saturation
+    eight = sweep(Lengths.of(SPEECH), 300, replace(chosen, ranks=Ranks(world_size=8)), PROBED).saturation
     assert one is not None and eight is not None
     for alone, together in zip(one.points, eight.points, strict=True):
         assert alone.estimated_epoch_seconds / 8 < together.estimated_epoch_seconds < alone.estimated_epoch_seconds
@@ -348,7 +351,7 @@ def test_several_ranks_wait_for_each_other() -> None:
         assert row.ranks.without_waiting_epoch_seconds < row.ranks.independent_epoch_seconds
         assert row.estimated_epoch_seconds == row.ranks.independent_epoch_seconds
         assert row.steps == -(-row.batches // 8)
-    one = swept(SPEECH, costs=PROBED, num_buckets=(8,))
+    one = swept(SPEECH, costs=PROBED, strategies=("linear",), num_buckets=(8,))
     for baseline, alone in zip(result.baselines, one.baselines, strict=True):
         assert baseline.estimated_epoch_seconds is not None and alone.estimated_epoch_seconds is not None
         assert alone.estimated_epoch_seconds / 8 < baseline.estimated_epoch_seconds < alone.estimated_epoch_seconds
@@ -381,8 +384,8 @@ def test_the_current_config_is_a_row_beside_the_others() -> None:
 
 
 def test_the_learning_rate_starts_from_the_fixed_batch_size() -> None:
-    hint = swept(SPEECH).learning_rate
-    row = swept(SPEECH).recommended_row
+    found = swept(SPEECH)
+    hint, row = found.learning_rate, found.recommended_row
     assert hint is not None and row is not None
     assert (hint.relative_to, hint.to_batch_size) == ("fixed-random", row.mean_batch_size)
 
@@ -405,8 +408,8 @@ def test_the_curve_and_its_knee_are_rows_of_the_sweep() -> None:
 
 
 def test_saturation_needs_times() -> None:
-    assert swept(SPEECH).saturation is None
-    saturation = swept(SPEECH, costs=PROBED).saturation
+    assert swept(SPEECH, strategies=TABLES).saturation is None
+    saturation = swept(SPEECH, costs=PROBED, strategies=TABLES).saturation
     assert saturation is not None
     assert saturation.points[-1].max_batch_length == 300
     best = max(point.throughput for point in saturation.points)
@@ -433,7 +436,7 @@ def test_joint_tables_are_compared_if_memory_depends_on_targets() -> None:
     scale=st.sampled_from([0.25, 4.0, 1024.0]),
     seed=st.integers(0, 9),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_neither_order_nor_unit_of_the_data_changes_a_table(values: list[float], scale: float, seed: int) -> None:
     shuffled = np.random.default_rng(seed).permutation(np.array(values))
     exact = ("speechbrain", "quantile", "linear", "optimal")  # a geometric series is rounded
