@@ -90,6 +90,13 @@ def stream_cautions(
             f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
             "examples more often"
         )
+    if shards.sorted:
+        yield (
+            "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
+            "write the shards"
+        )
+    if shards.repeated_ids:
+        yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
     if chosen is not None and chosen.under_half > _MANY_SMALL:
         yield (
             f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
@@ -100,13 +107,6 @@ def stream_cautions(
             f"batch mates of one epoch are mates again in the next in {format_percent(chosen.mates_again)} of cases: "
             "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )
-    if shards.sorted:
-        yield (
-            "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
-            "write the shards"
-        )
-    if shards.repeated_ids:
-        yield f"{counted(shards.repeated_ids, 'sample')} has or have a key that another sample has, too"
     if needed > 1 and not shards.idle_workers:
         yield (
             "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "

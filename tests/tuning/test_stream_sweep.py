@@ -21,6 +21,7 @@ from batchtune.manifests.reading import Shard
 from batchtune.results import StreamRow, StreamSweep
 from batchtune.tuning import stream_simulation
 from batchtune.tuning.costs import Costs
+from batchtune.tuning.current import CurrentStream
 from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, distance_apart, epoch_seconds, simulate_stream
@@ -232,6 +233,26 @@ def test_shards_that_will_not_do_are_told(
 ) -> None:
     found = swept(values, sizes, buffer_sizes=(100,), num_buckets=(4,), **options)
     assert any(said in warning for warning in found.warnings)
+
+
+def test_faulty_shards_are_told_before_what_follows_from_them() -> None:
+    stream = stream_of(np.sort(SPEECH), [300] * 5, repeated=7)
+    found = sweep_stream(stream, 300.0, StreamSettings(buffer_sizes=(8,), num_buckets=(4,)), MEASURED)
+    at = [next(at for at, said in enumerate(found.warnings) if word in said) for word in ("order", "keys", "less than")]
+    assert at == sorted(at)
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [
+        PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=2000, drop_end=True),
+        PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=64, max_sample_len=0.1),
+    ],
+)
+def test_current_settings_that_make_no_batch_are_refused(batching: PivotSettings) -> None:
+    current = CurrentStream(source="--current", batching=batching, settings={})
+    with pytest.raises(UsageError, match="--current: these settings make no batch of 1,500 examples"):
+        swept(buffer_sizes=(100,), num_buckets=(4,), current=current)
 
 
 def test_shards_are_advised_for_all_workers() -> None:
