@@ -34,7 +34,7 @@ def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSetti
     size = sum(shard.size for shard in stream.shards) if stream.shards else None
     uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
     advice = None
-    if not stream.shards or idle or uneven or len(sizes) % needed:
+    if stream.lengths.count >= needed and (not stream.shards or idle or uneven or len(sizes) % needed):
         shards, maxcount, maxsize = advised_shards(
             stream.lengths.count, size, world_size=settings.world_size, workers=max(1, settings.workers)
         )
@@ -98,10 +98,10 @@ def stream_cautions(
     if shards.repeated_ids:
         yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
     if chosen is not None and chosen.under_half > _MANY_SMALL:
-        yield (
-            f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
-            f"{format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
-        )
+        why = f"a buffer of {format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
+        if chosen.buffer_size * needed >= stream.lengths.count:
+            why = "a worker reads too few examples to fill them"
+        yield f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: {why}"
     if chosen is not None and chosen.mates_again > _MANY_AGAIN:
         yield (
             f"batch mates of one epoch are mates again in the next in {format_percent(chosen.mates_again)} of cases: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,12 +227,14 @@ def test_a_manifest_is_taken_to_lie_in_shards() -> None:
         (np.sort(SPEECH), [300] * 5, {}, "in order of length"),
         (SPEECH, [1100, 100, 100, 200], {"workers": 4}, "times as many batches as the mean"),
         (SPEECH, [300] * 5, {"workers": 2}, "reads the same shards in every epoch"),
+        (SPEECH[:20], [5] * 4, {"workers": 4}, "a worker reads too few examples to fill them"),
+        (SPEECH, [300] * 5, {"buffer_sizes": (8,)}, "a buffer of 8 is too small to fill them"),
     ],
 )
 def test_shards_that_will_not_do_are_told(
-    values: FloatArray, sizes: list[int], options: dict[str, int], said: str
+    values: FloatArray, sizes: list[int], options: dict[str, Any], said: str
 ) -> None:
-    found = swept(values, sizes, buffer_sizes=(100,), num_buckets=(4,), **options)
+    found = swept(values, sizes, **{"buffer_sizes": (100,), "num_buckets": (4,), **options})
     assert any(said in warning for warning in found.warnings)
 
 
@@ -259,6 +262,8 @@ def test_shards_are_advised_for_all_workers() -> None:
     advice = swept(shards=[300] * 5, workers=4, buffer_sizes=(100,), num_buckets=(4,)).shards.advice
     assert advice is not None and advice.shards % 4 == 0
     assert swept(shards=[375] * 4, workers=4, buffer_sizes=(100,), num_buckets=(4,)).shards.advice is None
+    # No shards suffice where there are fewer examples than workers.
+    assert swept(SPEECH[:20], [5] * 4, world_size=30, buffer_sizes=(100,), num_buckets=(4,)).shards.advice is None
 
 
 def test_settings_out_of_range_are_refused() -> None:
