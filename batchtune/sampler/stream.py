@@ -73,7 +73,9 @@ class BucketedStream(IterableDataset[Any]):
     ever. With `batches_per_epoch` each rank has so many batches, dealt to its workers. Where a source ends early, the
     buffer is emptied and the source read again. The examples that are still in the source or in the buffer when the
     epoch ends are not used in it: shuffle the shards anew each epoch, or resample them, so that they are not always the
-    same. A stage can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the source.
+    same. Of a source without end that is a full buffer: let an epoch read many times as much, or lengths that wait long
+    are hardly used. A stage can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the
+    source.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
     the batches that were handed out before are made again and skipped. So the source must give the same examples in
