@@ -135,7 +135,7 @@ def _bucketed(reader: Reader, batching: StreamBatching, random: Random) -> Itera
     edges, sizes = _lists(batching.table)
     chance = random if batching.shuffle else None
     buckets: list[list[int]] = [[] for _ in sizes]
-    held, next_look = 0, batching.buffer_size
+    held, next_look = 0, reader.count + batching.buffer_size
     waited = [0] * len(sizes)  # looks at each bucket since a batch of it left
 
     while True:

@@ -38,14 +38,15 @@ class Held:
     """The examples that were read and are in no batch yet; the `Reader` of their lengths.
 
     Attributes:
-        examples: Those of the source, still to be read.
+        examples: Those of the source, still to be read in this pass over it.
+        batches: How many batches have left.
         seen: How many examples the source has given.
         dropped: How many of them were overlong, and left out.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.count, self.ended = 0, False
-        self.seen = self.dropped = 0
+        self.seen = self.dropped = self.batches = 0
         self.examples: Iterator[Any] = iter(())
         self._limits = limits
         self._held: dict[int, Any] = {}
@@ -129,8 +130,13 @@ class Held:
                 kept.append(index)
         return kept
 
+    def begin(self, examples: Iterator[Any]) -> None:
+        """Begin a pass over the source."""
+        self.examples, self.ended = examples, False
+
     def taken(self, places: list[int]) -> list[Any]:
-        """Return the examples at these places, which leave."""
+        """Return the examples at these places, which leave as a batch."""
+        self.batches += 1
         if self._bytes:
             self._total_bytes -= sum(map(self._bytes.pop, places))
         return list(map(self._held.pop, places))

@@ -33,8 +33,12 @@ class Reading:
     nominal: int | None
     stage: bool
 
-    def examples(self, source: Source, epoch: int, held: Held) -> Iterator[Any]:
-        """Yield the examples of an epoch, which `held` takes; raise ValueError where there are too few."""
+    def passes(self, source: Source, epoch: int, held: Held) -> Iterator[Iterator[Any]]:
+        """Yield the examples of each pass over the source, which `held` takes; for a nominal epoch without end.
+
+        Raises:
+            ValueError: The source does not give what it has to, or can't be read again.
+        """
         rank, world_size, worker, workers = self.place
         readers = world_size * (workers or 1)
         if readers > 1 and not self.split and isinstance(source, Sequence):
@@ -47,17 +51,19 @@ class Reading:
         source = at_epoch(source, epoch)
         while True:
             examples = source if isinstance(source, Iterable) else source(epoch)
-            reading, given = iter(examples), 0
-            for given, example in enumerate(islice(reading, part, None, parts), 1):  # noqa: B007  # counts them
-                yield example
+            reading, seen, made = iter(examples), held.seen, held.batches
+            yield islice(reading, part, None, parts)
+            given = held.seen - seen
             if given == 0 and reading is source and not (self.split or self.stage):
                 raise ValueError("the source is an iterator and has nothing left: give an iterable for further passes")
             if self.nominal is None:
                 return
             if given == 0:
                 problem = "the source gives no example"
-            elif held.seen == held.dropped >= given:
+            elif held.seen == held.dropped:
                 problem = "all examples are beyond the last boundary"
+            elif held.batches == made:
+                problem = "the examples fill no batch, and drop_last leaves them out"
             elif reading is source:
                 problem = "the examples come from an iterator, which has ended and can't be read again"
             else:

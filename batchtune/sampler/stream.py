@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
@@ -69,10 +70,12 @@ class BucketedStream(IterableDataset[Any]):
     has a `set_epoch` is given the epoch too; a source may also be a function of the epoch.
 
     **Equally many batches.** The parts of a stream differ, and a rank that runs out first makes the others wait for
-    ever. With `batches_per_epoch` each rank has so many batches, dealt to its workers; a source that ends early is read
-    again, without a break in the buffer. The examples that are then still in the source or in the buffer are not used
-    in that epoch: shuffle the shards anew each epoch, or resample them, so that they are not always the same. A stage
-    can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the source.
+    ever. With `batches_per_epoch` each rank has so many batches, dealt to its workers. Where a source ends early, the
+    buffer is emptied and the source read again. The examples that are still in the source or in the buffer when the
+    epoch ends are not used in it: shuffle the shards anew each epoch, or resample them, so that they are not always the
+    same. Of a source without end that is a full buffer: let an epoch read many times as much, or lengths that wait long
+    are hardly used. A stage can't read its examples again: use the pipeline's `with_epoch`, or make the pipeline the
+    source.
 
     **Resuming.** `state_dict` and `load_state_dict` resume in mid-epoch, batch for batch: the source is read again, and
     the batches that were handed out before are made again and skipped. So the source must give the same examples in
@@ -258,9 +261,8 @@ class BucketedStream(IterableDataset[Any]):
             )
         held = Held(self._limits)
         reading = Reading(place=place, split=self.split, nominal=self.batches_per_epoch, stage=self.source is None)
-        held.examples = reading.examples(source, epoch, held)
         position = self._position = Position(epoch, held=held)
-        batches = batched(held, self._batching, stream_random(self.seed, epoch, rank, worker))
+        batches = self._places(held, reading.passes(source, epoch, held), stream_random(self.seed, epoch, rank, worker))
         share = None
         if self.batches_per_epoch is not None:
             each, more = divmod(self.batches_per_epoch, workers or 1)
@@ -284,6 +286,16 @@ class BucketedStream(IterableDataset[Any]):
                 f"bucket_boundaries, {self._limits.last_boundary} (rank {rank}, worker {worker}, epoch {epoch})",
                 stacklevel=2,
             )
+
+    def _places(self, held: Held, passes: Iterator[Iterator[Any]], random: Random) -> Iterator[list[int]]:
+        """Yield the batches of each pass over the source, each to its end.
+
+        A buffer that went on into the next pass would be full when a nominal epoch ends: of examples that leave late
+        because of their lengths, and so never in any epoch.
+        """
+        for examples in passes:
+            held.begin(examples)
+            yield from batched(held, self._batching, random)
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next, in workers too; if it is the one that `load_state_dict` resumes, it goes on there.

@@ -34,7 +34,7 @@ def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSetti
     size = sum(shard.size for shard in stream.shards) if stream.shards else None
     uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
     advice = None
-    if not stream.shards or idle or uneven or len(sizes) % needed:
+    if stream.lengths.count >= needed and (not stream.shards or idle or uneven or len(sizes) % needed):
         shards, maxcount, maxsize = advised_shards(
             stream.lengths.count, size, world_size=settings.world_size, workers=max(1, settings.workers)
         )
@@ -90,23 +90,23 @@ def stream_cautions(
             f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
             "examples more often"
         )
-    if chosen is not None and chosen.under_half > _MANY_SMALL:
-        yield (
-            f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: a buffer of "
-            f"{format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
-        )
-    if chosen is not None and chosen.mates_again > _MANY_AGAIN:
-        yield (
-            f"batch mates of one epoch are mates again in the next in {format_percent(chosen.mates_again)} of cases: "
-            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
-        )
     if shards.sorted:
         yield (
             "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
             "write the shards"
         )
     if shards.repeated_ids:
-        yield f"{counted(shards.repeated_ids, 'sample')} has or have a key that another sample has, too"
+        yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
+    if chosen is not None and chosen.under_half > _MANY_SMALL:
+        why = f"a buffer of {format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
+        if chosen.buffer_size * needed >= stream.lengths.count:
+            why = "a worker reads too few examples to fill them"
+        yield f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: {why}"
+    if chosen is not None and chosen.mates_again > _MANY_AGAIN:
+        yield (
+            f"batch mates of one epoch are mates again in the next in {format_percent(chosen.mates_again)} of cases: "
+            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
+        )
     if needed > 1 and not shards.idle_workers:
         yield (
             "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "

@@ -15,6 +15,7 @@ from batchtune.batching.pivot import PivotSettings
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable, Limits
+from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import (
@@ -44,7 +45,7 @@ from batchtune.tuning.stream_simulation import (
 )
 from batchtune.tuning.sweep import costs_in, sweep
 from batchtune.tuning.sweep_settings import Ranks, SweepSettings
-from batchtune.units import rounded_down
+from batchtune.units import counted, rounded_down
 
 # SpeechBrain's parameters that are compared: the target as a part of the maximum, and the most padding of a batch.
 _TARGETS = (0.8, 0.9, 1.0)
@@ -89,7 +90,7 @@ def sweep_stream(
     """Simulate an epoch of each worker's stream with every way to make batches, and recommend one.
 
     Raises:
-        UsageError: `max_batch_length` is not positive and finite.
+        UsageError: `max_batch_length` is not positive and finite, or the current settings make no batch.
     """
     lengths, sharding = stream.lengths, settings.sharding
     limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
@@ -114,16 +115,15 @@ def sweep_stream(
     simulator = _Simulator(stored, pricing, limits, settings)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     ways = list(_ways(tables, lengths, limits, settings))
+    # First, as the user may have to correct them.
+    own = None if settings.current is None else simulator.priced(settings.current.batching)
+    fits = None if own is None else simulator.fits
     priced = []
     for way in ways:
         priced.append(simulator.priced(way))
         on_row(priced[-1][0], len(ways))
     rows = _with_equals(priced)
-    current, fits = None, None
-    if settings.current is not None:
-        own = simulator.priced(settings.current.batching)
-        current = _with_equals([*priced, own])[-1]
-        fits = simulator.fits
+    current = None if own is None else _with_equals([*priced, own])[-1]
     # Sized as the stream's tables are, so that only the stream makes a difference.
     best_table = recommend(tables, as_map.baselines).table
     map_style = None if best_table is None else tables[best_table]
@@ -226,6 +226,12 @@ class _Simulator:
         """Return the row of a way to make batches, and its cost; `fits` then says whether all its batches do."""
         stored, pricing, settings = self._stored, self._pricing, self._settings
         first, second = (simulate_stream(stored, way, epoch) for epoch in (0, 1))
+        if not (first.number.any() and second.number.any()):  # of the ways that are compared, each makes some
+            raise UsageError(
+                f"--current: these settings make no batch of {counted(pricing.lengths.count, 'example')}",
+                "drop_end and drop_last drop what the buffer holds when the stream ends: everything, if a worker reads "
+                "no more than the buffer holds. min_sample_len and max_sample_len may leave out everything, too.",
+            )
         shapes, number = first.shapes, first.number
         scale = np.repeat(stored.scale, number)  # of each batch
         batches = max(1, round(float(scale.sum())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from batchtune.manifests.reading import Shard
 from batchtune.results import StreamRow, StreamSweep
 from batchtune.tuning import stream_simulation
 from batchtune.tuning.costs import Costs
+from batchtune.tuning.current import CurrentStream
 from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, distance_apart, epoch_seconds, simulate_stream
@@ -225,19 +227,43 @@ def test_a_manifest_is_taken_to_lie_in_shards() -> None:
         (np.sort(SPEECH), [300] * 5, {}, "in order of length"),
         (SPEECH, [1100, 100, 100, 200], {"workers": 4}, "times as many batches as the mean"),
         (SPEECH, [300] * 5, {"workers": 2}, "reads the same shards in every epoch"),
+        (SPEECH[:20], [5] * 4, {"workers": 4}, "a worker reads too few examples to fill them"),
+        (SPEECH, [300] * 5, {"buffer_sizes": (8,)}, "a buffer of 8 is too small to fill them"),
     ],
 )
 def test_shards_that_will_not_do_are_told(
-    values: FloatArray, sizes: list[int], options: dict[str, int], said: str
+    values: FloatArray, sizes: list[int], options: dict[str, Any], said: str
 ) -> None:
-    found = swept(values, sizes, buffer_sizes=(100,), num_buckets=(4,), **options)
+    found = swept(values, sizes, **{"buffer_sizes": (100,), "num_buckets": (4,), **options})
     assert any(said in warning for warning in found.warnings)
+
+
+def test_faulty_shards_are_told_before_what_follows_from_them() -> None:
+    stream = stream_of(np.sort(SPEECH), [300] * 5, repeated=7)
+    found = sweep_stream(stream, 300.0, StreamSettings(buffer_sizes=(8,), num_buckets=(4,)), MEASURED)
+    at = [next(at for at, said in enumerate(found.warnings) if word in said) for word in ("order", "keys", "less than")]
+    assert at == sorted(at)
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [
+        PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=2000, drop_end=True),
+        PivotSettings(target_batch_numel=200, max_batch_numel=300, buffersize=64, max_sample_len=0.1),
+    ],
+)
+def test_current_settings_that_make_no_batch_are_refused(batching: PivotSettings) -> None:
+    current = CurrentStream(source="--current", batching=batching, settings={})
+    with pytest.raises(UsageError, match="--current: these settings make no batch of 1,500 examples"):
+        swept(buffer_sizes=(100,), num_buckets=(4,), current=current)
 
 
 def test_shards_are_advised_for_all_workers() -> None:
     advice = swept(shards=[300] * 5, workers=4, buffer_sizes=(100,), num_buckets=(4,)).shards.advice
     assert advice is not None and advice.shards % 4 == 0
     assert swept(shards=[375] * 4, workers=4, buffer_sizes=(100,), num_buckets=(4,)).shards.advice is None
+    # No shards suffice where there are fewer examples than workers.
+    assert swept(SPEECH[:20], [5] * 4, world_size=30, buffer_sizes=(100,), num_buckets=(4,)).shards.advice is None
 
 
 def test_settings_out_of_range_are_refused() -> None:
