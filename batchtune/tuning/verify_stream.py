@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -14,7 +13,7 @@ from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.manifests import StreamLengths
-from batchtune.results import STREAM_FILE, SamplerConfig, StreamConfig, StreamedWith, StreamSweep, read_result
+from batchtune.results import STREAM_FILE, SamplerConfig, StreamConfig, StreamSweep, read_result
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, shard_sizes, simulate_stream
 from batchtune.units import format_number
@@ -41,25 +40,18 @@ class VerifiedStream:
                 "`batchtune sweep-stream` writes it, with stream.yaml.",
             )
         swept = read_result(path, StreamSweep)
-        settings = StreamSettings(**structs.asdict(msgspec.convert(swept.settings, StreamedWith)))
-        counts = np.array(shard_sizes(found, settings.shard_size))
-        were = swept.shards.count, swept.shards.smallest_count, swept.shards.median_count, swept.shards.largest_count
-        if were != (counts.size, counts.min(), np.median(counts), counts.max()):
+        settings = StreamSettings(**structs.asdict(swept.streamed))
+        counts, were = np.array(shard_sizes(found, settings.shard_size)), swept.shards
+        ours = counts.size, int(counts.min()), float(np.median(counts)), int(counts.max())
+        theirs = were.count, were.smallest_count, were.median_count, were.largest_count
+        if ours != theirs:
             raise ResultError(
-                f"{path} is of {_shards(*were)}; these are "
-                f"{_shards(counts.size, int(counts.min()), float(np.median(counts)), int(counts.max()))}",
+                f"{path} is of {_shards(*theirs)}; these are {_shards(*ours)}",
                 "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
             )
-        sharding = settings.sharding
+        scale, sharding = np.ones(settings.readers), settings.sharding
         return cls(
-            StoredStream(
-                lengths=found.values,
-                targets=found.targets,
-                sizes=counts.tolist(),
-                sharding=sharding,
-                scale=np.ones(sharding.world_size * sharding.workers),
-                seed=seed,
-            ),
+            StoredStream(found.values, found.targets, counts.tolist(), sharding, scale, seed),
             StreamBatching(
                 algorithm=config.algorithm,
                 table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
