@@ -63,9 +63,8 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
     outer: dict[str, Value] = {_BUFFER: row.buffer_size, **{key: counted(end) for key, end in ends if end is not None}}
     text = _patched(text, name, block.keys, wanted, STREAM_LIMITS[0])
     for key, value in outer.items():
-        text = _patched(text, name, _place(parse_yaml(text, name), block.keys, key), {key: value}, _BUFFER)
-    nominal = blocks_with(root, (_EPOCH,))
-    loader = the_one_for_training(nominal, name, "--key-path ") if nominal else None
+        text = _patched(text, name, _place(block, key), {key: value}, _BUFFER)
+    loader = the_one_for_training(blocks_with(root, (_EPOCH,)), name, "--key-path ")
     if loader is not None:
         text = _patched(text, name, loader.keys, {_EPOCH: chosen.batches}, _EPOCH)
     else:
@@ -76,7 +75,6 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
 def _sampler_block(root: Node, name: str, key_path: str | None) -> Block:
     """Return the mapping with the sampler's arguments."""
     lacks = ResultError(f"{name} has no settings of dynamic_bucketed_batch (target_batch_numel)", _PASTE_IN)
-
     found = block_to_patch(root, name, key_path, lambda: stream_block(root, name, "--key-path "), lacks)
     for block in (block_at(root, (*found.keys, _SAMPLER)), found):
         if block is not None and not block.settings.keys().isdisjoint(STREAM_LIMITS):
@@ -111,13 +109,11 @@ def _rate(block: Block, references: References, tuned: Tuned) -> float | None:
     return rate
 
 
-def _place(root: Node, path: Keys, key: str) -> Keys:
+def _place(block: Block, key: str) -> Keys:
     """Return the path of the mapping for an argument of the function itself."""
-    block = block_at(root, path)
-    assert block is not None
     if (found := block.nearest(key)) is not None:
-        return path[: len(found[1]) - 1]
-    return path[:-1] if path[-1:] == (_SAMPLER,) else path
+        return block.keys[: len(found[1]) - 1]
+    return block.keys[:-1] if block.keys[-1:] == (_SAMPLER,) else block.keys
 
 
 def _patched(text: str, name: str, path: Keys, wanted: dict[str, Value], after: str) -> str:

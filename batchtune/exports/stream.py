@@ -12,14 +12,22 @@ from batchtune.errors import ResultError
 from batchtune.exports.base import described, recommended_row, this_instead
 from batchtune.exports.sampler import evidence_of, read_config, render_yaml
 from batchtune.exports.text import LengthLimits, about_data, about_stream
-from batchtune.results import STREAM_CONFIG_FILE, Algorithm, Probe, StreamConfig, StreamRow, StreamSweep, cost_of
+from batchtune.results import (
+    STREAM_ALGORITHMS,
+    STREAM_CONFIG_FILE,
+    Algorithm,
+    Probe,
+    StreamConfig,
+    StreamRow,
+    StreamSweep,
+    cost_of,
+)
 from batchtune.units import format_size
 
 _SPEECHBRAIN: Final = "speechbrain"
 SPEECHBRAIN: tuple[Algorithm, ...] = (_SPEECHBRAIN,)
 BUCKETS: tuple[Algorithm, ...] = ("bucket",)
 OWN = "batchtune.BucketedStream"
-OWN_ALGORITHMS: tuple[Algorithm, ...] = ("bucket", "pool", "pivot")
 _HEADERS = {
     "bucket": """\
 # batchtune's recommendation for the batches of a stream: each worker holds up to buffer_size examples.
@@ -107,7 +115,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
     Raises:
         ResultError: The sweep recommends nothing, or holds no row that `BucketedStream` can run.
     """
-    row, batches, _ = choose_stream(stream, OWN, OWN_ALGORITHMS)
+    row, batches, _ = choose_stream(stream, OWN, STREAM_ALGORITHMS)
     assert row.algorithm != _SPEECHBRAIN
     return StreamConfig(
         format=StreamConfig.FORMAT,

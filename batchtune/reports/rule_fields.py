@@ -36,23 +36,18 @@ _RATIOS = {"fill", "batch_size_variation", "length_correlation"}
 _OF_TABLES, _OF_STREAMS = ("", "current."), ("stream.", "stream.current.")
 
 HIGHER_IS_BETTER = frozenset(_HIGHER | _under(_HIGHER | {"mate_distance", "mixing"}, "stream."))
+_LOWER_OF_STREAMS = {
+    *("dropped_examples", "under_half", "wait_median", "wait_p99", "worker_imbalance", "rank_imbalance"),
+    *("buffer_size", "buffer_length", "buffer_bytes"),
+}
 LOWER_IS_BETTER = frozenset(
-    {
-        *_LOWER,
-        *("steps", "used_buckets", "repeated_examples", "batches_deviation", "epoch_seconds_deviation"),
-        *_under(_LOWER, "stream."),
-        *_under({"dropped_examples", "under_half", "wait_median", "wait_p99"}, "stream."),
-        *_under({"buffer_size", "buffer_length", "buffer_bytes"}, "stream."),
-        *_under({"worker_imbalance", "rank_imbalance"}, "stream."),
-    }
+    _LOWER
+    | {"steps", "used_buckets", "repeated_examples", "batches_deviation", "epoch_seconds_deviation"}
+    | _under(_LOWER | _LOWER_OF_STREAMS, "stream.")
 )
 # Between 0 and 1: a limit outside would be a rule that always or never fails.
 SHARES = frozenset(
-    {
-        "drift",
-        *_under(_SHARES, *_OF_TABLES),
-        *_under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS),
-    }
+    {"drift"} | _under(_SHARES, *_OF_TABLES) | _under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS)
 )
 # These may be written in per cent.
 RATIOS = SHARES | {

@@ -34,35 +34,31 @@ def best_of_each(stream: StreamSweep) -> list[StreamRow]:
         if chosen is not None:
             rows = [row for row in rows if row.buffer_size <= chosen.buffer_size] or rows
         best.append(min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0)))
-    named = [chosen, stream.speechbrain_row]
-    of_named = {row.algorithm: row for row in reversed(named) if row is not None}
-    return [of_named.get(row.algorithm, row) for row in best]
+    named = {row.algorithm: row for row in (stream.speechbrain_row, chosen) if row is not None}
+    return [named.get(row.algorithm, row) for row in best]
 
 
-def stream_comparison_table(stream: StreamSweep, *, title: str) -> Table:
+def stream_comparison_table(stream: StreamSweep, chosen: StreamRow, title: str) -> Table:
     """Lay the recommended row next to the user's settings, the best of each other algorithm, and random access."""
-    chosen, timed = stream.recommended_row, stream.has_times
-    cost = None if chosen is None else cost_of(chosen, timed=timed)
-    lines: list[tuple[str, StreamRow | Row]] = []
+    timed = stream.has_times
+    lines: list[tuple[str, StreamRow | Row]] = [(f"recommended ({algorithm_name(chosen)})", chosen)]
     if stream.current is not None:
         lines.append((f"{CURRENT} ({DOES_NOT_FIT})" if stream.current_fits is False else CURRENT, stream.current))
     lines += [(f"{algorithm_name(row)}, best", row) for row in best_of_each(stream) if row is not chosen]
     if stream.map_style is not None:
         lines.append(("map-style bucket table", stream.map_style))
-    if chosen is not None:
-        lines.insert(0, (f"recommended ({algorithm_name(chosen)})", chosen))
     rows = [
         {
             "": name,
             "buffer": None if isinstance(row, Row) else format_number(row.buffer_size),
             **_costs(stream, row),
             "meet again": None if timed else known(row.mates_again, format_share),
-            "relative": format_times(cost_of(row, timed=timed), cost),
+            "relative": format_times(cost_of(row, timed=timed), cost_of(chosen, timed=timed)),
         }
         for name, row in lines
     ]
     notes = [f"Your current config is {words}." for words in current_words(stream)]
-    return make_table(title, rows, notes, marked=None if chosen is None else 0)
+    return make_table(title, rows, notes, marked=0)
 
 
 def stream_tables(stream: StreamSweep) -> Iterator[Table]:

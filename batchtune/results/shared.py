@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -306,6 +306,7 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
 
 StreamAlgorithm = Literal["bucket", "pool", "pivot"]
 """How `BucketedStream` makes batches of what its buffer holds."""
+STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)
 
 
 class Costed(Protocol):

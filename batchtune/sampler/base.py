@@ -170,9 +170,10 @@ class EpochBatchSampler(OnRanks, Sampler[list[int]]):
             if reading.get("length_scale") is not None:
                 reading["length_scale"] = parse_scale(str(reading["length_scale"]))
             found = load_ordered_lengths(lengths, ReadOptions(**reading))
-            if None not in (found.unit, config.unit) and found.unit != config.unit:
+            unit = found.lengths.unit
+            if None not in (unit, config.unit) and unit != config.unit:
                 raise ValueError(
-                    f"{lengths} counts lengths in {found.unit}, {path} in {config.unit}: say the length_scale (and the "
+                    f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
                     "unit) that it was tuned with"
                 )
             lengths, targets = found.values, found.targets

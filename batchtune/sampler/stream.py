@@ -19,7 +19,7 @@ from batchtune.batching.table import BucketTable
 from batchtune.configs.tree import parse_yaml, plain_value, read_text
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.exports.stream import read_stream_yaml
-from batchtune.results import SamplerConfig
+from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
 from batchtune.sampler.base import OnRanks, check_identity, checked_ranks, whole
 from batchtune.sampler.held import Held, Limits
 from batchtune.sampler.progress import NextEpochs, Position
@@ -28,7 +28,6 @@ from batchtune.sampler.source import Reading, Source
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_ALGORITHMS = ("bucket", "pool", "pivot")
 _OF_BOTH = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "drop_last", "seed")
 _OF_STREAM = (*_OF_BOTH, "algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
 _PLACE = ("rank", "world_size", "worker", "workers")
@@ -127,7 +126,7 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         length_of: Callable[[Any], float],
         bucket_boundaries: npt.ArrayLike,
         bucket_batch_sizes: npt.ArrayLike,
-        algorithm: Literal["bucket", "pool", "pivot"] = "bucket",
+        algorithm: StreamAlgorithm = "bucket",
         buffer_size: int = 1024,
         buffer_bytes: int | None = None,
         bytes_of: Callable[[Any], int] | None = None,
@@ -146,8 +145,8 @@ class BucketedStream(OnRanks, IterableDataset[Any]):
         super().__init__()
         if source is not None and not isinstance(source, Iterable) and not callable(source):
             raise ValueError(f"source must be an iterable of examples or a function of the epoch, got {source!r}")
-        if algorithm not in _ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
+        if algorithm not in STREAM_ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {algorithm!r}")
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         self._limits = Limits(
             length_of=length_of,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from batchtune.batching.pivot import PivotSettings
+from batchtune.batching.randomness import again_at_random, mates_in_cuts
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable, Limits
@@ -28,7 +29,6 @@ from batchtune.tuning.stream_simulation import (
     StoredStream,
     distance_apart,
     epoch_seconds,
-    mates_of,
     shard_sizes,
     simulate_stream,
 )
@@ -213,7 +213,7 @@ class _Simulator:
         batches = max(1, round(float(scale.sum())))
         sizes, longest = shapes.batch_sizes.astype(np.float64), shapes.lengths
         padded, examples = float(np.sum(sizes * longest * scale)), float(np.sum(sizes * scale))
-        mates, effective = mates_of(stored, (first, second))
+        mates, at_random = mates_in_cuts([first.cut, second.cut], stored.lengths), again_at_random(first.cut.layout)
         apart, step = distance_apart(first), pricing.step_seconds
         seconds = None if step is None else epoch_seconds(stored, first, step)
         cost = pricing.of_stream(shapes, padded, seconds)
@@ -247,7 +247,7 @@ class _Simulator:
             mixing=apart,
             mates_again=mates.again,
             length_correlation=mates.correlation,
-            effective_buckets=effective,
+            effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
             estimated_epoch_seconds=seconds,
             estimated_epoch_error_seconds=cost.standard_error,
             unproven=proven if proven is None else int(np.count_nonzero(shapes.batch_sizes > proven)),

@@ -13,13 +13,12 @@ from batchtune.configs.recipes import STREAM_LIMITS, Block, stream_block
 from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.results import STREAM_CONFIG_FILE, StreamConfig
+from batchtune.results import STREAM_ALGORITHMS, STREAM_CONFIG_FILE, StreamConfig
 from batchtune.tuning.current.base import OPTION, YOURS, Settings, SettingsKind, longer_than, recorded
 from batchtune.tuning.current.reading import Known, did_you_mean, not_settings, read_settings
 from batchtune.tuning.current.tables import checked_table, own_file, table_for
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
-_ALGORITHMS = ("bucket", "pool", "pivot")
 # Arguments of `indices_around_random_pivot`, and those of `dynamic_bucketed_batch` itself.
 _SAMPLER_KEYS = (*STREAM_LIMITS, "max_batch_size", "max_padding_ratio")
 _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
@@ -186,9 +185,9 @@ class OwnStream(StreamKind):
         """Check the settings."""
         if not settings.has("buffer_size"):
             raise settings.wrong("buffer_size", "is missing", "Say how many examples a worker holds at most.")
-        algorithm = settings.choice("algorithm", _ALGORITHMS) if settings.has("algorithm") else _ALGORITHMS[0]
+        algorithm = settings.choice("algorithm", STREAM_ALGORITHMS) if settings.has("algorithm") else "bucket"
         ratio = settings.given(settings.number, "max_padding_ratio")
-        if ratio and algorithm != _ALGORITHMS[-1]:
+        if ratio and algorithm != "pivot":
             raise settings.wrong("max_padding_ratio", f"goes with the algorithm pivot, but algorithm is {algorithm}")
         return {
             "algorithm": algorithm,
