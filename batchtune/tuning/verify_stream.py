@@ -13,7 +13,7 @@ from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.manifests import StreamLengths
-from batchtune.results import STREAM_FILE, SamplerConfig, StreamConfig, StreamSweep, read_result
+from batchtune.results import STREAM_FILE, StreamConfig, StreamSweep, read_result
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, shard_sizes, simulate_stream
 from batchtune.units import format_number
@@ -72,28 +72,4 @@ def _shards(count: int, smallest: int, median: float, largest: int) -> str:
     return (
         f"{format_number(count)} shards of {format_number(smallest)} to {format_number(largest)} examples (half of "
         f"them up to {median:g})"
-    )
-
-
-def sampler_config_of(config: StreamConfig) -> SamplerConfig:
-    """Return a stream's config as that of a sampler that can make the same largest batches.
-
-    As in pools, a batch may also hold examples of shorter buckets than that of its longest, and as many as the buffer.
-    """
-    return SamplerConfig(
-        format=SamplerConfig.FORMAT,
-        version=SamplerConfig.VERSION,
-        unit=config.unit,
-        max_batch_length=config.max_batch_length,
-        max_batch_size=max(config.bucket_batch_sizes),
-        num_buckets=len(config.bucket_boundaries),
-        bucket_boundaries=config.bucket_boundaries,
-        bucket_batch_sizes=config.bucket_batch_sizes,
-        shuffle=config.shuffle,
-        batch_ordering="random",
-        drop_last=config.drop_last,
-        seed=config.seed,
-        evidence=config.evidence,
-        sampler="pooled",
-        pool_size=config.buffer_size,
     )

@@ -19,7 +19,7 @@ from batchtune.lengths import Lengths
 from batchtune.results import StreamConfig, Verification, WorkloadRecord
 from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, simulate_stream
 from batchtune.tuning.verify_plan import PlannedBatch, VerifyPlan, VerifySettings
-from batchtune.tuning.verify_stream import VerifiedStream, sampler_config_of
+from batchtune.tuning.verify_stream import VerifiedStream
 from batchtune.tuning.verifying import verify
 
 BOUNDARIES = [5.0, 12.0, 30.0]
@@ -64,7 +64,7 @@ def planned(
     lengths = Lengths.of(values, targets)
     return VerifyPlan(
         lengths=lengths,
-        config=sampler_config_of(config),
+        config=config,
         settings=VerifySettings(epoch=True),
         probe=made_probe(lengths),
         stream=VerifiedStream(stored, batching),
