@@ -39,7 +39,8 @@ from batchtune.results import (
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning.run_folder import workload_sha256
-from batchtune.tuning.verify_stream import VerifiedStream
+from batchtune.tuning.stream_simulation import StoredStream
+from batchtune.tuning.verify_stream import stream_epoch
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
@@ -207,7 +208,7 @@ class VerifyPlan:
     config: SamplerConfig | StreamConfig
     settings: VerifySettings
     probe: Probe | None = None
-    stream: VerifiedStream | None = None
+    stream: StoredStream | None = None
 
     def __post_init__(self) -> None:
         lengths, last = self.padded, self.config.bucket_boundaries[-1]
@@ -279,8 +280,8 @@ class VerifyPlan:
         return self._epoch_shapes(0)
 
     def _epoch_shapes(self, epoch: int) -> EpochShapes:
-        if self.stream is not None:
-            return self.stream.epoch(epoch, self.table)
+        if self.stream is not None and isinstance(self.config, StreamConfig):
+            return stream_epoch(self.stream, self.config, epoch)
         drawing = self._drawing(epoch)
         cut = self.batcher.equal_cut(drawing, self.dealing)
         return epochs.simulate(cut, drawing, self.padded.values, self.padded.targets)

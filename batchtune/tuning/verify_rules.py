@@ -215,7 +215,7 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         settings={
             **{name: getattr(plan.settings, name) for name in _RECORDED},
             "multiple_of": plan.config.evidence.multiple_of,
-            **({} if stream is None else asdict(stream.stored.sharding)),
+            **({} if stream is None else asdict(stream.sharding)),
         },
         bucket_boundaries=plan.config.bucket_boundaries,
         bucket_batch_sizes=plan.config.bucket_batch_sizes,
@@ -246,8 +246,7 @@ def _ways(plan: VerifyPlan) -> dict[str, Any]:
     """Return what else than the table decides which batches are made."""
     if plan.stream is None:
         return {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
-    batching = plan.stream.batching
-    return {name: getattr(batching, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
+    return {name: getattr(plan.config, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
 
 
 def _times(

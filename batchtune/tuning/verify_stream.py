@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,53 +18,43 @@ from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, sha
 from batchtune.units import format_number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VerifiedStream:
-    """The stream whose batches are verified, and how they are made."""
+def stored_stream(found: StreamLengths, folder: Path, seed: int) -> StoredStream:
+    """Take all shards, and deal them to workers as the folder's `stream.json` did.
 
-    stored: StoredStream
-    batching: StreamBatching
-
-    @classmethod
-    def of(cls, found: StreamLengths, config: StreamConfig, folder: Path, seed: int) -> VerifiedStream:
-        """Take all shards, and deal them to workers as the folder's `stream.json` did.
-
-        Raises:
-            ResultError: There is no `stream.json`, it can't be read, or it is of other shards.
-        """
-        path = folder / STREAM_FILE
-        if not path.exists():
-            raise ResultError(
-                f"{path} does not exist, which says how shards come to workers",
-                "`batchtune sweep-stream` writes it, with stream.yaml.",
-            )
-        swept = read_result(path, StreamSweep)
-        settings = StreamSettings(**structs.asdict(swept.streamed))
-        counts, were = np.array(shard_sizes(found, settings.shard_size)), swept.shards
-        ours = counts.size, int(counts.min()), float(np.median(counts)), int(counts.max())
-        theirs = were.count, were.smallest_count, were.median_count, were.largest_count
-        if ours != theirs:
-            raise ResultError(
-                f"{path} is of {_shards(*theirs)}; these are {_shards(*ours)}",
-                "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
-            )
-        scale, sharding = np.ones(settings.readers), settings.sharding
-        return cls(
-            StoredStream(found.values, found.targets, counts.tolist(), sharding, scale, seed),
-            StreamBatching(
-                algorithm=config.algorithm,
-                table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
-                buffer_size=config.buffer_size,
-                max_padding_ratio=config.max_padding_ratio,
-                shuffle=config.shuffle,
-                drop_last=config.drop_last,
-            ),
+    Raises:
+        ResultError: There is no `stream.json`, it can't be read, or it is of other shards.
+    """
+    path = folder / STREAM_FILE
+    if not path.exists():
+        raise ResultError(
+            f"{path} does not exist, which says how shards come to workers",
+            "`batchtune sweep-stream` writes it, with stream.yaml.",
         )
+    swept = read_result(path, StreamSweep)
+    settings = StreamSettings(**structs.asdict(swept.streamed))
+    counts, were = np.array(shard_sizes(found, settings.shard_size)), swept.shards
+    ours = counts.size, int(counts.min()), float(np.median(counts)), int(counts.max())
+    theirs = were.count, were.smallest_count, were.median_count, were.largest_count
+    if ours != theirs:
+        raise ResultError(
+            f"{path} is of {_shards(*theirs)}; these are {_shards(*ours)}",
+            "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
+        )
+    scale, sharding = np.ones(settings.readers), settings.sharding
+    return StoredStream(found.values, found.targets, counts.tolist(), sharding, scale, seed)
 
-    def epoch(self, epoch: int, table: BucketTable) -> EpochShapes:
-        """Return the shapes of an epoch's batches with a table, in the order in which ranks take them."""
-        simulated = simulate_stream(self.stored, replace(self.batching, table=table), epoch)
-        return shapes_in_turn(self.stored, simulated, table)
+
+def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
+    """Return the shapes of an epoch's batches in the order in which ranks take them."""
+    batching = StreamBatching(
+        algorithm=config.algorithm,
+        table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
+        buffer_size=config.buffer_size,
+        max_padding_ratio=config.max_padding_ratio,
+        shuffle=config.shuffle,
+        drop_last=config.drop_last,
+    )
+    return shapes_in_turn(stored, simulate_stream(stored, batching, epoch), batching.table)
 
 
 def _shards(count: int, smallest: int, median: float, largest: int) -> str:
