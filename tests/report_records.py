@@ -425,7 +425,7 @@ def hostile_results(text: str) -> RunResults:
         ),
         sweep=replace(
             sweep,
-            settings={text: text, "world_size": text},
+            settings={text: text},
             current_settings={"source": text},
             device_name=text,
             rows=[replace(row, strategy=text if row.strategy == "optimal" else row.strategy) for row in sweep.rows],

@@ -577,7 +577,7 @@ def test_several_manifests_are_read_one_after_the_other(tmp_path: Path) -> None:
         path.write_text(f"id,duration\na,{9 - number}\nb,{number + 1}\n", encoding="utf-8")
     found = load_ordered_lengths([str(path) for path in reversed(paths)])
     assert found.values.tolist() == [7, 3, 8, 2, 9, 1]
-    assert found.unit == "s"
+    assert found.lengths.unit == "s"
 
 
 def test_targets_stay_with_their_examples(tmp_path: Path) -> None:

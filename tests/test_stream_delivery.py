@@ -20,7 +20,7 @@ from batchtune.batching.sharding import sample_random
 from batchtune.exports.stream import read_stream_yaml, render_stream_yaml
 from batchtune.manifests import load_stream
 from batchtune.results import StreamSweep, read_result, write_result
-from batchtune.tuning.verify_stream import VerifiedStream
+from batchtune.tuning.verify_stream import stored_stream, stream_epoch
 
 SHARDS, EXAMPLES, SEED, SHARDS_SHUFFLED = 12, 15, 3, 4
 SIZES = {4: 15, 8: 8, 12: 5, 20: 3, 30: 2}
@@ -117,8 +117,7 @@ def delivered(swept: Path, run: Path, *, workers: int, shuffle_buffer: int = 0, 
 
 def simulated(swept: Path, run: Path) -> list[Shape]:
     config = read_stream_yaml(run / "stream.yaml")
-    stream = VerifiedStream.of(load_stream(shards(swept)), config, run, SEED)
-    epoch = stream.epoch(0, stream.batching.table)
+    epoch = stream_epoch(stored_stream(load_stream(shards(swept)), run, SEED), config, 0)
     return [[float(size), length] for size, length in zip(epoch.batch_sizes, epoch.lengths, strict=True)]
 
 

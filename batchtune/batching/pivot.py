@@ -103,7 +103,11 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     from batchtune.batching.compiled import Rules, advance, buffer_of, pivot_batches, words_of
 
     given = np.asarray(lengths)
-    values = _checked(given)
+    if given.ndim != 1:
+        raise ValueError(f"lengths must be one-dimensional, got shape {given.shape}")
+    values = given.astype(np.float64)
+    if not (np.isfinite(values).all() and (values >= 0).all()):
+        raise ValueError("lengths must be finite and not negative")
     kept = np.flatnonzero(settings.keeps(values))
     stream = values[kept]
     room = min(settings.buffersize, stream.size) if settings.buffersize > 0 else stream.size
@@ -135,13 +139,3 @@ def speechbrain_batches(lengths: npt.ArrayLike, settings: PivotSettings, random:
     ended = held != settings.buffersize
     examples = kept[examples[: int(ends[-1]) if batches else 0]]
     return StreamBatches(examples, ends, np.where(ended, values.size, kept[read - 1] + 1))
-
-
-def _checked(given: npt.NDArray[np.generic]) -> FloatArray:
-    """Return lengths as floats."""
-    if given.ndim != 1:
-        raise ValueError(f"lengths must be one-dimensional, got shape {given.shape}")
-    values = given.astype(np.float64)
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise ValueError("lengths must be finite and not negative")
-    return values

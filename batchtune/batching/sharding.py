@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchtune.lengths import IntArray
+from batchtune.results import ShardAdvice
 
 # WebDataset's `initial`, of both shuffles, where it is not set.
 _INITIAL = 100
@@ -31,13 +32,10 @@ class Sharding:
 
     Attributes:
         world_size: Number of ranks.
-        workers: Of each rank's DataLoader; 0, which reads in the process itself, becomes 1.
+        workers: Of each rank's DataLoader; 1 also where it reads in the process itself.
         shuffle_shards: How many shards its `shardshuffle` holds; 0: they stay in order.
         shuffle_buffer: How many examples `.shuffle` holds; 0: they stay in order.
         shuffle_initial: How many `.shuffle` holds before it gives the first; None: WebDataset's own 100.
-
-    Raises:
-        ValueError: One of them is out of its range.
     """
 
     world_size: int = 1
@@ -45,14 +43,6 @@ class Sharding:
     shuffle_shards: int = 0
     shuffle_buffer: int = 0
     shuffle_initial: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("world_size", 1), ("workers", 0), ("shuffle_shards", 0), ("shuffle_buffer", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.shuffle_initial is not None and self.shuffle_initial < 0:
-            raise ValueError(f"shuffle_initial must be at least 0 or None, got {self.shuffle_initial}")
-        object.__setattr__(self, "workers", max(1, self.workers))
 
     def shards(self, count: int, *, seed: int, epoch: int) -> list[list[IntArray]]:
         """Return which of `count` shards each worker reads, in its order: [rank][worker]."""
@@ -127,12 +117,10 @@ def _examples(starts: IntArray, shards: IntArray) -> IntArray:
     return np.repeat(starts[shards] - before, sizes) + np.arange(int(sizes.sum()))
 
 
-def advised_shards(
-    count: int, total_bytes: int | None, *, world_size: int, workers: int
-) -> tuple[int, int, int | None]:
-    """Return how to write examples as shards: how many, and `maxcount` and `maxsize` of WebDataset's ShardWriter.
+def advised_shards(count: int, total_bytes: int | None, readers: int) -> ShardAdvice:
+    """Return how to write examples as shards for so many workers of all ranks.
 
-    The number is a multiple of world_size × workers, and such that `maxcount` gives just so many; only the last shard
+    The number is a multiple of the readers, and such that `maxcount` gives just so many; only the last shard
     is smaller. It is the first of these that `maxcount` can give:
 
     - 4 for each worker, so that their order is worth shuffling, or as many as leave 100 examples in each, but at
@@ -145,20 +133,15 @@ def advised_shards(
     Args:
         count: Number of examples, at least 1.
         total_bytes: Of all of them, as stored; None where that is unknown.
-        world_size: Number of ranks.
-        workers: Of each rank; 0 counts as 1.
+        readers: Number of workers, at least 1.
     """
-    readers = world_size * max(1, workers)
     each = max(1, min(_SHARDS_OF_A_WORKER, count // (_EXAMPLES_OF_A_SHARD * readers)))
     if total_bytes is not None:
         each = max(each, -(-total_bytes // (_BYTES_OF_A_SHARD * readers)))
     multiples = (readers * number for number in (*range(each, 2 * each + 1), *range(each - 1, 0, -1)))
-    exact = (-(-count // shards) for shards in multiples if _written(count, -(-count // shards)) == shards)
+    sizes = ((shards, -(-count // shards)) for shards in multiples)
+    exact = (maxcount for shards, maxcount in sizes if -(-count // maxcount) == shards)  # that ShardWriter writes
     maxcount = next(exact, max(1, count // readers))
-    shards = _written(count, maxcount)
-    return shards, maxcount, None if total_bytes is None else max(1, -(-2 * total_bytes // shards))
-
-
-def _written(count: int, maxcount: int) -> int:
-    """Return how many shards ShardWriter writes."""
-    return -(-count // maxcount)
+    shards = -(-count // maxcount)
+    maxsize = None if total_bytes is None else max(1, -(-2 * total_bytes // shards))
+    return ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)

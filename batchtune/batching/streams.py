@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from itertools import repeat
 from operator import truediv
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
+from batchtune.results import StreamAlgorithm
 
 # Without shuffle a bucket leaves when it is full, as soon as so many examples ahead are read.
 _AHEAD = 32
@@ -38,7 +39,7 @@ class StreamBatching:
         drop_last: Whether what is left at the end of the stream, and fills no batch, is left out.
     """
 
-    algorithm: Literal["bucket", "pool", "pivot"]
+    algorithm: StreamAlgorithm
     table: BucketTable
     buffer_size: int
     max_padding_ratio: float | None = None

@@ -79,21 +79,11 @@ def write_json(record: Result) -> None:
 
 def refuse_overwriting(output: Path, inputs: Sequence[str | Path] = ()) -> None:
     """Raise UsageError if a file is one of the inputs, or a file of a run folder."""
-    from batchtune.results import (
-        PROBE_FILE,
-        RUN_FILE,
-        SAMPLER_FILE,
-        STREAM_CONFIG_FILE,
-        STREAM_FILE,
-        SWEEP_FILE,
-        TRIALS_FILE,
-        VERIFY_FILE,
-    )
+    from batchtune.results import RUN_FILES
 
     if not output.exists():
         return
-    of_stream = STREAM_FILE, STREAM_CONFIG_FILE
-    if output.name in (PROBE_FILE, RUN_FILE, SAMPLER_FILE, SWEEP_FILE, TRIALS_FILE, VERIFY_FILE, *of_stream):
+    if output.name in RUN_FILES:
         raise UsageError(f"{output} is a file of a run folder and must not be overwritten", "Give another name.")
     if any(Path(one).exists() and output.samefile(one) for one in inputs):
         raise UsageError(f"{output} is an input and must not be overwritten", "Give another name.")

@@ -81,6 +81,19 @@ Output = Annotated[Path | None, option("File to write (- for stdout).", "FILE", 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", envvar="BATCHTUNE_RUN", show_envvar=False, help="The run folder.")
 ]
+MaxBatchLength = Annotated[
+    float | None,
+    option(
+        "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
+        "X",
+        rich_help_panel=BUCKETS,
+    ),
+]
+_MIN_RANDOMNESS: dict[str, Any] = {
+    "help": "Recommend only what is at least this random, from 0 to 1: the probability that two examples of one batch "
+    "are not in one batch again in the next epoch.",
+    "metavar": "X",
+}
 _WORKLOADS = complete_from("batchtune.workloads.registry:BUILTINS", "builtin:")
 _DEVICE: dict[str, Any] = {"help": f"{DEVICE_FORMS}.", "metavar": "DEVICE", "values": device_names()}
 _MEMORY = "Memory limit of the training process, such as 2GiB"
@@ -344,11 +357,7 @@ class SweepOptions:
     throughput_fraction: float = setting(
         "Report the smallest max_batch_length that reaches this fraction of the best throughput.", "X", default=0.95
     )
-    min_randomness: float | None = setting(
-        "Recommend only what is at least this random, from 0 to 1: the probability that two examples of one batch "
-        "are not in one batch again in the next epoch.",
-        "X",
-    )
+    min_randomness: float | None = setting(**_MIN_RANDOMNESS)
 
     def settings(self, run: RunOptions) -> SweepSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
@@ -403,29 +412,20 @@ class StreamOptions:
         "stream.yaml.",
         "WHAT",
     )
-    min_randomness: float | None = setting(
-        "Recommend only what is at least this random, from 0 to 1: the probability that two examples of one batch "
-        "are not in one batch again in the next epoch.",
-        "X",
-    )
+    min_randomness: float | None = setting(**_MIN_RANDOMNESS)
 
     def settings(self, run: RunOptions) -> StreamSettings:
         """Return the settings of the sweep. Raises UsageError or ResultError if a value is invalid."""
         from batchtune.tuning.stream_settings import StreamSettings
         from batchtune.tuning.sweep_settings import parse_num_buckets, parse_sizes
 
+        kept = ("world_size", "workers", "shuffle_shards", "shuffle_buffer", "shard_size", "bytes_per_length")
         return StreamSettings(
-            world_size=self.world_size,
-            workers=self.workers,
-            shuffle_shards=self.shuffle_shards,
-            shuffle_buffer=self.shuffle_buffer,
+            **{name: getattr(self, name) for name in (*kept, "min_randomness")},
             buffer_sizes=parse_sizes(self.buffer_size, "--buffer-size"),
             num_buckets=parse_num_buckets(self.num_buckets),
-            shard_size=self.shard_size,
-            bytes_per_length=self.bytes_per_length,
             max_batch_size=run.max_batch_size,
             seed=run.seed,
-            min_randomness=self.min_randomness,
         )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from batchtune.cli import console
-from batchtune.cli.options import BUCKETS, ManifestOptions, RunOptions, SweepOptions, expand, option
+from batchtune.cli.options import ManifestOptions, MaxBatchLength, RunOptions, SweepOptions, expand
 from batchtune.errors import UsageError
 from batchtune.units import format_length
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
-    from batchtune.results import Sweep
+    from batchtune.results import Probe, StreamSweep, Sweep
     from batchtune.tuning.sweep_settings import SweepSettings
 
 EXAMPLES = """
@@ -27,14 +29,7 @@ def sweep_buckets(
     source: ManifestOptions,
     sweep: SweepOptions,
     run: RunOptions,
-    max_batch_length: Annotated[
-        float | None,
-        option(
-            "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
-            "X",
-            rich_help_panel=BUCKETS,
-        ),
-    ] = None,
+    max_batch_length: MaxBatchLength = None,
 ) -> None:
     """Compare bucket tables and recommend one.
 
@@ -64,21 +59,27 @@ def sweep_and_write(
     """Sweep with a progress bar, and write `sweep.json` and `sampler.yaml`, or remove an earlier one."""
     from batchtune.cli.progress import sweep_bar
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
-    from batchtune.files import write_whole
-    from batchtune.results import PROBE_FILE, SAMPLER_FILE, Probe, read_result
+    from batchtune.results import SAMPLER_FILE
     from batchtune.tuning.sweep import run_sweep
 
     with sweep_bar(settings, quiet=run.quiet) as on_row:
         limit, force = max_batch_length, run.force
         found = run_sweep(lengths, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
-    config = run.run / SAMPLER_FILE
+    write_config(found, run.run / SAMPLER_FILE, lambda probe: render_sampler_yaml(sampler_config(found, probe)))
+    return found
+
+
+def write_config(found: Sweep | StreamSweep, config: Path, render: Callable[[Probe | None], str]) -> None:
+    """Write the recommendation as a config, with what the folder's probe proves, or remove an earlier one."""
+    from batchtune.files import write_whole
+    from batchtune.results import PROBE_FILE, Probe, read_result
+
     if found.recommended is not None:
-        probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
-        write_whole(config, render_sampler_yaml(sampler_config(found, probe)), follow=False)
+        path = config.with_name(PROBE_FILE)
+        write_whole(config, render(read_result(path, Probe) if path.exists() else None), follow=False)
     elif config.exists():
         config.unlink()
         console.note(f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing.")
-    return found
 
 
 def check_limit(max_batch_length: float | None, lengths: Lengths | None = None, *, quiet: bool = False) -> None:

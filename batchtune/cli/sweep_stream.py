@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
 
 from batchtune.cli import console
-from batchtune.cli.options import BUCKETS, ManifestOptions, RunOptions, StreamOptions, expand, option
-from batchtune.cli.sweep_buckets import check_limit
+from batchtune.cli.options import ManifestOptions, MaxBatchLength, RunOptions, StreamOptions, expand
+from batchtune.cli.sweep_buckets import check_limit, write_config
 
 EXAMPLES = """
 batchtune sweep-stream 'shards/train-{000..127}.tar' --workers 4 --max-batch-length 600
@@ -22,14 +21,7 @@ def sweep_stream(
     source: ManifestOptions,
     stream: StreamOptions,
     run: RunOptions,
-    max_batch_length: Annotated[
-        float | None,
-        option(
-            "Largest padded length of a batch, in the unit of the lengths (default: the one that the probe found).",
-            "X",
-            rich_help_panel=BUCKETS,
-        ),
-    ] = None,
+    max_batch_length: MaxBatchLength = None,
 ) -> None:
     """Tune the batches of a stream of tar shards.
 
@@ -42,9 +34,8 @@ def sweep_stream(
     """
     from batchtune.cli.progress import stream_bar
     from batchtune.exports.stream import render_stream_yaml, stream_config
-    from batchtune.files import write_whole
     from batchtune.reports import load_run
-    from batchtune.results import PROBE_FILE, STREAM_CONFIG_FILE, Probe, read_result
+    from batchtune.results import STREAM_CONFIG_FILE
     from batchtune.tuning.current.stream import stream_current
     from batchtune.tuning.stream_sweep import run_stream_sweep
 
@@ -59,12 +50,7 @@ def sweep_stream(
         limit, force = max_batch_length, run.force
         swept = run_stream_sweep(found, settings, run.run, max_batch_length=limit, force=force, on_row=on_row)
     config = run.run / STREAM_CONFIG_FILE
-    if swept.recommended is not None:
-        probe = read_result(run.run / PROBE_FILE, Probe) if (run.run / PROBE_FILE).exists() else None
-        write_whole(config, render_stream_yaml(stream_config(swept, probe)), follow=False)
-    elif config.exists():
-        config.unlink()
-        console.note(f"Removed {config}: it was written by an earlier sweep, and this one recommends nothing.")
+    write_config(swept, config, lambda probe: render_stream_yaml(stream_config(swept, probe)))
     if run.json:
         console.write_json(swept)
     else:

@@ -163,7 +163,7 @@ def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, s
     from batchtune.exports.stream import read_stream_yaml
     from batchtune.results import STREAM_CONFIG_FILE, STREAM_FILE, StreamSweep
     from batchtune.tuning.verify_plan import VerifyPlan
-    from batchtune.tuning.verify_stream import VerifiedStream, sampler_config_of
+    from batchtune.tuning.verify_stream import stored_stream
 
     other = "Sweep other buffers with --buffer-size, or leave out --min-randomness."
     _check_recommended(folder / STREAM_FILE, StreamSweep, folder / STREAM_CONFIG_FILE, "sweep-stream", other)
@@ -172,10 +172,10 @@ def _stream_plan(found: StreamLengths, folder: Path, settings: VerifySettings, s
     settings = replace(settings, seed=config.seed if seed is None else seed)
     return VerifyPlan(
         lengths=found.lengths,
-        config=sampler_config_of(config),
+        config=config,
         settings=settings,
         probe=probe,
-        stream=VerifiedStream.of(found, config, folder, settings.seed),
+        stream=stored_stream(found, folder, settings.seed),
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from batchtune.configs.tree import Keys, Node
 from batchtune.errors import ResultError
 
+# Of dynamic_bucketed_batch, in its `sampler_kwargs`.
+STREAM_LIMITS = ("target_batch_numel", "max_batch_numel")
 # Today's name, then the one before SpeechBrain 1.0.
 LIMITS = ("max_batch_length", "max_batch_len")
 BUCKETS = ("num_buckets", "bucket_boundaries")
@@ -35,6 +37,13 @@ class Block:
         """Its values by key."""
         return self.node.value if isinstance(self.node.value, dict) else {}
 
+    def nearest(self, key: str) -> tuple[Node, tuple[Node, ...]] | None:
+        """Return a key's value, its own or that of the innermost mapping around that has it, and the chain up to it."""
+        for depth in range(len(self.chain), 0, -1):
+            if (node := self.chain[depth - 1].get(key)) is not None:
+                return node, self.chain[:depth]
+        return None
+
 
 def block_at(root: Node, keys: Keys) -> Block | None:
     """Return the mapping at a path of keys; None without one."""
@@ -56,6 +65,12 @@ def training_block(root: Node, name: str, choose: str) -> Block | None:
     found = [block for block in blocks if block.keys]
     found = found or [block for block in blocks if not block.settings.keys().isdisjoint(BUCKETS)]
     return the_one_for_training(found, name, choose)
+
+
+def stream_block(root: Node, name: str, choose: str) -> Block | None:
+    """Find the settings of the `dynamic_bucketed_batch` that a recipe trains with, likewise."""
+    found = blocks_with(root, STREAM_LIMITS)
+    return the_one_for_training([block for block in found if block.keys] or found, name, choose)
 
 
 def blocks_with(root: Node, names: Sequence[str]) -> list[Block]:

@@ -139,10 +139,10 @@ def choose_table(
     best: Row | None = recommended
     if recommended.pool_size is not None:
         best = None if sweep.recommended_table is None else sweep.rows[sweep.recommended_table]
-        remarks.append(f"batchtune recommends {_described(recommended)}, which only its own sampler runs")
+        remarks.append(f"batchtune recommends {described(recommended)}, which only its own sampler runs")
     if best is not None and not expresses(best):
         which = "batchtune recommends" if best is recommended else "the best table is"
-        remarks.append(f"{which} {_described(best)}, which {framework} can't express: {why}")
+        remarks.append(f"{which} {described(best)}, which {framework} can't express: {why}")
     if not any(map(expresses, tables)):
         raise ResultError(
             f"The sweep holds no row that {framework} can express: {why if tables else 'all of them are pools'}",
@@ -156,12 +156,19 @@ def choose_table(
         )
     if not remarks:
         return Chosen(row)
+    return Chosen(row, ("; ".join([*remarks, this_instead(row, recommended, timed=timed)]),))
+
+
+def this_instead(row: Row | StreamRow, recommended: Row | StreamRow, *, timed: bool) -> str:
+    """Say what a row is, and what it costs more than the recommended one."""
     ours, instead = cost_of(recommended, timed=timed), cost_of(row, timed=timed)
     more = instead / ours - 1 if ours and instead is not None else 0.0
     what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
-    return Chosen(row, ("; ".join([*remarks, f"this is {_described(row)}, {abs(more):.1%} {what}"]),))
+    return f"this is {described(row)}, {abs(more):.1%} {what}"
 
 
-def _described(row: Row) -> str:
+def described(row: Row | StreamRow) -> str:
+    """Return a row's name and what an epoch costs: `bucket with a buffer of 1024 (120 batches, 3 s an epoch)`."""
+    name = row.sized_name if isinstance(row, Row) else row.name
     time = f", {format_seconds(row.estimated_epoch_seconds)} an epoch" if row.estimated_epoch_seconds else ""
-    return f"{row.sized_name} ({format_number(row.batches)} batches{time})"
+    return f"{name} ({format_number(row.batches)} batches{time})"

@@ -100,7 +100,6 @@ def render(tuned: Tuned) -> str:
         two_dimensional=bool(sweep.two_dimensional),
         buffer_size=max(_BUFFER, buffer),
         **_table_fields(row, sweep),
-        limits=_limits(sweep),
         unit=sweep.lengths.unit,
         seed=sweep.settings.get("seed", 0),
     )
@@ -117,13 +116,12 @@ def render_shar(tuned: Tuned) -> str:
     sweep = tuned.needed_stream
     chosen = choose_stream(sweep, "Lhotse", BUCKETS)
     check_covers(chosen.row, sweep, "sweep-stream")
-    fields = stream_fields(chosen, sweep)
     return from_template(
         "lhotse-shar.py.j2",
         title="Lhotse Shar with DynamicBucketingSampler",
         two_dimensional=False,
         buffer_size=max(chosen.row.buffer_size, least_buffer(chosen.row.batch_sizes)),
-        **{**fields, **_table_fields(chosen.row, sweep), "limits": _limits(sweep)},
+        **{**stream_fields(chosen, sweep), **_table_fields(chosen.row, sweep)},
     )
 
 
@@ -139,13 +137,8 @@ def _table_fields(row: Row | StreamRow, sweep: Sweep | StreamSweep) -> dict[str,
         "buffer": least_buffer(row.batch_sizes),
         "measure": measure,
         "constraint": "BatchSizes" if measure else "FixedBucketBatchSizeConstraint",
+        "limits": LengthLimits.of(sweep).scaled(1.0 if measure else in_seconds([1.0], unit, "Lhotse")[0]),
     }
-
-
-def _limits(sweep: Sweep | StreamSweep) -> LengthLimits:
-    """Return the limits of the lengths as cuts are measured."""
-    unit = sweep.lengths.unit
-    return LengthLimits.of(sweep).scaled(1.0 if unit in _MEASURES else in_seconds([1.0], unit, "Lhotse")[0])
 
 
 EXPORTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchtune.configs.recipes import Block, block_at, blocks_with, the_one_for_training
+from batchtune.configs.recipes import STREAM_LIMITS, Block, block_at, blocks_with, stream_block, the_one_for_training
 from batchtune.configs.references import References
 from batchtune.configs.tree import Keys, Node, parse_yaml
 from batchtune.errors import ResultError
@@ -13,7 +13,6 @@ from batchtune.exports.text import LengthLimits, one_line
 from batchtune.units import PER_SECOND, counts_samples, format_number
 
 _PASTE_IN = "`batchtune export --to speechbrain-stream` writes code to paste in by hand."
-_LIMITS = ("target_batch_numel", "max_batch_numel")
 _SAMPLER = "sampler_kwargs"
 _BUFFER = "buffersize"
 _EPOCH = "looped_nominal_epoch"
@@ -62,11 +61,10 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
         notes.append("drop_end is kept: each pass leaves out what the buffer holds at its end, which the sweep counts.")
     ends = (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest))
     outer: dict[str, Value] = {_BUFFER: row.buffer_size, **{key: counted(end) for key, end in ends if end is not None}}
-    text = _patched(text, name, block.keys, wanted, _LIMITS[0])
+    text = _patched(text, name, block.keys, wanted, STREAM_LIMITS[0])
     for key, value in outer.items():
-        text = _patched(text, name, _place(parse_yaml(text, name), block.keys, key), {key: value}, _BUFFER)
-    nominal = blocks_with(root, (_EPOCH,))
-    loader = the_one_for_training(nominal, name, "--key-path ") if nominal else None
+        text = _patched(text, name, _place(block, key), {key: value}, _BUFFER)
+    loader = the_one_for_training(blocks_with(root, (_EPOCH,)), name, "--key-path ")
     if loader is not None:
         text = _patched(text, name, loader.keys, {_EPOCH: chosen.batches}, _EPOCH)
     else:
@@ -77,14 +75,9 @@ def patch_stream(text: str, tuned: Tuned, *, key_path: str | None = None, name: 
 def _sampler_block(root: Node, name: str, key_path: str | None) -> Block:
     """Return the mapping with the sampler's arguments."""
     lacks = ResultError(f"{name} has no settings of dynamic_bucketed_batch (target_batch_numel)", _PASTE_IN)
-
-    def find() -> Block | None:
-        found = blocks_with(root, _LIMITS)
-        return the_one_for_training([block for block in found if block.keys] or found, name, "--key-path ")
-
-    found = block_to_patch(root, name, key_path, find, lacks)
+    found = block_to_patch(root, name, key_path, lambda: stream_block(root, name, "--key-path "), lacks)
     for block in (block_at(root, (*found.keys, _SAMPLER)), found):
-        if block is not None and not block.settings.keys().isdisjoint(_LIMITS):
+        if block is not None and not block.settings.keys().isdisjoint(STREAM_LIMITS):
             return block
     raise lacks
 
@@ -96,17 +89,15 @@ def _rate(block: Block, references: References, tuned: Tuned) -> float | None:
         return None
 
     def read(key: str) -> float | None:
-        for depth in range(len(block.chain), 0, -1):
-            around = block.chain[:depth]
-            if (node := around[-1].get(key)) is not None:
-                try:
-                    value = references.plain(node, around)
-                except ResultError:
-                    return None
-                return value if isinstance(value, (int, float)) and value is not True else None
-        return None
+        if (found := block.nearest(key)) is None:
+            return None
+        try:
+            value = references.plain(*found)
+        except ResultError:
+            return None
+        return value if isinstance(value, (int, float)) and value is not True else None
 
-    limit, rate = next(filter(None, map(read, _LIMITS)), None), read("sample_rate")
+    limit, rate = next(filter(None, map(read, STREAM_LIMITS)), None), read("sample_rate")
     if lengths.unit != "ms" and limit is not None and not counts_samples(limit, lengths.max):
         return None
     if rate is None or rate <= 0:
@@ -118,14 +109,11 @@ def _rate(block: Block, references: References, tuned: Tuned) -> float | None:
     return rate
 
 
-def _place(root: Node, path: Keys, key: str) -> Keys:
+def _place(block: Block, key: str) -> Keys:
     """Return the path of the mapping for an argument of the function itself."""
-    block = block_at(root, path)
-    assert block is not None
-    for depth in range(len(path), -1, -1):
-        if block.chain[depth].get(key) is not None:
-            return path[:depth]
-    return path[:-1] if path[-1:] == (_SAMPLER,) else path
+    if (found := block.nearest(key)) is not None:
+        return block.keys[: len(found[1]) - 1]
+    return block.keys[:-1] if block.keys[-1:] == (_SAMPLER,) else block.keys
 
 
 def _patched(text: str, name: str, path: Keys, wanted: dict[str, Value], after: str) -> str:

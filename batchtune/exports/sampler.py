@@ -132,12 +132,7 @@ def render_yaml(document: dict[str, Any], header: str) -> str:
 
 
 def read_sampler_yaml(path: Path) -> SamplerConfig:
-    """Read and check a `sampler.yaml`.
-
-    Raises:
-        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names
-            the field.
-    """
+    """Read and check a `sampler.yaml`; errors are those of `read_config`."""
 
     def check(config: SamplerConfig) -> None:
         sizes = config.bucket_batch_sizes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from batchtune.exports.base import Export, Patched, Tuned
@@ -47,12 +46,7 @@ def render(tuned: Tuned) -> str:
     chosen = choose_row(tuned)
     row, limits, unit = chosen.row, LengthLimits.of(sweep), sweep.lengths.unit
     in_samples = _SAMPLES.get(unit or "", "{}")
-
-    def sample_lengths() -> Iterator[tuple[str, str]]:
-        for name, limit in (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest)):
-            if limit is not None:
-                yield name, in_samples.format(number(limit))
-
+    ends = (("min_sample_len", limits.shortest), ("max_sample_len", limits.longest))
     return from_template(
         "speechbrain_stream.py.j2",
         counts=_counted_as(unit),
@@ -61,7 +55,7 @@ def render(tuned: Tuned) -> str:
         rate=unit in _SAMPLES,
         target=in_samples.format(number(row.target_batch_numel or 0.0)),
         most="" if row.max_batch_numel is None else in_samples.format(number(row.max_batch_numel)),
-        sample_lengths=list(sample_lengths()),
+        sample_lengths=[(name, in_samples.format(number(end))) for name, end in ends if end is not None],
         **stream_fields(chosen, sweep),
     )
 

@@ -9,17 +9,25 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from batchtune.errors import ResultError
-from batchtune.exports.base import recommended_row
+from batchtune.exports.base import described, recommended_row, this_instead
 from batchtune.exports.sampler import evidence_of, read_config, render_yaml
 from batchtune.exports.text import LengthLimits, about_data, about_stream
-from batchtune.results import STREAM_CONFIG_FILE, Algorithm, Probe, StreamConfig, StreamRow, StreamSweep
-from batchtune.units import format_number, format_seconds, format_size
+from batchtune.results import (
+    STREAM_ALGORITHMS,
+    STREAM_CONFIG_FILE,
+    Algorithm,
+    Probe,
+    StreamConfig,
+    StreamRow,
+    StreamSweep,
+    cost_of,
+)
+from batchtune.units import format_size
 
 _SPEECHBRAIN: Final = "speechbrain"
 SPEECHBRAIN: tuple[Algorithm, ...] = (_SPEECHBRAIN,)
 BUCKETS: tuple[Algorithm, ...] = ("bucket",)
 OWN = "batchtune.BucketedStream"
-OWN_ALGORITHMS: tuple[Algorithm, ...] = ("bucket", "pool", "pivot")
 _HEADERS = {
     "bucket": """\
 # batchtune's recommendation for the batches of a stream: each worker holds up to buffer_size examples.
@@ -67,29 +75,20 @@ def choose_stream(sweep: StreamSweep, who: str, runs: Collection[Algorithm]) -> 
             f"The sweep of the stream holds no row that {who} can run (algorithm {' or '.join(runs)})",
             "Sweep again with all algorithms: `batchtune sweep-stream`.",
         )
-
-    def cost(row: StreamRow) -> float:
-        return (timed and row.estimated_epoch_seconds) or row.batches
-
     row = recommended if recommended.algorithm in runs else None
-    if row is None and runs == SPEECHBRAIN and sweep.recommended_speechbrain is not None:
-        row = sweep.rows[sweep.recommended_speechbrain]
-    row = row or min(rows, key=lambda row: (bool(row.unproven), cost(row), row.buffer_size))
+    if row is None and runs == SPEECHBRAIN:
+        row = sweep.speechbrain_row
+    row = row or min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0, row.buffer_size))
     if row is recommended:
         return ChosenStream(row, sweep.batches_per_rank or _per_rank(row, sweep))
-    more = cost(row) / cost(recommended) - 1
-    what = ("more time" if more >= 0 else "less time") if timed else ("more" if more >= 0 else "fewer") + " batches"
-    remark = f"batchtune recommends {_described(recommended)}, which {who} does not run; this is {_described(row)}"
-    return ChosenStream(row, _per_rank(row, sweep), (f"{remark}, {abs(more):.1%} {what}",))
+    instead = this_instead(row, recommended, timed=timed)
+    remark = f"batchtune recommends {described(recommended)}, which {who} does not run; {instead}"
+    return ChosenStream(row, _per_rank(row, sweep), (remark,))
 
 
 def stream_fields(chosen: ChosenStream, sweep: StreamSweep) -> dict[str, Any]:
     """Return what the templates of all streams say: the row, how the sweep read the stream, and for what data."""
-
-    def setting(name: str, least: int, default: int) -> int:
-        value = sweep.settings.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= least else default
-
+    streamed = sweep.streamed
     return {
         "about_row": about_stream(chosen.row, sweep),
         "about_data": about_data(sweep),
@@ -99,21 +98,15 @@ def stream_fields(chosen: ChosenStream, sweep: StreamSweep) -> dict[str, Any]:
         "memory": format_size(chosen.row.buffer_bytes),
         "limits": LengthLimits.of(sweep),
         "unit": sweep.lengths.unit,
-        "seed": setting("seed", 0, 0),
-        "workers": setting("workers", 1, 1),
-        "shard_shuffle": setting("shuffle_shards", 1, 0) or False,
-        "sample_shuffle": setting("shuffle_buffer", 1, 0) or False,
+        "seed": streamed.seed,
+        "workers": max(1, streamed.workers),
+        "shard_shuffle": streamed.shuffle_shards or False,
+        "sample_shuffle": streamed.shuffle_buffer or False,
     }
 
 
 def _per_rank(row: StreamRow, sweep: StreamSweep) -> int:
     return max(1, row.batches // sweep.world_size)
-
-
-def _described(row: StreamRow) -> str:
-    seconds = row.estimated_epoch_seconds
-    time = f", {format_seconds(seconds)} an epoch" if seconds else ""
-    return f"{row.name} ({format_number(row.batches)} batches{time})"
 
 
 def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConfig:
@@ -122,7 +115,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
     Raises:
         ResultError: The sweep recommends nothing, or holds no row that `BucketedStream` can run.
     """
-    row, batches, _ = choose_stream(stream, OWN, OWN_ALGORITHMS)
+    row, batches, _ = choose_stream(stream, OWN, STREAM_ALGORITHMS)
     assert row.algorithm != _SPEECHBRAIN
     return StreamConfig(
         format=StreamConfig.FORMAT,
@@ -137,7 +130,7 @@ def stream_config(stream: StreamSweep, probe: Probe | None = None) -> StreamConf
         shuffle=True,
         drop_last=False,
         batches_per_epoch=batches if stream.batches_per_rank is not None else None,
-        seed=stream.settings.get("seed", 0),
+        seed=stream.streamed.seed,
         evidence=evidence_of(stream, row, probe),
     )
 
@@ -148,12 +141,7 @@ def render_stream_yaml(config: StreamConfig) -> str:
 
 
 def read_stream_yaml(path: Path) -> StreamConfig:
-    """Read and check a `stream.yaml`.
-
-    Raises:
-        ResultError: Missing, unreadable, not YAML, of another format, newer, or damaged; the message names
-            the field.
-    """
+    """Read and check a `stream.yaml`; errors are those of `read_config`."""
 
     def check(config: StreamConfig) -> None:
         if config.max_padding_ratio is not None and config.algorithm != "pivot":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.stream import OWN, OWN_ALGORITHMS, choose_stream, stream_fields
+from batchtune.exports.stream import OWN, choose_stream, stream_fields
 from batchtune.exports.text import from_template, padded_remark
+from batchtune.results import STREAM_ALGORITHMS
 
 
 def _render(tuned: Tuned, *, name: str, title: str) -> str:
@@ -17,7 +18,7 @@ def _render(tuned: Tuned, *, name: str, title: str) -> str:
         config=tuned.stream_config,
         nominal=sweep.batches_per_rank is not None,
         padded=padded_remark(sweep),
-        **stream_fields(choose_stream(sweep, OWN, OWN_ALGORITHMS), sweep),
+        **stream_fields(choose_stream(sweep, OWN, STREAM_ALGORITHMS), sweep),
     )
 
 

@@ -133,9 +133,9 @@ def about_row(row: Row, sweep: Sweep) -> str:
 
 def about_stream(row: StreamRow, sweep: StreamSweep) -> str:
     """Say what the row is, what an epoch costs with it, and how many of its batches are not proven, in a sentence."""
-    ranks, workers, seconds = sweep.world_size, sweep.settings.get("workers"), row.estimated_epoch_seconds
+    ranks, workers, seconds = sweep.world_size, sweep.streamed.workers, row.estimated_epoch_seconds
     on = [counted(ranks, "rank")] if ranks > 1 else []
-    if isinstance(workers, int) and workers > 1:
+    if workers > 1:
         on.append(f"{counted(workers, 'worker')}{' each' if on else ''}")
     where = f" on {' with '.join(on)}" if on else ""
     time = f", {format_seconds(seconds)} by the probe's step times" if seconds else ""

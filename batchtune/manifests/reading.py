@@ -15,14 +15,14 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple, TypeAlias
+from typing import IO, TypeAlias
 
 import msgspec
 import numpy as np
 
 from batchtune.errors import BatchtuneError, ManifestError, UsageError
 from batchtune.files import writing_whole
-from batchtune.lengths import FloatArray, Lengths, Unit
+from batchtune.lengths import FloatArray, Lengths
 from batchtune.manifests.collecting import OnProgress, Part, Task, merged, read_part, too_large
 from batchtune.manifests.formats import FORMATS
 from batchtune.manifests.inputs import expand
@@ -68,31 +68,6 @@ def load_lengths(
     """
     plan, tasks = planned(manifest, options, on_progress=on_progress)
     return replace(merged(read_all(tasks, jobs, on_progress), plan).sorted(plan), reading=options.record())
-
-
-class OrderedLengths(NamedTuple):
-    """Lengths and target lengths (None without), shape (count,) each, by index of the example; the lengths' unit."""
-
-    values: FloatArray
-    targets: FloatArray | None
-    unit: Unit | None
-
-
-def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> OrderedLengths:
-    """Read the lengths of a data set so that entry i is the length of example i.
-
-    Raises as `load_lengths` does, and UsageError if the options leave examples out.
-    """
-    limits = ("skip_invalid", "min_length", "max_length")
-    if leaving := [f"--{name}".replace("_", "-") for name in limits if getattr(options, name) not in (None, False)]:
-        raise UsageError(
-            f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the "
-            "lengths would no longer be that of example i",
-            "Leave them out of the data set and its manifest instead.",
-        )
-    plan, tasks = planned(manifest, options)
-    whole = merged(read_all(tasks, 1, None), plan)
-    return OrderedLengths(whole.values, whole.target_values, plan.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +123,21 @@ def load_stream(
         shards=shards,
         repeated_ids=len(whole.ids) - len(set(whole.ids)) if keyed else None,
     )
+
+
+def load_ordered_lengths(manifest: Manifest, options: ReadOptions = _DEFAULTS) -> StreamLengths:
+    """Read the lengths of a data set so that entry i is the length of example i.
+
+    Raises as `load_lengths` does, and UsageError if the options leave examples out.
+    """
+    limits = ("skip_invalid", "min_length", "max_length")
+    if leaving := [f"--{name}".replace("_", "-") for name in limits if getattr(options, name) not in (None, False)]:
+        raise UsageError(
+            f"{' and '.join(leaving)} would leave out examples that the data set still has: entry i of the "
+            "lengths would no longer be that of example i",
+            "Leave them out of the data set and its manifest instead.",
+        )
+    return load_stream(manifest, options)
 
 
 def scan(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from batchtune.results import Costed
+from batchtune.reports.rows import CURRENT
+from batchtune.results import Baseline, Costed, Row, StreamRow, StreamSweep, Sweep, cost_of
 from batchtune.units import format_number, format_percent, format_ratio, format_seconds
 
 AS_FAST = "as fast as"
@@ -38,30 +39,48 @@ def speed(our_seconds: float, their_seconds: float) -> str:
     return f"{format_ratio(our_seconds / their_seconds)} times slower than"
 
 
-def advantage(row: Costed, name: str, other: Costed, *, equal: bool) -> str:
-    """Say how a row compares with another, `: 1.34 times faster than NAME`; equal: they may cost the same."""
+def advantage(row: Row | StreamRow, others: Sequence[tuple[str, Costed]]) -> str:
+    """Say how a row compares with the first of the others: `: 1.34 times faster than NAME`; empty without any."""
+    if not others:
+        return ""
+    (name, other), *_ = others
     ours, theirs = row.estimated_epoch_seconds, other.estimated_epoch_seconds
     if ours is not None and theirs:
-        faster = speed(ours, theirs)
-        also = ", but the estimates may be off by as much" if equal and faster != AS_FAST else ""
+        faster, also = speed(ours, theirs), ""
+        if faster != AS_FAST and type(other) is type(row) and row.equal_to_best and other.equal_to_best:
+            also = ", but the estimates may be off by as much"
         return f": {faster} {name}{also}"
     return f": {fewer(row.batches, other.batches)} than with {name}" if other.batches else ""
 
 
-def savings(
-    row: Costed, others: Sequence[tuple[str, Costed]], *, ranks: int, current: tuple[str, str | None], what: str
-) -> list[str]:
-    """Say what an epoch needs, and how much less that is than with the others.
+def is_better(one: Costed, other: Costed) -> bool:
+    """Return whether one costs less, in time where both are known, else in batches."""
+    timed = one.estimated_epoch_seconds is not None and other.estimated_epoch_seconds is not None
+    return (cost_of(one, timed=timed) or 0.0) < (cost_of(other, timed=timed) or 0.0)
 
-    Args:
-        row: The recommended one.
-        others: Each with its name.
-        ranks: Number of ranks whose batches are counted.
-        current: The name of the user's own config among the others, and where it was read, if it was in a file.
-        what: What was compared, such as `tables`.
+
+def padding(row: Row | StreamRow, others: Sequence[tuple[str, Row | StreamRow | Baseline]]) -> str:
+    """Say how much is padding, and how much with the others."""
+    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in others]
+    return joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against)
+
+
+def time_error(row: Row | StreamRow, besides: str = "") -> Iterator[str]:
+    """Say how exactly the time is known, if it is; `besides` ends the sentence."""
+    if row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
+        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
+        yield f"The measured steps give the time to within {error} (two standard errors){besides}."
+
+
+def savings(
+    sweep: Sweep | StreamSweep, row: Row | StreamRow, others: Sequence[tuple[str, Costed]], what: str
+) -> list[str]:
+    """Say what an epoch needs with the recommended row, and how much less that is than with the others, by name.
+
+    `what` was compared, such as `tables`.
     """
-    name_of_current, source = current
-    named = {name_of_current: f"{name_of_current} ({source})"} if source and source != "--current" else {}
+    source, ranks = (sweep.current_settings or {}).get("source"), sweep.world_size
+    named = {CURRENT: f"{CURRENT} ({source})"} if source and source != "--current" else {}
     needs = [f"{named.get(name, name)} needs {format_number(other.batches)}" for name, other in others]
     seconds = row.estimated_epoch_seconds
     if seconds is None:

@@ -36,23 +36,18 @@ _RATIOS = {"fill", "batch_size_variation", "length_correlation"}
 _OF_TABLES, _OF_STREAMS = ("", "current."), ("stream.", "stream.current.")
 
 HIGHER_IS_BETTER = frozenset(_HIGHER | _under(_HIGHER | {"mate_distance", "mixing"}, "stream."))
+_LOWER_OF_STREAMS = {
+    *("dropped_examples", "under_half", "wait_median", "wait_p99", "worker_imbalance", "rank_imbalance"),
+    *("buffer_size", "buffer_length", "buffer_bytes"),
+}
 LOWER_IS_BETTER = frozenset(
-    {
-        *_LOWER,
-        *("steps", "used_buckets", "repeated_examples", "batches_deviation", "epoch_seconds_deviation"),
-        *_under(_LOWER, "stream."),
-        *_under({"dropped_examples", "under_half", "wait_median", "wait_p99"}, "stream."),
-        *_under({"buffer_size", "buffer_length", "buffer_bytes"}, "stream."),
-        *_under({"worker_imbalance", "rank_imbalance"}, "stream."),
-    }
+    _LOWER
+    | {"steps", "used_buckets", "repeated_examples", "batches_deviation", "epoch_seconds_deviation"}
+    | _under(_LOWER | _LOWER_OF_STREAMS, "stream.")
 )
 # Between 0 and 1: a limit outside would be a rule that always or never fails.
 SHARES = frozenset(
-    {
-        "drift",
-        *_under(_SHARES, *_OF_TABLES),
-        *_under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS),
-    }
+    {"drift"} | _under(_SHARES, *_OF_TABLES) | _under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS)
 )
 # These may be written in per cent.
 RATIOS = SHARES | {
@@ -114,14 +109,8 @@ class Field:
 def all_fields() -> dict[str, Field]:
     """Name → field, of everything that rules can name."""
     fields = [
-        *_fields("", Row, _recommended),
-        *_fields("current.", Row, _current),
-        Field("randomness", _recommended, ("randomness",), False),
-        Field("current.randomness", _current, ("randomness",), False),
-        *_fields("stream.", StreamRow, _streamed),
-        *_fields("stream.current.", StreamRow, _current_stream),
-        Field("stream.randomness", _streamed, ("randomness",), False),
-        Field("stream.current.randomness", _current_stream, ("randomness",), False),
+        *_of_rows("", Row, _sweep),
+        *_of_rows("stream.", StreamRow, _stream),
         *(Field(f"stream.{name}", _stream, (name,), False) for name in _OF_STREAM),
         *_fields("shards.", Shards, lambda inputs: _stream(inputs).shards),
         *_fields("verify.", Verification, _verification),
@@ -131,6 +120,20 @@ def all_fields() -> dict[str, Field]:
     flags = {one.name: one.is_flag for one in _fields("", Drift, _drift)}
     fields += [Field(name, _drift, (attribute,), flags[attribute]) for name, attribute in DRIFT_FIELDS.items()]
     return {one.name: one for one in fields}
+
+
+def _of_rows(prefix: str, kind: type[Record], sweep_in: Callable[[RuleInputs], Sweep | StreamSweep]) -> Iterator[Field]:
+    """Yield the fields of a sweep's recommended row, then those of the user's own."""
+
+    def recommended(inputs: RuleInputs) -> Record:
+        return _recommended(sweep_in(inputs))
+
+    def current(inputs: RuleInputs) -> Record:
+        return _current(sweep_in(inputs))
+
+    for place, find in ((prefix, recommended), (f"{prefix}current.", current)):
+        yield from _fields(place, kind, find)
+        yield Field(f"{place}randomness", find, ("randomness",), False)
 
 
 def _fields(prefix: str, record: type[msgspec.Struct], find: Callable[[RuleInputs], Record]) -> Iterator[Field]:
@@ -175,29 +178,24 @@ def _sweep(inputs: RuleInputs) -> Sweep:
     return _known(inputs.sweep, f"the run has no sweep.json: run `batchtune sweep-buckets`{instead}")
 
 
-def _recommended(inputs: RuleInputs) -> Row:
-    sweep = _sweep(inputs)
-    return _known(sweep.recommended_row, f"the sweep recommends no row: {sweep.reason or 'it does not say why'}")
-
-
-def _current(inputs: RuleInputs) -> Row:
-    why = "the sweep knows no current config: run `batchtune sweep-buckets` with --current"
-    return _known(_sweep(inputs).current, why)
-
-
 def _stream(inputs: RuleInputs) -> StreamSweep:
     return _known(inputs.stream, "the run has no stream.json: run `batchtune sweep-stream`")
 
 
-def _streamed(inputs: RuleInputs) -> StreamRow:
-    stream = _stream(inputs)
-    why = f"the sweep of the stream recommends no row: {stream.reason or 'it does not say why'}"
-    return _known(stream.recommended_row, why)
+def _recommended(sweep: Sweep | StreamSweep) -> Record:
+    why = sweep.reason or "it does not say why"
+    return _known(sweep.recommended_row, f"{_named(sweep)[0]} recommends no row: {why}")
 
 
-def _current_stream(inputs: RuleInputs) -> StreamRow:
-    why = "the sweep of the stream knows no current config: run `batchtune sweep-stream` with --current"
-    return _known(_stream(inputs).current, why)
+def _current(sweep: Sweep | StreamSweep) -> Record:
+    named, command = _named(sweep)
+    return _known(sweep.current, f"{named} knows no current config: run `batchtune {command}` with --current")
+
+
+def _named(sweep: Sweep | StreamSweep) -> tuple[str, str]:
+    if isinstance(sweep, Sweep):
+        return "the sweep", "sweep-buckets"
+    return "the sweep of the stream", "sweep-stream"
 
 
 def _drift(inputs: RuleInputs) -> Drift:
@@ -208,15 +206,13 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Row | StreamRow, bo
     """Return the other run's recommended row, and whether it is of the same lengths. Raises NotKnownError."""
     ours: Sweep | StreamSweep
     theirs: Sweep | StreamSweep | None
-    if field.record is _streamed:
-        ours, theirs = _stream(inputs), inputs.baseline_stream
-        lacks = "stream.json: run `batchtune sweep-stream` there"
+    if field.name.startswith("stream."):
+        ours, theirs, file = _stream(inputs), inputs.baseline_stream, "stream.json"
     else:
-        ours, theirs = _sweep(inputs), inputs.baseline
-        lacks = "sweep.json: run `batchtune sweep-buckets` there"
+        ours, theirs, file = _sweep(inputs), inputs.baseline, "sweep.json"
     why = "no other run to compare with is given: use --baseline"
     if inputs.baseline is not None or inputs.baseline_stream is not None:
-        why = f"the baseline has no {lacks}"
+        why = f"the baseline has no {file}: run `batchtune {_named(ours)[1]}` there"
     if theirs is None:
         raise NotKnownError(inputs.missing.get("baseline", why))
     units = ours.lengths.unit, theirs.lengths.unit
@@ -230,11 +226,12 @@ def compared_with(inputs: RuleInputs, field: Field) -> tuple[Row | StreamRow, bo
 def _verification(inputs: RuleInputs) -> Verification:
     """Return the verification, if it is about the batches that are recommended now."""
     found = _known(inputs.verification, "the run has no verify.json: run `batchtune verify`")
-    if found.algorithm is not None:
+    if found.of_stream:
         if inputs.stream is not None and not ran_row_of(inputs.stream, found):
             raise NotKnownError("verify.json is not of the recommended stream: run `batchtune verify --stream` again")
     elif inputs.sweep is not None:
-        row = _recommended(inputs)
+        row = _recommended(inputs.sweep)
+        assert isinstance(row, Row)
         if found.lengths.fingerprint != inputs.sweep.lengths.fingerprint:
             raise NotKnownError("verify.json has other lengths than sweep.json: run `batchtune verify` again")
         if (found.bucket_boundaries, found.bucket_batch_sizes) != (row.boundaries, row.batch_sizes):

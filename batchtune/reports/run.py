@@ -67,6 +67,11 @@ class RunResults:
         assert found is not None
         return found
 
+    def verified(self, *, of_stream: bool) -> Verification | None:
+        """Return the verification, if it is of a stream's batches, or if it is not."""
+        found = self.verification
+        return found if found is not None and found.of_stream == of_stream else None
+
     @property
     def as_argument(self) -> str:
         """The folder as the argument of a proposed command, with a space before it; empty for the default one."""

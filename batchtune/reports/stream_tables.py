@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from batchtune.reports.rows import CURRENT, DOES_NOT_FIT, current_name, current_words, format_share
 from batchtune.reports.table import Table, format_times, known, limits, make_table, shown_of, spread
@@ -33,46 +34,40 @@ def best_of_each(stream: StreamSweep) -> list[StreamRow]:
         if chosen is not None:
             rows = [row for row in rows if row.buffer_size <= chosen.buffer_size] or rows
         best.append(min(rows, key=lambda row: (bool(row.unproven), cost_of(row, timed=timed) or 0.0)))
-    index = stream.recommended_speechbrain
-    named = [chosen, None if index is None else stream.rows[index]]
-    of_named = {row.algorithm: row for row in reversed(named) if row is not None}
-    return [of_named.get(row.algorithm, row) for row in best]
+    named = {row.algorithm: row for row in (stream.speechbrain_row, chosen) if row is not None}
+    return [named.get(row.algorithm, row) for row in best]
 
 
-def stream_comparison_table(stream: StreamSweep, *, title: str) -> Table:
+def stream_comparison_table(stream: StreamSweep, chosen: StreamRow, title: str) -> Table:
     """Lay the recommended row next to the user's settings, the best of each other algorithm, and random access."""
-    chosen, timed = stream.recommended_row, stream.has_times
-    cost = None if chosen is None else cost_of(chosen, timed=timed)
-    lines: list[tuple[str, StreamRow | Row]] = []
+    timed = stream.has_times
+    lines: list[tuple[str, StreamRow | Row]] = [(f"recommended ({algorithm_name(chosen)})", chosen)]
     if stream.current is not None:
         lines.append((f"{CURRENT} ({DOES_NOT_FIT})" if stream.current_fits is False else CURRENT, stream.current))
     lines += [(f"{algorithm_name(row)}, best", row) for row in best_of_each(stream) if row is not chosen]
     if stream.map_style is not None:
         lines.append(("map-style bucket table", stream.map_style))
-    if chosen is not None:
-        lines.insert(0, (f"recommended ({algorithm_name(chosen)})", chosen))
     rows = [
         {
             "": name,
             "buffer": None if isinstance(row, Row) else format_number(row.buffer_size),
             **_costs(stream, row),
             "meet again": None if timed else known(row.mates_again, format_share),
-            "relative": format_times(cost_of(row, timed=timed), cost),
+            "relative": format_times(cost_of(row, timed=timed), cost_of(chosen, timed=timed)),
         }
         for name, row in lines
     ]
     notes = [f"Your current config is {words}." for words in current_words(stream)]
-    return make_table(title, rows, notes, marked=None if chosen is None else 0)
+    return make_table(title, rows, notes, marked=0)
 
 
 def stream_tables(stream: StreamSweep) -> Iterator[Table]:
     """Lay out all rows, and the recommended row's batch sizes."""
     if not stream.rows:
         return
-    algorithms = list(dict.fromkeys(row.algorithm for row in stream.rows))
-    grouped = sorted(range(len(stream.rows)), key=lambda index: algorithms.index(stream.rows[index].algorithm))
-    kept = [grouped.index(index) for index in (stream.recommended,) if index is not None]
-    shown = spread(grouped, _MAX_ROWS, kept)
+    algorithms = [row.algorithm for row in stream.rows]
+    grouped = sorted(range(len(algorithms)), key=lambda index: algorithms.index(algorithms[index]))
+    shown = spread(grouped, _MAX_ROWS, [] if stream.recommended is None else [grouped.index(stream.recommended)])
     lines: list[tuple[str, StreamRow | Row]] = [(algorithm_name(row), row) for row in (stream.rows[i] for i in shown)]
     if stream.current is not None:
         lines.append((current_name(stream), stream.current))
@@ -90,27 +85,25 @@ def stream_tables(stream: StreamSweep) -> Iterator[Table]:
 
 
 def _cells(stream: StreamSweep, name: str, row: StreamRow | Row) -> dict[str, str | None]:
-    streamed = row if isinstance(row, StreamRow) else None
-    target, most, padding, size = (
-        (row.target_batch_numel, row.max_batch_numel, row.max_padding_ratio, row.max_batch_size)
-        if isinstance(row, StreamRow)
-        else (None,) * 4
-    )
-    of_most = "" if most is None else f" of {format_number(most)}"
+    def cell(field: str, words: Callable[[Any], str]) -> str | None:
+        return known(getattr(row, field, None), words)  # the map-style table has not all of them
+
+    most = cell("max_batch_numel", lambda numel: f" of {format_number(numel)}") or ""
+    mark = _MARK if row.unproven and isinstance(row, StreamRow) else ""
     return {
         "algorithm": name,
-        "target": known(target, lambda numel: f"{format_number(numel)}{of_most}"),
-        "max pad": known(padding, format_percent),
-        "max size": known(size, format_number),
-        "buckets": known(len(row.boundaries) if streamed is None else streamed.num_buckets, format_number),
-        "buffer": known(streamed, lambda one: f"{format_number(one.buffer_size)}{_MARK if one.unproven else ''}"),
+        "target": cell("target_batch_numel", lambda numel: f"{format_number(numel)}{most}"),
+        "max pad": cell("max_padding_ratio", format_percent),
+        "max size": cell("max_batch_size", format_number),
+        "buckets": known(len(row.boundaries) if isinstance(row, Row) else row.num_buckets, format_number),
+        "buffer": cell("buffer_size", lambda size: f"{format_number(size)}{mark}"),
         **_costs(stream, row),
         "mean batch": f"{row.mean_batch_size:.1f}",
         "meet again": known(row.mates_again, format_share),
-        "under half": known(streamed, lambda one: format_share(one.under_half)),
-        "mixing": known(streamed, lambda one: format_percent(one.mixing)),
-        "memory": known(streamed, lambda one: format_size(one.buffer_bytes)),
-        "waits": known(streamed, lambda one: format_number(one.wait_median)),
+        "under half": cell("under_half", format_share),
+        "mixing": cell("mixing", format_percent),
+        "memory": cell("buffer_bytes", format_size),
+        "waits": cell("wait_median", format_number),
     }
 
 

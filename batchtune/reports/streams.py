@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchtune.reports.comparisons import advantage, batches_words, joined, savings
+from batchtune.reports.comparisons import advantage, batches_words, is_better, padding, savings, time_error
 from batchtune.reports.pools import format_correlation
 from batchtune.reports.rows import CURRENT, DOES_NOT_FIT, format_share
 from batchtune.reports.run import RunResults
 from batchtune.reports.trade_offs import batch_sizes
-from batchtune.results import ROUNDING, STREAM_CONFIG_FILE, Costed, Row, Shards, StreamRow, StreamSweep, cost_of
+from batchtune.results import ROUNDING, STREAM_CONFIG_FILE, Row, Shards, StreamRow, StreamSweep
 from batchtune.units import (
     counted,
     format_length,
@@ -31,17 +31,12 @@ def stream_headline(stream: StreamSweep) -> str:
     if row is None:
         why = with_full_stop(f": {stream.reason}") if stream.reason else "."
         return f"No way to batch the stream is recommended{why}"
-    others, better = compared_streams(stream), ""
-    if others:
-        name, other = others[0]
-        equal = isinstance(other, StreamRow) and row.equal_to_best is True and other.equal_to_best is True
-        better = advantage(row, name, other, equal=equal)
     limit, sized = stream.max_batch_length * (1 + ROUNDING), ""
     if not row.by_speechbrain:
         sized = f" with max_batch_length = {format_length(stream.max_batch_length, stream.lengths.unit)}"
         if any(end * size > limit and size > 1 for end, size in zip(row.boundaries, row.batch_sizes, strict=True)):
             sized = " with measured batch sizes"
-    return f"Set {typed_call(row)}{sized}{better}."
+    return f"Set {typed_call(row)}{sized}{advantage(row, compared_streams(stream))}."
 
 
 def typed_call(row: StreamRow) -> str:
@@ -66,9 +61,8 @@ def compared_streams(stream: StreamSweep) -> list[tuple[str, StreamRow | Row]]:
     others: list[tuple[str, StreamRow | Row]] = []
     if stream.current is not None and stream.current_fits is not False:
         others.append((CURRENT, stream.current))
-    index = stream.recommended_speechbrain
-    if index is not None and index != stream.recommended:
-        others.append((SPEECHBRAIN, stream.rows[index]))
+    if (alone := stream.speechbrain_row) is not None and alone is not stream.recommended_row:
+        others.append((SPEECHBRAIN, alone))
     if stream.map_style is not None:
         others.append((MAP_STYLE, stream.map_style))
     return others
@@ -79,11 +73,10 @@ def stream_sentences(stream: StreamSweep) -> Iterator[str]:
     row = stream.recommended_row
     if row is None:
         return
-    others, source = compared_streams(stream), (stream.current_settings or {}).get("source")
-    yield from savings(row, others, ranks=stream.world_size, current=(CURRENT, source), what="ways to batch")
+    others = compared_streams(stream)
+    yield from savings(stream, row, others, "ways to batch")
     yield from _cost_of_streaming(stream, row)
-    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in others]
-    yield joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against)
+    yield padding(row, others)
     if stream.reason:
         yield f"Why: {with_full_stop(stream.reason)}"
     yield from brief_stream_sentences(stream)
@@ -103,9 +96,7 @@ def stream_sentences(stream: StreamSweep) -> Iterator[str]:
             f"The busiest worker makes {format_ratio(row.worker_imbalance)} times as many batches as the mean of all, "
             f"the busiest rank {format_ratio(row.rank_imbalance)} times."
         )
-    if row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
-        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
-        yield f"The measured steps give the time to within {error} (two standard errors)."
+    yield from time_error(row)
     if stream.simulated_examples < stream.lengths.count:
         yield (
             f"{format_number(stream.simulated_examples)} of {counted(stream.lengths.count, 'example')} were simulated, "
@@ -115,7 +106,7 @@ def stream_sentences(stream: StreamSweep) -> Iterator[str]:
 
 def brief_stream_sentences(stream: StreamSweep) -> Iterator[str]:
     """Say what else to set: SpeechBrain's own function without BucketedStream, the shards."""
-    row, index = stream.recommended_row, stream.recommended_speechbrain
+    row, alone = stream.recommended_row, stream.speechbrain_row
     if row is None:
         return
     if row.unproven == 0:
@@ -123,9 +114,9 @@ def brief_stream_sentences(stream: StreamSweep) -> Iterator[str]:
     if stream.current is not None and stream.current_fits is not False and is_better(stream.current, row):
         yield "Your current config is better than the recommended one: keep it."
     unit = stream.lengths.unit
-    if index is not None and index != stream.recommended:
+    if alone is not None and alone is not row:
         numbers = f" (numbers in {unit})" if unit else ""
-        yield f"With SpeechBrain alone: {typed_call(stream.rows[index])}{numbers}."
+        yield f"With SpeechBrain alone: {typed_call(alone)}{numbers}."
     elif row.by_speechbrain and unit:
         yield f"target_batch_numel and max_batch_numel are in {unit}: len_key has to give lengths in {unit}, too."
     if (advice := stream.shards.advice) is not None:
@@ -134,12 +125,6 @@ def brief_stream_sentences(stream: StreamSweep) -> Iterator[str]:
             f"For these ranks and workers, write {counted(advice.shards, 'shard')}: ShardWriter(pattern, "
             f"maxcount={advice.maxcount}{size})."
         )
-
-
-def is_better(one: Costed, other: Costed) -> bool:
-    """Return whether one costs less, in time where both are known, else in batches."""
-    timed = one.estimated_epoch_seconds is not None and other.estimated_epoch_seconds is not None
-    return (cost_of(one, timed=timed) or 0.0) < (cost_of(other, timed=timed) or 0.0)
 
 
 def _cost_of_streaming(stream: StreamSweep, row: StreamRow) -> Iterator[str]:
@@ -238,9 +223,7 @@ def stream_warnings(stream: StreamSweep) -> Iterator[str]:
 
 def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]]:
     """Pair each command, or file, with what it is for, in the order to take them; `workload` are flags that name it."""
-    stream, alone, verified = results.stream, results.sweep is None, results.verification
-    if verified is not None and verified.algorithm is None:
-        verified = None  # of a table
+    stream, alone, verified = results.stream, results.sweep is None, results.verified(of_stream=True)
     folder, run = results.as_argument, results.as_option
     if stream is None:
         return
@@ -253,8 +236,8 @@ def stream_steps(results: RunResults, workload: str) -> Iterator[tuple[str, str]
             yield config, "set the safe sizes there"
         yield verify, "run these batches again"
         return
-    best = "the best for BucketedStream" if stream.recommended_row.by_speechbrain else "the config, for BucketedStream"
-    yield config, best
+    which = "the best" if stream.recommended_row.by_speechbrain else "the config,"
+    yield config, f"{which} for BucketedStream"
     if results.probe is not None and verified is None:
         yield verify, "run these batches for real"
     if alone and results.probe is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from batchtune.reports.comparisons import advantage, batches_words, joined, savings
+from batchtune.reports.comparisons import advantage, batches_words, is_better, padding, savings
 from batchtune.reports.pools import pool_sentences
-from batchtune.reports.rows import CURRENT, compared, fixed_baseline, swept_kinds
+from batchtune.reports.rows import compared, fixed_baseline, swept_kinds
 from batchtune.reports.run import RunResults
 from batchtune.reports.streams import (
     brief_stream_sentences,
@@ -27,7 +27,6 @@ from batchtune.results import (
     StreamSweep,
     Sweep,
     Verdict,
-    cost_of,
     unproven_sizes,
 )
 from batchtune.trust import WORST_TIME_ERROR
@@ -68,7 +67,7 @@ def _about_sweep(sweep: Sweep, evidence: list[str]) -> list[str]:
     """Say what the recommended row saves, with the evidence for it, and why it is recommended."""
     row, fixed = sweep.recommended_row, fixed_baseline(sweep)
     if row is not None:
-        said = [*_savings(sweep, row), *evidence, *_waste(sweep, row)]
+        said = [*savings(sweep, row, compared(sweep), swept_kinds(sweep)), *evidence, *_waste(sweep, row)]
         said += [f"Why: {with_full_stop(sweep.reason)}"] if sweep.reason else []
         said += pool_sentences(sweep, row) if row.pool_size is not None else []
         return [*said, *trade_off_sentences(sweep)]
@@ -127,7 +126,7 @@ def _evidence(results: RunResults) -> list[str]:
     if now is not None and sweep.current_fits is not False:  # a warning says what does not fit
         timed = row.estimated_epoch_seconds is not None and now.estimated_epoch_seconds is not None
         is_equal = timed and row.equal_to_best and now.equal_to_best  # the headline says so
-        if not is_equal and (cost_of(now, timed=timed) or 0) < (cost_of(row, timed=timed) or 0):
+        if not is_equal and is_better(now, row):
             what = "table" if row.pool_size is None else "pools"
             said.append(f"Your current config is better than the recommended {what}: keep it.")
     return said
@@ -140,23 +139,14 @@ def _what_to_set(sweep: Sweep) -> str:
         return with_full_stop(sweep.reason[:1].upper() + sweep.reason[1:]) or "No pools are recommended."
     if row is None:
         return f"No bucket table is recommended{with_full_stop(f': {sweep.reason}' if sweep.reason else '.')}"
-    count, others, better = len(row.boundaries), compared(sweep), ""
+    count = len(row.boundaries)
     what = f"{'1 bucket' if count == 1 else f'{format_number(count)} buckets'} ({row.strategy})"
     if row.pool_size is not None:
         what = row.name
     # A table of the frontier has batches beyond max_batch_length, which is what fits at every length.
     limit = f"max_batch_length = {format_length(sweep.max_batch_length, sweep.lengths.unit)}"
     sizes = "measured batch sizes" if row.sizing == "frontier" else limit
-    if others:
-        name, other = others[0]
-        equal = isinstance(other, Row) and row.equal_to_best is True and other.equal_to_best is True
-        better = advantage(row, name, other, equal=equal)
-    return f"Set {what} with {sizes}{better}."
-
-
-def _savings(sweep: Sweep, row: Row) -> list[str]:
-    source = (sweep.current_settings or {}).get("source")
-    return savings(row, compared(sweep), ranks=sweep.world_size, current=(CURRENT, source), what=swept_kinds(sweep))
+    return f"Set {what} with {sizes}{advantage(row, compared(sweep))}."
 
 
 def _waste(sweep: Sweep, row: Row) -> list[str]:
@@ -167,11 +157,10 @@ def _waste(sweep: Sweep, row: Row) -> list[str]:
         what.append(f"an estimated {format_seconds(bound.estimated_epoch_seconds)}")
         ratios.append(seconds / bound.estimated_epoch_seconds)
     above = " and ".join(format_percent(max(0.0, ratio - 1)) for ratio in ratios)
-    against = [f"{format_percent(other.padding_ratio)} with {name}" for name, other in compared(sweep)]
     nothing = "no bucket table" if swept_kinds(sweep) == "tables" else "neither bucket tables nor pools"
     return [
         f"The bound that {nothing} can beat is {' and '.join(what)}: this is {above} above it.",
-        joined(f"Padding is {format_percent(row.padding_ratio)} of all cells", ", against ", against),
+        padding(row, compared(sweep)),
     ]
 
 
@@ -245,9 +234,7 @@ def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
 
 
 def _sweep_steps(results: RunResults) -> Iterator[tuple[str, str]]:
-    sweep, verification = results.sweep, results.verification
-    if verification is not None and verification.algorithm is not None:
-        verification = None  # of the stream
+    sweep, verification = results.sweep, results.verified(of_stream=False)
     config = str(results.folder / SAMPLER_FILE)
     folder, run = results.as_argument, results.as_option
     verify = f"batchtune verify{folder} MANIFEST{_own_workload(results)}"

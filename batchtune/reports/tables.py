@@ -74,8 +74,9 @@ def brief_tables(results: RunResults) -> list[Table]:
     found = []
     if sweep is not None and sweep.recommended_row is not None:
         found.append(comparison_table(sweep, sweep.recommended_row))
-    if results.stream is not None and results.stream.recommended_row is not None:
-        found.append(stream_comparison_table(results.stream, title="" if sweep is None else "Stream"))
+    stream = results.stream
+    if stream is not None and stream.recommended_row is not None:
+        found.append(stream_comparison_table(stream, stream.recommended_row, "" if sweep is None else "Stream"))
     return found
 
 

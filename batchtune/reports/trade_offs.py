@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from batchtune.reports.comparisons import time_error
 from batchtune.reports.pools import faster_pools_sentence, format_correlation, randomness_sentence
 from batchtune.reports.rows import format_share, knows_mates, mates_again, swept_kinds
 from batchtune.reports.table import TIMES, Table, format_times, known, make_table, shown_of, spread
@@ -22,12 +23,10 @@ def trade_off_sentences(sweep: Sweep) -> Iterator[str]:
         yield from _ranks(sweep, row)
     if sweep.saturation is not None and (row is None or row.sizing == "length"):
         yield from _saturation(sweep, sweep.saturation)
-    if row is not None and row.estimated_epoch_seconds and row.estimated_epoch_error_seconds is not None:
-        error = format_percent(2 * row.estimated_epoch_error_seconds / row.estimated_epoch_seconds)
+    if row is not None:
         equal = sum(other.equal_to_best is True for other in sweep.rows)
         of_all = f"; {equal} of {len(sweep.rows)} {swept_kinds(sweep)} are equal to the fastest within that error"
-        yield f"The measured steps give the time to within {error} (two standard errors){of_all if equal > 1 else ''}."
-    if row is not None:
+        yield from time_error(row, of_all if equal > 1 else "")
         yield from filter(None, (faster_pools_sentence(sweep, row), randomness_sentence(sweep, row)))
     if sweep.knee is not None:
         knee = sweep.rows[sweep.knee]

@@ -17,7 +17,7 @@ _AGAIN = "Run `batchtune verify` again as it was probed, or probe anew with --fo
 def verification_sentences(verification: Verification) -> list[str]:
     """Say whether it holds and why, most important first, with what to do instead where it does not."""
     if verification.holds:
-        of_stream = verification.algorithm is not None
+        of_stream = verification.of_stream
         steps = f"{counted(verification.steps, 'step' if of_stream else 'shuffled step')}{' of the stream' * of_stream}"
         return [f"Verified: {steps} without running out of memory; {_time(verification)}."]
     reasons = [with_full_stop(reason) for reason in verification.reasons] or ["No reason is given."]
@@ -68,7 +68,7 @@ def _time(verification: Verification) -> str:
 def verification_facts(verification: Verification) -> list[tuple[str, str]]:
     """Name and value of what was run and what it showed."""
     kind = "shuffled ones"
-    if verification.algorithm is not None and verification.buffer_size is not None:
+    if verification.buffer_size is not None:
         kind = f"of the stream ({verification.algorithm} with a buffer of {format_number(verification.buffer_size)})"
     planned = "" if verification.planned_steps is None else f" of {format_number(verification.planned_steps)}"
     run = (
@@ -114,9 +114,8 @@ def proposal_table(verification: Verification) -> list[Table]:
         {"up to": format_length(boundary, unit), "batch size": format_number(old), "safe": format_number(new)}
         for boundary, old, new in _lowered(verification)
     ]
-    note = "The other buckets stay as they are. Set them as bucket_batch_sizes in "
-    in_stream = verification.algorithm is not None
-    note += f"{STREAM_CONFIG_FILE}." if in_stream else f"{SAMPLER_FILE}, the largest of all as max_batch_size."
+    place = STREAM_CONFIG_FILE if verification.of_stream else f"{SAMPLER_FILE}, the largest of all as max_batch_size"
+    note = f"The other buckets stay as they are. Set them as bucket_batch_sizes in {place}."
     return [make_table("Batch sizes that are safe instead", rows, [note])] if rows else []
 
 
@@ -141,7 +140,7 @@ def verification_warnings(results: RunResults) -> Iterator[str]:
     row = sweep.recommended_row if sweep is not None else None
     recommended = None if row is None else (row.boundaries, row.batch_sizes, row.pool_size, row.batch_overhead)
     ran = verified.bucket_boundaries, verified.bucket_batch_sizes, verified.pool_size, verified.batch_overhead
-    of_stream = verified.algorithm is not None
+    of_stream = verified.of_stream
     swept = results.stream if of_stream else sweep
     if swept is not None and verified.lengths.fingerprint != swept.lengths.fingerprint:
         yield (

@@ -384,6 +384,11 @@ class Verification(Measured, frozen=True, kw_only=True):
     buffer_size: Size | None = None
     max_padding_ratio: Share | None = None
 
+    @property
+    def of_stream(self) -> bool:
+        """Whether the batches of a stream were run."""
+        return self.algorithm is not None
+
     def problems(self) -> Iterator[str]:
         """As for every record."""
         yield from wrong_boundaries(self.bucket_boundaries)

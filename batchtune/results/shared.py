@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -226,6 +226,10 @@ SAMPLER_FILE = "sampler.yaml"
 VERIFY_FILE = "verify.json"
 STREAM_FILE = "stream.json"
 STREAM_CONFIG_FILE = "stream.yaml"
+RUN_FILES = (
+    *(RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE),
+    *(STREAM_FILE, STREAM_CONFIG_FILE),
+)
 
 R = TypeVar("R", bound=Result)
 
@@ -302,6 +306,7 @@ def _problems(record: Record, place: str = "") -> Iterator[str]:
 
 StreamAlgorithm = Literal["bucket", "pool", "pivot"]
 """How `BucketedStream` makes batches of what its buffer holds."""
+STREAM_ALGORITHMS: tuple[StreamAlgorithm, ...] = get_args(StreamAlgorithm)
 
 
 class Costed(Protocol):

@@ -196,6 +196,7 @@ class StreamedWith(Record, frozen=True, kw_only=True):
     shuffle_shards: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 100
     shuffle_buffer: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 1000
     shard_size: Annotated[int, msgspec.Meta(ge=1, le=10**12)] = 1000
+    seed: Seed = 0
 
 
 class StreamSweep(Result, frozen=True, kw_only=True):
@@ -262,6 +263,11 @@ class StreamSweep(Result, frozen=True, kw_only=True):
         return None if self.recommended is None else self.rows[self.recommended]
 
     @property
+    def speechbrain_row(self) -> StreamRow | None:
+        """The best row of SpeechBrain's own algorithm; None without one."""
+        return None if self.recommended_speechbrain is None else self.rows[self.recommended_speechbrain]
+
+    @property
     def has_times(self) -> bool:
         """Whether every row has an estimated time, so that rows are compared by it."""
         return bool(self.rows) and have_times(self.rows)
@@ -269,8 +275,13 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """Number of ranks whose batches are counted; 1 where the settings do not say."""
-        found = self.settings.get("world_size")
-        return found if isinstance(found, int) and found > 1 else 1
+        return self.streamed.world_size
+
+    @property
+    def streamed(self) -> StreamedWith:
+        """How the examples come to workers, and the seed."""
+        known = StreamedWith.__struct_fields__
+        return StreamedWith(**{name: value for name, value in self.settings.items() if name in known})
 
 
 class StreamConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):

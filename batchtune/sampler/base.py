@@ -37,7 +37,34 @@ _OF_EVERY_CONFIG = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "batch
 _READING = {option.name for option in fields(ReadOptions)}
 
 
-class EpochBatchSampler(Sampler[list[int]]):
+class OnRanks:
+    """One of several processes: `_ranks`, if they are given, or those of `torch.distributed`.
+
+    To be asked anew each time: a sampler may be made before the process group is.
+    """
+
+    _ranks: tuple[int, int] | None
+
+    @property
+    def rank(self) -> int:
+        """This process, from 0."""
+        return self._process[0]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self._process[1]
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        if self._ranks is not None:
+            return self._ranks
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 0, 1
+
+
+class EpochBatchSampler(OnRanks, Sampler[list[int]]):
     """A batch sampler's epochs: each shuffled anew, dealt to the ranks, and resumed where it was left.
 
     Attributes:
@@ -143,9 +170,10 @@ class EpochBatchSampler(Sampler[list[int]]):
             if reading.get("length_scale") is not None:
                 reading["length_scale"] = parse_scale(str(reading["length_scale"]))
             found = load_ordered_lengths(lengths, ReadOptions(**reading))
-            if None not in (found.unit, config.unit) and found.unit != config.unit:
+            unit = found.lengths.unit
+            if None not in (unit, config.unit) and unit != config.unit:
                 raise ValueError(
-                    f"{lengths} counts lengths in {found.unit}, {path} in {config.unit}: say the length_scale (and the "
+                    f"{lengths} counts lengths in {unit}, {path} in {config.unit}: say the length_scale (and the "
                     "unit) that it was tuned with"
                 )
             lengths, targets = found.values, found.targets
@@ -171,16 +199,6 @@ class EpochBatchSampler(Sampler[list[int]]):
                 stacklevel=3,
             )
         return made
-
-    @property
-    def rank(self) -> int:
-        """This process, from 0."""
-        return process_place(self._ranks)[0]
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return process_place(self._ranks)[1]
 
     @property
     def epoch(self) -> int:
@@ -284,15 +302,7 @@ class EpochBatchSampler(Sampler[list[int]]):
             raise ValueError(f"not a state of a {type(self).__name__}: {type(state_dict).__name__} instead of a dict")
         if missing := {"epoch", "position", *self._identity} - state_dict.keys():
             raise ValueError(f"not a state of a {type(self).__name__}: {', '.join(sorted(missing))} missing")
-        for name, ours in self._identity.items():
-            if state_dict[name] != ours:
-                differs = f"has {name} {state_dict[name]}, this sampler {ours}"
-                if name == "digest":
-                    differs = "is of a sampler with other lengths, boundaries, batch sizes or options"
-                raise ValueError(
-                    f"the state {differs}, so its batches differ. Make the sampler as it was, or begin the epoch anew "
-                    "with set_epoch."
-                )
+        check_identity("sampler", state_dict, self._identity, "other lengths, boundaries, batch sizes or options")
         epoch, position = whole("epoch", state_dict["epoch"]), whole("position", state_dict["position"])
         if position > (most := self._layout(epoch).batches_per_rank):
             raise ValueError(f"the state is at batch {position}, but its epoch has {most}")
@@ -361,16 +371,17 @@ def _loader_of(frame: FrameType) -> Mapping[str, Any] | None:
     return vars(caller) if type(caller).__module__ == "torch.utils.data.dataloader" else None
 
 
-def process_place(given: tuple[int, int] | None) -> tuple[int, int]:
-    """Return rank and number of processes: those given, or those of `torch.distributed`.
-
-    To be asked anew each time: a sampler may be made before the process group is.
-    """
-    if given is not None:
-        return given
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+def check_identity(what: str, state: Mapping[str, Any], ours: Mapping[str, Any], others: str) -> None:
+    """Raise ValueError if a state is of another sampler or stream; `others` are what its digest can differ in."""
+    for name, value in ours.items():
+        if state[name] != value:
+            differs = f"has {name} {state[name]}, this {what} {value}"
+            if name in ("digest", "options"):
+                differs = f"is of a {what} with {others}"
+            raise ValueError(
+                f"the state {differs}, so its batches differ. Make the {what} as it was, or begin the epoch anew with "
+                "set_epoch."
+            )
 
 
 def checked_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

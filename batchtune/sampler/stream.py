@@ -17,20 +17,24 @@ from torch.utils.data import IterableDataset, get_worker_info  # noqa: TID253  #
 
 from batchtune.batching.streams import StreamBatching, batched, stream_random
 from batchtune.batching.table import BucketTable
-from batchtune.sampler.base import checked_ranks, process_place, whole
+from batchtune.configs.tree import parse_yaml, plain_value, read_text
+from batchtune.exports.sampler import read_sampler_yaml
+from batchtune.exports.stream import read_stream_yaml
+from batchtune.results import STREAM_ALGORITHMS, SamplerConfig, StreamAlgorithm
+from batchtune.sampler.base import OnRanks, check_identity, checked_ranks, whole
 from batchtune.sampler.held import Held, Limits
 from batchtune.sampler.progress import NextEpochs, Position
 from batchtune.sampler.source import Reading, Source
-from batchtune.sampler.stream_config import config_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_ALGORITHMS = ("bucket", "pool", "pivot")
+_OF_BOTH = ("bucket_boundaries", "bucket_batch_sizes", "shuffle", "drop_last", "seed")
+_OF_STREAM = (*_OF_BOTH, "algorithm", "buffer_size", "max_padding_ratio", "batches_per_epoch")
 _PLACE = ("rank", "world_size", "worker", "workers")
 
 
-class BucketedStream(IterableDataset[Any]):
+class BucketedStream(OnRanks, IterableDataset[Any]):
     """Batches of similar length made of a stream: an iterable data set, or a stage of a WebDataset pipeline.
 
     Examples are held in a buffer, and batches are made of what it holds: of one bucket each (`bucket`), of neighbours
@@ -125,7 +129,7 @@ class BucketedStream(IterableDataset[Any]):
         length_of: Callable[[Any], float],
         bucket_boundaries: npt.ArrayLike,
         bucket_batch_sizes: npt.ArrayLike,
-        algorithm: Literal["bucket", "pool", "pivot"] = "bucket",
+        algorithm: StreamAlgorithm = "bucket",
         buffer_size: int = 1024,
         buffer_bytes: int | None = None,
         bytes_of: Callable[[Any], int] | None = None,
@@ -144,8 +148,8 @@ class BucketedStream(IterableDataset[Any]):
         super().__init__()
         if source is not None and not isinstance(source, Iterable) and not callable(source):
             raise ValueError(f"source must be an iterable of examples or a function of the epoch, got {source!r}")
-        if algorithm not in _ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
+        if algorithm not in STREAM_ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {', '.join(STREAM_ALGORITHMS)}, got {algorithm!r}")
         table = BucketTable.of(bucket_boundaries, bucket_batch_sizes)
         self._limits = Limits(
             length_of=length_of,
@@ -203,20 +207,10 @@ class BucketedStream(IterableDataset[Any]):
             ResultError: The file is missing or damaged.
             ValueError: An option breaks its rule.
         """
-        found = config_options(Path(path))
+        found = _options(Path(path))
         if source is None:
             found.pop("batches_per_epoch", None)
         return cls(source, length_of=length_of, **{**found, **options})
-
-    @property
-    def rank(self) -> int:
-        """This process, from 0."""
-        return process_place(self._ranks)[0]
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return process_place(self._ranks)[1]
 
     @property
     def epoch(self) -> int:
@@ -338,15 +332,7 @@ class BucketedStream(IterableDataset[Any]):
         names = {"epoch", "batches", "finished", "read", *ours}
         if not isinstance(state_dict, Mapping) or names - state_dict.keys():
             raise ValueError(f"not a state of a BucketedStream: it has {', '.join(sorted(names))}")
-        for name in ours:
-            if state_dict[name] != ours[name]:
-                differs = f"has {name} {state_dict[name]}, this stream {ours[name]}"
-                if name == "options":
-                    differs = "is of a stream with other options"
-                raise ValueError(
-                    f"the state {differs}, so its batches differ. Make the stream as it was, or begin the epoch anew "
-                    "with set_epoch."
-                )
+        check_identity("stream", state_dict, ours, "other options")
         position = Position(
             whole("epoch", state_dict["epoch"]),
             whole("batches", state_dict["batches"]),
@@ -361,15 +347,14 @@ class BucketedStream(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the running pass, and keep the rank: a spawned worker knows of no process group."""
-        rank, world_size = process_place(self._ranks)
-        ranks = self._ranks if world_size == 1 else (rank, world_size)
+        ranks = self._ranks if self.world_size == 1 else self._process
         return {**self.__dict__, "_ranks": ranks, "_position": None}
 
     @property
     def _place(self) -> tuple[int, int, int, int]:
         """Rank, world size, worker and number of workers: in a process without workers both are 0."""
         info = get_worker_info()
-        return *process_place(self._ranks), *((0, 0) if info is None else (info.id, info.num_workers))
+        return *self._process, *((0, 0) if info is None else (info.id, info.num_workers))
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -381,3 +366,14 @@ class BucketedStream(IterableDataset[Any]):
         # In the process itself, workers may have read on since its own pass.
         passed = position is not None and (position.finished or following > position.epoch + 1)
         return Position(following) if position is None or (passed and get_worker_info() is None) else position
+
+
+def _options(path: Path) -> dict[str, Any]:
+    """Return the arguments that a `stream.yaml` or a `sampler.yaml` says; raise ResultError if it can't be read."""
+    document = plain_value(parse_yaml(read_text(path, str(path), ""), str(path))) if path.exists() else None
+    if not isinstance(document, dict) or document.get("format") != SamplerConfig.FORMAT:
+        config = read_stream_yaml(path)
+        return {name: getattr(config, name) for name in _OF_STREAM}
+    table = read_sampler_yaml(path)
+    options = {name: getattr(table, name) for name in _OF_BOTH}
+    return options if table.pool_size is None else {**options, "algorithm": "pool", "buffer_size": table.pool_size}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from batchtune.batching.batchers import Batching
 from batchtune.batching.epochs import Drawing, EpochShapes
@@ -16,11 +18,13 @@ from batchtune.batching.randomness import Mates, mates_in_buckets
 from batchtune.batching.table import BucketTable
 from batchtune.cost import StepTimes
 from batchtune.lengths import FloatArray, IntArray, Lengths
-from batchtune.results import RankTimes, Row, Sizing
+from batchtune.results import RankTimes, Row, Sizing, StreamRow
 from batchtune.tuning.costs import Costs, StepSeconds, TypicalTargets, epoch_batch_seconds
 from batchtune.tuning.rank_times import rank_times
 from batchtune.tuning.simulation import cut_for_least_cost, seconds_in_order, shapes_of, simulate_epochs
 from batchtune.tuning.sweep_settings import ONE_RANK, Ranks, SweepSettings
+
+AnyRow = TypeVar("AnyRow", Row, StreamRow)
 
 WITHIN_ERRORS = 2.0
 """Times that differ by no more than so many standard errors of their difference are taken for equal."""
@@ -320,6 +324,12 @@ def _errors(step_seconds: StepTimes, shapes: list[FloatArray], counts: FloatArra
     sizes, lengths, *targets = shapes
     total, gradient = step_seconds.sensitivities(sizes, lengths, targets[0] if targets else None, counts)
     return gradient * (seconds / total) * step_seconds.sigmas
+
+
+def with_equals(priced: Sequence[tuple[AnyRow, EpochCost]]) -> list[AnyRow]:
+    """Return the rows, each with whether its time can be distinguished from the fastest one's."""
+    equal = equal_to_best([cost for _, cost in priced])
+    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
 
 
 def equal_to_best(costs: Sequence[EpochCost]) -> list[bool | None]:

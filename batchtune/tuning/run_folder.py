@@ -19,12 +19,10 @@ from batchtune.results import (
     LARGEST_BYTES,
     PROBE_FILE,
     RUN_FILE,
-    SAMPLER_FILE,
-    STREAM_CONFIG_FILE,
+    RUN_FILES,
     STREAM_FILE,
     SWEEP_FILE,
     TRIALS_FILE,
-    VERIFY_FILE,
     Device,
     LengthsSummary,
     Probe,
@@ -232,8 +230,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def clear_run(folder: Path) -> None:
     """Remove batchtune's own files from a run folder, and nothing else; raises ResultError if it can't."""
-    results = (PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, STREAM_FILE, STREAM_CONFIG_FILE, VERIFY_FILE)
-    for name in (RUN_FILE, TRIALS_FILE, *results):
+    for name in RUN_FILES:
         path = folder / name
         try:
             path.unlink(missing_ok=True)

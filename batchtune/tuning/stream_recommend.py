@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batchtune.results import Row, StreamRow
+from batchtune.results import Row, StreamRow, cost_of, have_times
 from batchtune.tuning.recommend import TOLERANCE
 from batchtune.units import format_number, format_percent, format_seconds
 
@@ -31,10 +31,10 @@ def recommend_stream(
     1% more than the best such row. Among rows with as large a buffer, a percent of mates that meet again weighs as much
     as a percent of the cost: the time, or without step times the batches and the padded length alike.
     """
-    timed = all(row.estimated_epoch_seconds is not None for row in rows)
+    timed = have_times(rows)
 
     def cost(row: StreamRow | Row) -> float:
-        return (row.estimated_epoch_seconds or 0.0) if timed else float(row.batches)
+        return cost_of(row, timed=timed) or 0.0
 
     fewest, least = (min(getattr(row, name) for row in rows) for name in ("batches", "padded_length"))
 
@@ -55,17 +55,14 @@ def recommend_stream(
     if proven := [at for at in able if not rows[at].unproven]:
         able = proven
 
-    def best_of(some: Sequence[int]) -> int | None:
-        if not some:
-            return None
+    def best_of(some: Sequence[int]) -> int:
         near = min(cost(rows[at]) for at in some) * (1 + TOLERANCE)
         return min((at for at in some if cost(rows[at]) <= near), key=lambda at: (rows[at].buffer_size, burden(at), at))
 
     chosen = best_of(able)
-    assert chosen is not None
     row, others = rows[chosen], [at for at in able if rows[at].algorithm == "speechbrain"]
     same = [at for at in others if rows[at].buffer_size == row.buffer_size]
-    theirs = best_of(same or others)
+    theirs = best_of(same or others) if others else None
 
     def said(one: StreamRow | Row) -> str:
         seconds = one.estimated_epoch_seconds

@@ -13,15 +13,10 @@ from batchtune.tuning.sweep_settings import MOST_RANKS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The settings of a stream's sweep.
+    """The settings of a stream's sweep; those of shards and their shuffles as in `Sharding`.
 
     Attributes:
-        world_size: Ranks that train together; workers: processes of each rank's DataLoader that read shards.
-        shuffle_shards: WebDataset's `shardshuffle`; 0: shards come as they are stored.
-        shuffle_buffer: The examples of WebDataset's `.shuffle`; 0: they come as they are stored.
         buffer_sizes: The most examples that a worker holds to make batches of; no more than there are.
-        num_buckets: Bucket counts of the tables.
-        max_batch_size: The most examples of a batch; None: any.
         shard_size: Examples of each shard, for a source that is no set of shards.
         bytes_per_length: The memory that a unit of length takes in the buffer; None: by the unit.
         min_randomness: The least probability, for the recommended row, that batch mates do not meet again in the next
@@ -61,6 +56,11 @@ class StreamSettings:
             raise UsageError(f"--bytes-per-length must be above 0 and at most 1e12, got {self.bytes_per_length:g}")
         if self.min_randomness is not None and not 0 < self.min_randomness <= 1:
             raise UsageError(f"--min-randomness must be above 0 and at most 1, got {self.min_randomness:g}")
+
+    @property
+    def readers(self) -> int:
+        """Workers of all ranks."""
+        return self.world_size * max(1, self.workers)
 
     @property
     def sharding(self) -> Sharding:

@@ -9,7 +9,7 @@ import numpy as np
 from batchtune.batching.sharding import advised_shards
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
-from batchtune.results import ShardAdvice, Shards, StreamRow
+from batchtune.results import Shards, StreamRow
 from batchtune.tuning.current.base import longer_than
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.units import counted, format_number, format_percent
@@ -29,16 +29,13 @@ def shards_of(stream: StreamLengths, sizes: Sequence[int], settings: StreamSetti
     counts = np.array(sizes, dtype=np.int64)
     starts = np.cumsum(counts) - counts
     totals = np.diff(np.concatenate(([0.0], np.cumsum(stream.values)))[np.append(starts, stream.values.size)])
-    needed = settings.world_size * max(1, settings.workers)
+    needed = settings.readers
     idle = max(0, needed - int(np.count_nonzero(counts)))
     size = sum(shard.size for shard in stream.shards) if stream.shards else None
     uneven = counts.max() > 1.5 * max(1, int(np.median(counts)))
     advice = None
     if stream.lengths.count >= needed and (not stream.shards or idle or uneven or len(sizes) % needed):
-        shards, maxcount, maxsize = advised_shards(
-            stream.lengths.count, size, world_size=settings.world_size, workers=max(1, settings.workers)
-        )
-        advice = ShardAdvice(shards=shards, maxcount=maxcount, maxsize_bytes=maxsize)
+        advice = advised_shards(stream.lengths.count, size, needed)
     return Shards(
         count=len(sizes),
         assumed=not stream.shards,
@@ -69,7 +66,7 @@ def stream_cautions(
     stream: StreamLengths, limit: float, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
 ) -> Iterator[str]:
     """Yield what is wrong with the shards, and what surprises in a stream of them."""
-    needed = settings.world_size * max(1, settings.workers)
+    needed = settings.readers
     yield from longer_than(stream.lengths, limit, "max_batch_length", "{each} becomes a batch of one")
     if shards.assumed:
         yield (

@@ -11,7 +11,6 @@ import numpy as np
 from batchtune.batching.epochs import Cut, EpochShapes
 from batchtune.batching.layout import Dealing, Layout
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
-from batchtune.batching.randomness import Mates, again_at_random, mates_in_cuts
 from batchtune.batching.sharding import Sharding
 from batchtune.batching.streams import StreamBatches, StreamBatching, most_held, stream_batches, stream_random, waits
 from batchtune.batching.table import BucketTable
@@ -75,10 +74,6 @@ class StoredStream:
         targets = None if targets is None else targets[:kept]
         return cls(lengths[:kept], targets, taken.tolist(), sharding, by_rank, seed)
 
-    def epoch(self, epoch: int) -> list[list[IntArray]]:
-        """Return the examples that each worker of each rank reads, in its order."""
-        return self.sharding.streams(self.sizes, seed=self.seed, epoch=epoch)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamEpoch:
@@ -103,7 +98,7 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
     """Simulate the batches that all workers make of their streams in an epoch."""
     made: list[StreamBatches] = []
     examples, waited, held = [], [], 0.0
-    for rank, workers in enumerate(stored.epoch(epoch)):
+    for rank, workers in enumerate(stored.sharding.streams(stored.sizes, seed=stored.seed, epoch=epoch)):
         for worker, stream in enumerate(workers):
             lengths = stored.lengths[stream]
             own = stream_random(stored.seed, epoch, rank, worker)
@@ -145,13 +140,6 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
 
 def _longest(values: FloatArray, starts: IntArray) -> FloatArray:
     return np.maximum.reduceat(values, starts) if starts.size else np.empty(0)
-
-
-def mates_of(stored: StoredStream, epochs: Sequence[StreamEpoch]) -> tuple[Mates, float]:
-    """Return what is expected of batch mates, by two epochs, and the effective buckets."""
-    cuts = [epoch.cut for epoch in epochs]
-    mates, at_random = mates_in_cuts(cuts, stored.lengths), again_at_random(cuts[0].layout)
-    return mates, max(1.0, mates.again / at_random) if at_random else 1.0
 
 
 def distance_apart(epoch: StreamEpoch) -> float:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
 from batchtune.batching.pivot import PivotSettings
+from batchtune.batching.randomness import again_at_random, mates_in_cuts
 from batchtune.batching.strategies import STRATEGIES, Problem
 from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable, Limits
 from batchtune.errors import UsageError
 from batchtune.lengths import IntArray, Lengths
 from batchtune.manifests import StreamLengths
-from batchtune.results import (
-    STREAM_FILE,
-    Row,
-    StreamRow,
-    StreamSweep,
-    meta_of,
-    write_result,
-)
+from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of, write_result
 from batchtune.tuning.costs import Costs
-from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
+from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
 from batchtune.tuning.recommend import recommend
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.stream_recommend import recommend_stream
@@ -36,10 +28,8 @@ from batchtune.tuning.stream_shards import shards_of, stream_cautions
 from batchtune.tuning.stream_simulation import (
     AnyBatching,
     StoredStream,
-    StreamEpoch,
     distance_apart,
     epoch_seconds,
-    mates_of,
     shard_sizes,
     simulate_stream,
 )
@@ -94,25 +84,17 @@ def sweep_stream(
     """
     lengths, sharding = stream.lengths, settings.sharding
     limits = Limits(max_batch_length=max_batch_length, max_batch_size=settings.max_batch_size, frontier=costs.frontier)
-    as_map = sweep(
-        lengths,
-        max_batch_length,
-        SweepSettings(
-            strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
-            num_buckets=settings.num_buckets,
-            max_batch_size=settings.max_batch_size,
-            seed=settings.seed,
-            ranks=Ranks(world_size=settings.world_size),
-        ),
-        costs,
-    )
-    sizes = shard_sizes(stream, settings.shard_size)
-    stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, settings.seed)
-    pricing = replace(
-        Pricing.of(lengths, max_batch_length, SweepSettings(seed=settings.seed), costs),
+    of_map = SweepSettings(
+        strategies=tuple(name for name, strategy in STRATEGIES.items() if strategy.depends_on_sizes),
+        num_buckets=settings.num_buckets,
+        max_batch_size=settings.max_batch_size,
+        seed=settings.seed,
         ranks=Ranks(world_size=settings.world_size),
     )
-    simulator = _Simulator(stored, pricing, limits, settings)
+    as_map = sweep(lengths, max_batch_length, of_map, costs)
+    sizes = shard_sizes(stream, settings.shard_size)
+    stored = StoredStream.of(stream.values, stream.targets, sizes, sharding, settings.seed)
+    simulator = _Simulator(stored, Pricing.of(lengths, max_batch_length, of_map, costs), limits, settings)
     tables = [row for row in as_map.rows if row.sizing == limits.sizings[-1]]
     ways = list(_ways(tables, lengths, limits, settings))
     # First, as the user may have to correct them.
@@ -122,8 +104,8 @@ def sweep_stream(
     for way in ways:
         priced.append(simulator.priced(way))
         on_row(priced[-1][0], len(ways))
-    rows = _with_equals(priced)
-    current = None if own is None else _with_equals([*priced, own])[-1]
+    rows = with_equals(priced)
+    current = None if own is None else with_equals([*priced, own])[-1]
     # Sized as the stream's tables are, so that only the stream makes a difference.
     best_table = recommend(tables, as_map.baselines).table
     map_style = None if best_table is None else tables[best_table]
@@ -237,46 +219,44 @@ class _Simulator:
         batches = max(1, round(float(scale.sum())))
         sizes, longest = shapes.batch_sizes.astype(np.float64), shapes.lengths
         padded, examples = float(np.sum(sizes * longest * scale)), float(np.sum(sizes * scale))
-        mates, effective = mates_of(stored, (first, second))
-        apart = distance_apart(first)
-        step = pricing.step_seconds
+        mates, at_random = mates_in_cuts([first.cut, second.cut], stored.lengths), again_at_random(first.cut.layout)
+        apart, step = distance_apart(first), pricing.step_seconds
         seconds = None if step is None else epoch_seconds(stored, first, step)
         cost = pricing.of_stream(shapes, padded, seconds)
         workers = (number * stored.scale).reshape(settings.world_size, -1)
+        proven = None if pricing.proven is None else pricing.proven(longest)
         fitting = self._limits.batch_sizes(longest, self._limits.sizings[-1])
         self.fits = bool(((shapes.batch_sizes == 1) | (shapes.batch_sizes <= fitting)).all())
-        held = first.held
+        true = np.add.reduceat(stored.lengths[first.cut.examples], first.cut.layout.starts)
         count = pricing.lengths.count
-        mean = float(sizes.mean()) if sizes.size else 0.0
+        dropped = max(0, count - round(examples))
         row = StreamRow(
             **_parameters(way),
             batches=batches,
-            dropped_examples=max(0, count - round(examples)),
+            dropped_examples=dropped,
             padded_length=padded,
-            padding_ratio=1 - float(np.sum(_true_lengths(stored, first) * scale)) / padded,
+            padding_ratio=1 - float(np.sum(true * scale)) / padded,
             fill=pricing.total / (batches * pricing.max_batch_length),
-            mean_batch_size=(count - max(0, count - round(examples))) / batches,
+            mean_batch_size=(count - dropped) / batches,
             smallest_batch_size=int(sizes.min()),
             largest_batch_size=int(sizes.max()),
-            batch_size_variation=float(sizes.std()) / mean,
+            batch_size_variation=float(sizes.std() / sizes.mean()),
             largest_padded_length=float((sizes * longest).max()),
             under_half=float(np.mean(_shares(way, sizes, longest) < 0.5)),
             wait_median=float(np.median(first.waits)),
             wait_p99=float(np.percentile(first.waits, 99)),
-            buffer_length=held,
-            buffer_bytes=held * self.bytes_per_length,
+            buffer_length=first.held,
+            buffer_bytes=first.held * self.bytes_per_length,
             worker_imbalance=_imbalance(workers.ravel()),
             rank_imbalance=_imbalance(workers.sum(axis=1)),
             mate_distance=apart * (count + 1) / 3,
             mixing=apart,
             mates_again=mates.again,
             length_correlation=mates.correlation,
-            effective_buckets=effective,
+            effective_buckets=max(1.0, mates.again / at_random) if at_random else 1.0,
             estimated_epoch_seconds=seconds,
             estimated_epoch_error_seconds=cost.standard_error,
-            unproven=None
-            if pricing.proven is None
-            else int(np.count_nonzero(shapes.batch_sizes > pricing.proven(longest))),
+            unproven=proven if proven is None else int(np.count_nonzero(shapes.batch_sizes > proven)),
         )
         return row, cost
 
@@ -308,14 +288,5 @@ def _shares(way: AnyBatching, sizes: Any, longest: Any) -> Any:
     return sizes / way.table.batch_sizes[way.table.assign(longest)]
 
 
-def _true_lengths(stored: StoredStream, epoch: StreamEpoch) -> Any:
-    return np.add.reduceat(stored.lengths[epoch.cut.examples], epoch.cut.layout.starts)
-
-
 def _imbalance(numbers: Any) -> float:
     return float(numbers.max() / numbers.mean())
-
-
-def _with_equals(priced: list[tuple[StreamRow, EpochCost]]) -> list[StreamRow]:
-    equal = equal_to_best([cost for _, cost in priced])
-    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from msgspec import structs
 
 from batchtune.batching.batchers import Batching
 from batchtune.batching.expectation import expected_batches
@@ -36,7 +35,7 @@ from batchtune.tuning.cautions import cautions, limit_unit_hint
 from batchtune.tuning.costs import Costs, batch_seconds, capped, costs_of
 from batchtune.tuning.current.base import YOURS, Current, CurrentTable
 from batchtune.tuning.distribution import bucket_uses, histogram_of, quantiles_of
-from batchtune.tuning.epoch_cost import EpochCost, Pricing, equal_to_best
+from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
 from batchtune.tuning.recommend import knee, learning_rate_hint, recommend, trade_off
 from batchtune.tuning.run_folder import clear_run, holds_other_lengths
 from batchtune.tuning.sweep_settings import SweepSettings
@@ -122,7 +121,7 @@ def sweep(
     if not (settings.pool_sizes or is_padded) and (more := _pools_between(pricing, priced, baselines, settings)):
         priced.append(more)
         on_row(more[0])
-    rows = _with_equals(priced)
+    rows = with_equals(priced)
     current, now, table, fits = settings.current, None, None, None
     if current is not None:  # its batches are padded as they come
         table = current.table(lengths)
@@ -130,7 +129,7 @@ def sweep(
         own = replace(pricing, lengths=table.lengths, total=table.lengths.total)
         cost = own.cost_of(table.batching)
         row = own.row("current", table.sizing, table.table.num_buckets, table.batching, cost)
-        now = _with_equals([*priced, (row, cost)])[-1]
+        now = with_equals([*priced, (row, cost)])[-1]
     index, reason, best_table = recommend(rows, baselines, min_randomness=settings.min_randomness, few_shapes=is_padded)
     recommended = None if index is None else rows[index]
     wrong_unit = limit_unit_hint(lengths, max_batch_length) if recommended is None else None
@@ -257,12 +256,6 @@ def _pools_between(
             table_of_sizes = BucketTable.of(low.boundaries, low.batch_sizes)
             return _pools(pricing, low.strategy, low.sizing, table_of_sizes, -(-count // number))
     return None
-
-
-def _with_equals(priced: list[tuple[Row, EpochCost]]) -> list[Row]:
-    """Return the rows, each with whether its time can be distinguished from the fastest one's."""
-    equal = equal_to_best([cost for _, cost in priced])
-    return [structs.replace(row, equal_to_best=same) for (row, _), same in zip(priced, equal, strict=True)]
 
 
 def _fits(current: CurrentTable, limits: Limits) -> bool:

@@ -33,12 +33,14 @@ from batchtune.results import (
     ProbedWith,
     Run,
     SamplerConfig,
+    StreamConfig,
     WorkloadRecord,
     read_result,
 )
 from batchtune.shapes import BatchShape
 from batchtune.tuning.run_folder import workload_sha256
-from batchtune.tuning.verify_stream import VerifiedStream
+from batchtune.tuning.stream_simulation import StoredStream
+from batchtune.tuning.verify_stream import stream_epoch
 from batchtune.units import format_length, format_size
 from batchtune.workloads import is_builtin, with_unit
 
@@ -203,10 +205,10 @@ class VerifyPlan:
     """
 
     lengths: Lengths
-    config: SamplerConfig
+    config: SamplerConfig | StreamConfig
     settings: VerifySettings
     probe: Probe | None = None
-    stream: VerifiedStream | None = None
+    stream: StoredStream | None = None
 
     def __post_init__(self) -> None:
         lengths, last = self.padded, self.config.bucket_boundaries[-1]
@@ -217,7 +219,7 @@ class VerifyPlan:
                 "Add a boundary that is at least as large, or leave out the longer ones with --max-length.",
             )
         if self.epoch_batches == 0:
-            group, file = "bucket" if self.config.pool_size is None else "pool", SAMPLER_FILE
+            group, file = "bucket" if self.batching.pool_size is None else "pool", SAMPLER_FILE
             if self.stream is not None:
                 group, file = "worker", STREAM_CONFIG_FILE
             raise ResultError(
@@ -232,7 +234,9 @@ class VerifyPlan:
 
     @property
     def batching(self) -> Batching:
-        """How the sampler makes batches."""
+        """How the sampler makes batches; those of a stream may hold examples of shorter buckets, as those of pools."""
+        if isinstance(self.config, StreamConfig):
+            return Batching(self.table, self.config.buffer_size)
         return Batching(self.table, self.config.pool_size, self.config.batch_overhead)
 
     @cached_property
@@ -254,9 +258,9 @@ class VerifyPlan:
     @cached_property
     def fillable(self) -> IntArray:
         """Shape (buckets,): how many examples these data have for one batch of each bucket; 0 where none is so long."""
-        if self.config.pool_size is None:
+        if self.batching.pool_size is None:
             return self.counts
-        return np.where(self.counts > 0, np.minimum(np.cumsum(self.counts), self.config.pool_size), 0)
+        return np.where(self.counts > 0, np.minimum(np.cumsum(self.counts), self.batching.pool_size), 0)
 
     @property
     def dealing(self) -> Dealing:
@@ -268,8 +272,7 @@ class VerifyPlan:
         """Number of batches of one epoch."""
         if self.stream is not None:
             return len(self.first_epoch)
-        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed)
-        return self.batcher.layout(drawing, self.dealing).batches_per_rank
+        return self.batcher.layout(self._drawing(0), self.dealing).batches_per_rank
 
     @cached_property
     def first_epoch(self) -> EpochShapes:
@@ -277,11 +280,15 @@ class VerifyPlan:
         return self._epoch_shapes(0)
 
     def _epoch_shapes(self, epoch: int) -> EpochShapes:
-        if self.stream is not None:
-            return self.stream.epoch(epoch, self.table)
-        drawing = epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
+        if self.stream is not None and isinstance(self.config, StreamConfig):
+            return stream_epoch(self.stream, self.config, epoch)
+        drawing = self._drawing(epoch)
         cut = self.batcher.equal_cut(drawing, self.dealing)
         return epochs.simulate(cut, drawing, self.padded.values, self.padded.targets)
+
+    def _drawing(self, epoch: int) -> epochs.Drawing:
+        assert isinstance(self.config, SamplerConfig)
+        return epochs.Drawing(ordering=self.config.batch_ordering, seed=self.settings.seed + epoch)
 
     def with_sizes(self, batch_sizes: IntArray, steps: int) -> VerifyPlan:
         """Return the same plan with other batch sizes, for so many shuffled steps."""
@@ -305,7 +312,7 @@ class VerifyPlan:
             else:
                 start = lengths.size - int(np.searchsorted(lengths[::-1], length, side="right"))  # the values descend
                 # In pools its others may be shorter than those of the bucket.
-                alone = self.config.pool_size is None or size == 1
+                alone = self.batching.pool_size is None or size == 1
                 end = start + int(self.counts[bucket]) if alone else lengths.size
                 at = start + int(targets[start:end].argmax())
                 pairs = [(start, at)] if size > 1 else [(start, start), (at, at)]

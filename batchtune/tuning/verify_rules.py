@@ -215,7 +215,7 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
         settings={
             **{name: getattr(plan.settings, name) for name in _RECORDED},
             "multiple_of": plan.config.evidence.multiple_of,
-            **({} if stream is None else asdict(stream.stored.sharding)),
+            **({} if stream is None else asdict(stream.sharding)),
         },
         bucket_boundaries=plan.config.bucket_boundaries,
         bucket_batch_sizes=plan.config.bucket_batch_sizes,
@@ -245,9 +245,8 @@ def judge(steps: DoneSteps, plan: VerifyPlan, workload: WorkloadRecord, device: 
 def _ways(plan: VerifyPlan) -> dict[str, Any]:
     """Return what else than the table decides which batches are made."""
     if plan.stream is None:
-        return {"pool_size": plan.config.pool_size, "batch_overhead": plan.config.batch_overhead}
-    batching = plan.stream.batching
-    return {name: getattr(batching, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
+        return {"pool_size": plan.batching.pool_size, "batch_overhead": plan.batching.batch_overhead}
+    return {name: getattr(plan.config, name) for name in ("algorithm", "buffer_size", "max_padding_ratio")}
 
 
 def _times(
@@ -262,7 +261,7 @@ def _times(
     measured: FloatArray = np.array([trial.step_seconds for trial in timed], dtype=np.float64)
     if costs.step_seconds is None:
         return None, float(measured.mean()) * plan.epoch_batches if timed else None, None, None
-    if plan.config.pool_size is None:
+    if plan.batching.pool_size is None:
         epoch = estimated_epoch_seconds(plan.padded, plan.table, costs.step_seconds, drop_last=plan.config.drop_last)
     else:
         epoch = float(np.sum(costs.step_seconds(*shapes_of([plan.first_epoch]))))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -14,94 +12,53 @@ from batchtune.batching.streams import StreamBatching
 from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.manifests import StreamLengths
-from batchtune.results import STREAM_FILE, SamplerConfig, StreamConfig, StreamedWith, StreamSweep, read_result
+from batchtune.results import STREAM_FILE, StreamConfig, StreamSweep, read_result
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, shard_sizes, simulate_stream
 from batchtune.units import format_number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VerifiedStream:
-    """The stream whose batches are verified, and how they are made."""
+def stored_stream(found: StreamLengths, folder: Path, seed: int) -> StoredStream:
+    """Take all shards, and deal them to workers as the folder's `stream.json` did.
 
-    stored: StoredStream
-    batching: StreamBatching
-
-    @classmethod
-    def of(cls, found: StreamLengths, config: StreamConfig, folder: Path, seed: int) -> VerifiedStream:
-        """Take all shards, and deal them to workers as the folder's `stream.json` did.
-
-        Raises:
-            ResultError: There is no `stream.json`, it can't be read, or it is of other shards.
-        """
-        path = folder / STREAM_FILE
-        if not path.exists():
-            raise ResultError(
-                f"{path} does not exist, which says how shards come to workers",
-                "`batchtune sweep-stream` writes it, with stream.yaml.",
-            )
-        swept = read_result(path, StreamSweep)
-        settings = StreamSettings(**structs.asdict(msgspec.convert(swept.settings, StreamedWith)))
-        counts = np.array(shard_sizes(found, settings.shard_size))
-        were = swept.shards.count, swept.shards.smallest_count, swept.shards.median_count, swept.shards.largest_count
-        if were != (counts.size, counts.min(), np.median(counts), counts.max()):
-            raise ResultError(
-                f"{path} is of {_shards(*were)}; these are "
-                f"{_shards(counts.size, int(counts.min()), float(np.median(counts)), int(counts.max()))}",
-                "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
-            )
-        sharding = settings.sharding
-        return cls(
-            StoredStream(
-                lengths=found.values,
-                targets=found.targets,
-                sizes=counts.tolist(),
-                sharding=sharding,
-                scale=np.ones(sharding.world_size * sharding.workers),
-                seed=seed,
-            ),
-            StreamBatching(
-                algorithm=config.algorithm,
-                table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
-                buffer_size=config.buffer_size,
-                max_padding_ratio=config.max_padding_ratio,
-                shuffle=config.shuffle,
-                drop_last=config.drop_last,
-            ),
+    Raises:
+        ResultError: There is no `stream.json`, it can't be read, or it is of other shards.
+    """
+    path = folder / STREAM_FILE
+    if not path.exists():
+        raise ResultError(
+            f"{path} does not exist, which says how shards come to workers",
+            "`batchtune sweep-stream` writes it, with stream.yaml.",
         )
+    swept = read_result(path, StreamSweep)
+    settings = StreamSettings(**structs.asdict(swept.streamed))
+    counts, were = np.array(shard_sizes(found, settings.shard_size)), swept.shards
+    ours = counts.size, int(counts.min()), float(np.median(counts)), int(counts.max())
+    theirs = were.count, were.smallest_count, were.median_count, were.largest_count
+    if ours != theirs:
+        raise ResultError(
+            f"{path} is of {_shards(*theirs)}; these are {_shards(*ours)}",
+            "Give the same shards, or run `batchtune sweep-stream` again: batches depend on them.",
+        )
+    scale, sharding = np.ones(settings.readers), settings.sharding
+    return StoredStream(found.values, found.targets, counts.tolist(), sharding, scale, seed)
 
-    def epoch(self, epoch: int, table: BucketTable) -> EpochShapes:
-        """Return the shapes of an epoch's batches with a table, in the order in which ranks take them."""
-        simulated = simulate_stream(self.stored, replace(self.batching, table=table), epoch)
-        return shapes_in_turn(self.stored, simulated, table)
+
+def stream_epoch(stored: StoredStream, config: StreamConfig, epoch: int) -> EpochShapes:
+    """Return the shapes of an epoch's batches in the order in which ranks take them."""
+    batching = StreamBatching(
+        algorithm=config.algorithm,
+        table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
+        buffer_size=config.buffer_size,
+        max_padding_ratio=config.max_padding_ratio,
+        shuffle=config.shuffle,
+        drop_last=config.drop_last,
+    )
+    return shapes_in_turn(stored, simulate_stream(stored, batching, epoch), batching.table)
 
 
 def _shards(count: int, smallest: int, median: float, largest: int) -> str:
     return (
         f"{format_number(count)} shards of {format_number(smallest)} to {format_number(largest)} examples (half of "
         f"them up to {median:g})"
-    )
-
-
-def sampler_config_of(config: StreamConfig) -> SamplerConfig:
-    """Return a stream's config as that of a sampler that can make the same largest batches.
-
-    As in pools, a batch may also hold examples of shorter buckets than that of its longest, and as many as the buffer.
-    """
-    return SamplerConfig(
-        format=SamplerConfig.FORMAT,
-        version=SamplerConfig.VERSION,
-        unit=config.unit,
-        max_batch_length=config.max_batch_length,
-        max_batch_size=max(config.bucket_batch_sizes),
-        num_buckets=len(config.bucket_boundaries),
-        bucket_boundaries=config.bucket_boundaries,
-        bucket_batch_sizes=config.bucket_batch_sizes,
-        shuffle=config.shuffle,
-        batch_ordering="random",
-        drop_last=config.drop_last,
-        seed=config.seed,
-        evidence=config.evidence,
-        sampler="pooled",
-        pool_size=config.buffer_size,
     )

@@ -57,7 +57,7 @@ def compare(lengths: Lengths, max_batch_length: float, settings: StreamSettings,
     tutorial = PivotSettings(
         target_batch_numel=TUTORIAL * max_batch_length, max_batch_numel=max_batch_length, buffersize=BUFFER
     )
-    current = CurrentStream(batching=tutorial, source="the tutorial", settings={})
+    current = CurrentStream(batching=tutorial, settings={})
     swept = sweep_stream(stream, max_batch_length, replace(settings, current=current), costs)
     own = [row for row in swept.rows if not row.by_speechbrain]
     ours = recommend_stream(own, swept.map_style).row

@@ -50,7 +50,7 @@ def of_file(folder: Path, text: str, key_path: str = "") -> CurrentStream:
 def test_settings_written_out_are_speechbrains() -> None:
     found = read("target_batch_numel=45,max_batch_numel=60,max_batch_size=64,max_padding_ratio=none,drop_end=true")
     assert found.batching == pivot(45.0, 60.0, max_batch_size=64, max_padding_ratio=None, drop_end=True)
-    assert (found.source, found.notes) == ("--current", ())
+    assert (found.settings["source"], found.notes) == ("--current", ())
     assert found.settings == {
         "source": "--current",
         "kind": "speechbrain",

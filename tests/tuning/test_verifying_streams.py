@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from tuning.made_stepper import MadeStepper, made_config, made_probe
 
 from batchtune.batching.sharding import Sharding
-from batchtune.batching.streams import StreamBatching
-from batchtune.batching.table import BucketTable
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
 from batchtune.results import StreamConfig, Verification, WorkloadRecord
-from batchtune.tuning.stream_simulation import StoredStream, shapes_in_turn, simulate_stream
+from batchtune.tuning.stream_simulation import StoredStream
 from batchtune.tuning.verify_plan import PlannedBatch, VerifyPlan, VerifySettings
-from batchtune.tuning.verify_stream import VerifiedStream, sampler_config_of
+from batchtune.tuning.verify_stream import stream_epoch
 from batchtune.tuning.verifying import verify
 
 BOUNDARIES = [5.0, 12.0, 30.0]
@@ -55,19 +53,13 @@ def planned(
         scale=np.ones(sharding.world_size * sharding.workers),
         seed=0,
     )
-    batching = StreamBatching(
-        algorithm=config.algorithm,
-        table=BucketTable.of(config.bucket_boundaries, config.bucket_batch_sizes),
-        buffer_size=config.buffer_size,
-        drop_last=config.drop_last,
-    )
     lengths = Lengths.of(values, targets)
     return VerifyPlan(
         lengths=lengths,
-        config=sampler_config_of(config),
+        config=config,
         settings=VerifySettings(epoch=True),
         probe=made_probe(lengths),
-        stream=VerifiedStream(stored, batching),
+        stream=stored,
     )
 
 
@@ -129,9 +121,8 @@ def test_ranks_take_their_workers_batches_in_turn() -> None:
 
 def test_the_next_epoch_follows() -> None:
     plan = planned()
-    assert plan.stream is not None
-    simulated = simulate_stream(plan.stream.stored, plan.stream.batching, 1)
-    expected = shapes_in_turn(plan.stream.stored, simulated, plan.table)
+    assert plan.stream is not None and isinstance(plan.config, StreamConfig)
+    expected = stream_epoch(plan.stream, plan.config, 1)
     batches = iter(plan.shuffled_batches())
     for _ in range(plan.epoch_batches):
         next(batches)

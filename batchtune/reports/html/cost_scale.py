@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from batchtune.reports.html.figure import Layout, Point, Trace, View, axis, drawable, hover, label, points, time_unit
@@ -54,8 +54,11 @@ class CostScale:
             traces.append(points(other.name, level, other.color, mode="lines", line=line, hovertext=text))
         return traces
 
-    def view(self, x_axis: Layout, data: list[Trace]) -> View:
-        """Return the view of these traces, with a note on what is above the scale."""
+    def view(self, x_axis: Layout, data: list[Trace], recommended: Point | None = None) -> View:
+        """Return the view of these traces, the recommended row's mark over them, with a note on what is above."""
+        if recommended is not None:
+            looks = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
+            data = [*data, mark("recommended", recommended, "--accent", looks)]
         notes = [
             {
                 "text": label(f"↑ {other.name}: {cost_words(other.cost, self.timed)}, above this scale"),
@@ -74,6 +77,15 @@ class CostScale:
         y_axis = axis(title, self.unit, type="log", range=around, **ticks)
         layout = {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes}
         return View("time" if self.timed else "batches", data, layout)
+
+    def marks(self, others: Iterable[Other], words: Callable[[float], str] | None = None) -> Iterator[Trace]:
+        """Draw each as a point where it lies in randomness, which `words` describe."""
+        for other in others:
+            if other.randomness is not None:
+                said = [] if words is None else [words(other.randomness)]
+                text = hover(other.name, cost_words(other.cost, self.timed), *said)
+                marker = {"symbol": other.symbol, "size": 11}
+                yield mark(other.name, (other.randomness, other.cost / self.size, text), "--ink", marker)
 
 
 def drawn_cost(costed: Costed, timed: bool) -> float:
@@ -97,9 +109,3 @@ def log_range(values: Sequence[float]) -> list[float]:
 def mark(name: str, point: Point, color: str, marker: Layout) -> Trace:
     """Return a trace of one point."""
     return points(name, [point], color, mode="markers", marker=marker)
-
-
-def star(point: Point) -> Trace:
-    """Return the mark of the recommended row, to be drawn over everything else."""
-    looks = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
-    return mark("recommended", point, "--accent", looks)

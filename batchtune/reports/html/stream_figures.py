@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from batchtune.reports.html.cost_scale import CostScale, Other, cost_words, drawn_cost, log_range, mark, star
+from batchtune.reports.html.cost_scale import CostScale, Other, cost_words, drawn_cost, log_range
 from batchtune.reports.html.figure import HUES, Figure, Layout, Point, View, axis, drawable, hover, points, thinned
 from batchtune.reports.rows import current_name, format_share
 from batchtune.reports.stream_tables import algorithm_name
@@ -90,15 +90,9 @@ class _Chart(CostScale):
             shown = thinned([row for row in self.rows if algorithm_name(row) == name])
             if shown:
                 data.append(points(name, map(self.point, shown), f"--hue-{number % HUES}", **style))
-        for other in self.others:
-            if other.randomness is not None:
-                text = hover(other.name, cost_words(other.cost, self.timed))
-                point = other.randomness, other.cost / self.size, text
-                data.append(mark(other.name, point, other.color, {"symbol": other.symbol, "size": 11}))
+        data += self.marks(self.others)
         row = self.stream.recommended_row
-        if row is not None and row in self.rows:
-            data.append(star(self.point(row)))
-        return self.view(x_axis, data)
+        return self.view(x_axis, data, self.point(row) if row is not None and row in self.rows else None)
 
 
 def _buffer_view(stream: StreamSweep, timed: bool) -> View:

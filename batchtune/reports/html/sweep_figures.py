@@ -5,12 +5,13 @@ Each has a view by time, where all rows have one, and a view by batches; `timed`
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from batchtune.reports.html.cost_scale import CostScale, Other, cost_words, drawn_cost, log_range, mark, star
+from batchtune.reports.html.cost_scale import CostScale, Other, cost_words, drawn_cost, log_range, mark
 from batchtune.reports.html.figure import (
     HUES,
     Figure,
@@ -169,10 +170,10 @@ class _Chart(CostScale):
                 traces.append(points(name, map(self.place, shown), hue, **looks))
         return traces
 
-    def view(self, x_axis: Layout, data: list[Trace]) -> View:
-        """Return the view, with the mark of the recommended row over everything else."""
+    def drawn(self, x_axis: Layout, data: list[Trace]) -> View:
+        """Return the view, with the mark of the recommended row."""
         row = self.sweep.recommended_row
-        return super().view(x_axis, [*data, star(self.place(row))] if row is not None and row in self.rows else data)
+        return self.view(x_axis, data, self.place(row) if row is not None and row in self.rows else None)
 
 
 def _buckets_view(sweep: Sweep, timed: bool) -> View:
@@ -182,7 +183,7 @@ def _buckets_view(sweep: Sweep, timed: bool) -> View:
     data = chart.levels(chart.others, np.linspace(*span, 49).tolist())
     few: Layout = {"dtick": 1} if max(counts) - min(counts) <= 20 else {}
     x_axis = axis("number of buckets", range=list(span), tickformat=",d", **few)
-    return chart.view(x_axis, data + chart.strategies())
+    return chart.drawn(x_axis, data + chart.strategies())
 
 
 def _randomness_view(sweep: Sweep, timed: bool) -> View:
@@ -195,17 +196,14 @@ def _randomness_view(sweep: Sweep, timed: bool) -> View:
         name = "no table beats these" if swept_kinds(sweep) == "tables" else "nothing beats these"
         data.append(points(name, thinned(sorted(map(chart.place, curve))), "--faint", **dotted))
     data += chart.strategies(mode="markers", marker={"size": 7, "opacity": 0.85})
-    for other in chart.others:
-        text = hover(other.name, cost_words(other.cost, timed), _random(other.randomness or 0.0, by_mates=by_mates))
-        marker = {"symbol": other.symbol, "size": 11}
-        data.append(mark(other.name, (other.randomness, other.cost / chart.size, text), "--ink", marker))
+    data += chart.marks(chart.others, partial(_random, by_mates=by_mates))
     if sweep.knee is not None and sweep.rows[sweep.knee] in chart.rows:
         ring = {"symbol": "circle-open", "size": 17, "line": {"color": "--ink", "width": 2}}
         data.append(mark("knee", chart.place(sweep.rows[sweep.knee]), "--ink", ring))
     x_axis = axis("effective buckets")
     if by_mates:
         x_axis = axis("batch mates that meet again (%)", type="log")
-    return chart.view(x_axis, data)
+    return chart.drawn(x_axis, data)
 
 
 def _randomness_views(sweep: Sweep, timed: bool) -> list[View]:

@@ -59,8 +59,7 @@ class Current:
 
     def record(self, found: CurrentTable) -> dict[str, Any]:
         """Return what `sweep.json` keeps as `current_settings`."""
-        place = {} if self.key_path is None else {"key_path": self.key_path}
-        return {"source": self.source, **place, "kind": self.kind.name, "describe": found.describe, **self.settings}
+        return recorded(self, self.kind, found.describe, self.settings)
 
     def cautions(self, found: CurrentTable, row: Row) -> Iterator[str]:
         """Yield warnings about the table that the settings make, each a sentence without a full stop."""
@@ -267,6 +266,12 @@ class TableKind(SettingsKind):
     def most_examples(self, settings: Mapping[str, Any]) -> tuple[str, int] | None:
         """Return the setting that limits the examples in a batch besides their length, and its value."""
         return None
+
+
+def recorded(where: Current | Settings, kind: SettingsKind, describe: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as `sweep.json` and `stream.json` keep them, with where they were read."""
+    place = {} if where.key_path is None else {"key_path": where.key_path}
+    return {"source": where.source, **place, "kind": kind.name, "describe": describe, **values}
 
 
 def longer_than(lengths: Lengths, limit: float, name: str, consequence: str) -> Iterator[str]:

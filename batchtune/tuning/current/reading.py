@@ -139,11 +139,7 @@ def _of_file(root: Node, name: str, key_path: str | None, known: Known[AnyKind])
         where = f"{name}, line {block.node.line}"
         raise ResultError(f"{where}: the settings are in another file ({tag[:60]})", "Give that file to --current.")
     nodes = {key: (node, block.chain) for key, node in block.settings.items() if key in kind.keys}
-    for depth in range(len(block.chain) - 1, 0, -1):
-        around = block.chain[:depth]
-        for key in kind.inherited:
-            if key not in nodes and (node := around[-1].get(key)) is not None:
-                nodes[key] = (node, around)
+    nodes |= {key: found for key in kind.inherited if key not in nodes and (found := block.nearest(key)) is not None}
     values = {key: references.plain(node, chain) for key, (node, chain) in nodes.items()}
     lines = {key: node.line for key, (node, _) in nodes.items()}
     return kind, Settings(values=values, source=name, key_path=".".join(block.keys) or None, lines=lines)

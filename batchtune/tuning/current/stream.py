@@ -4,44 +4,40 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchtune.batching.pivot import PivotSettings
 from batchtune.batching.streams import StreamBatching
-from batchtune.configs.recipes import Block, blocks_with, the_one_for_training
+from batchtune.configs.recipes import STREAM_LIMITS, Block, stream_block
 from batchtune.configs.references import References
 from batchtune.errors import ResultError
 from batchtune.lengths import Lengths
-from batchtune.results import STREAM_CONFIG_FILE, StreamConfig
-from batchtune.tuning.current.base import OPTION, YOURS, Settings, SettingsKind, longer_than
+from batchtune.results import STREAM_ALGORITHMS, STREAM_CONFIG_FILE, StreamConfig
+from batchtune.tuning.current.base import OPTION, YOURS, Settings, SettingsKind, longer_than, recorded
 from batchtune.tuning.current.reading import Known, did_you_mean, not_settings, read_settings
 from batchtune.tuning.current.tables import checked_table, own_file, table_for
 from batchtune.units import PER_SECOND, counts_samples, format_length, format_number
 
-_ALGORITHMS = ("bucket", "pool", "pivot")
-_LIMITS = ("target_batch_numel", "max_batch_numel")
 # Arguments of `indices_around_random_pivot`, and those of `dynamic_bucketed_batch` itself.
-_SAMPLER_KEYS = (*_LIMITS, "max_batch_size", "max_padding_ratio")
+_SAMPLER_KEYS = (*STREAM_LIMITS, "max_batch_size", "max_padding_ratio")
 _SAMPLE_LENGTHS = ("min_sample_len", "max_sample_len")
 _OUTER_KEYS = ("buffersize", "drop_end", *_SAMPLE_LENGTHS)
 _PIVOT = "indices_around_random_pivot"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CurrentStream:
     """A user's current way to batch a stream, in the unit of the lengths.
 
     Attributes:
         batching: What to simulate.
-        source: `--current`, or the file's name without its folders.
         settings: What `stream.json` keeps as `current_settings`: `source`, `key_path` where there is one, `kind`,
             `describe`, and the settings by name.
         notes: What was assumed, and what would surprise; sentences without a full stop.
     """
 
     batching: PivotSettings | StreamBatching
-    source: str
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -53,29 +49,19 @@ class StreamKind(SettingsKind):
     def current(self, settings: Settings, lengths: Lengths) -> CurrentStream:
         """Return the settings, checked, in the unit of the lengths; raise BatchtuneError if they are for others."""
 
-    def _current(
-        self, batching: PivotSettings | StreamBatching, settings: Settings, describe: str, **more: Any
-    ) -> CurrentStream:
-        place = {} if settings.key_path is None else {"key_path": settings.key_path}
-        notes = more.pop("notes", ())
-        kept = {"source": settings.source, **place, "kind": self.name, "describe": describe, **more}
-        return CurrentStream(batching=batching, source=settings.source, settings=kept, notes=tuple(notes))
-
 
 class PivotArguments(StreamKind):
     """The arguments of `dynamic_bucketed_batch`, with those of its `sampler_kwargs`, or these alone."""
 
     name = "speechbrain"
     keys = (*_SAMPLER_KEYS, *_OUTER_KEYS, "sample_rate")
-    signs = _LIMITS
+    signs = STREAM_LIMITS
     inherited = (*_OUTER_KEYS, "sample_rate")
     inner = "sampler_kwargs"
 
     def find(self, references: References) -> Block | None:
         """Find the training's settings: those that the function gets, where the file's top has them, too."""
-        found = blocks_with(references.root, _LIMITS)
-        found = [block for block in found if block.keys] or found
-        return the_one_for_training(found, references.name, f"{OPTION} {references.name}:")
+        return stream_block(references.root, references.name, f"{OPTION} {references.name}:")
 
     def refusal(self, block: Block, name: str) -> ResultError | None:
         """Refuse what the function would: unknown `sampler_kwargs`; and another `sampler_fn`."""
@@ -108,7 +94,7 @@ class PivotArguments(StreamKind):
             if not 0 <= settings.number("max_padding_ratio") <= 1:
                 raise settings.wrong("max_padding_ratio", f"must be from 0 to 1, got {value:g}")
         return {
-            **settings.given(settings.length, *_LIMITS),
+            **settings.given(settings.length, *STREAM_LIMITS),
             **settings.given(settings.count, "max_batch_size"),
             # Left out, it is SpeechBrain's default; null turns it off.
             **({"max_padding_ratio": None} if "max_padding_ratio" in settings.values else {}),
@@ -125,22 +111,19 @@ class PivotArguments(StreamKind):
         found.pop("sample_rate", None)
         if rate is not None:
             per_sample = PER_SECOND[lengths.unit] / rate
-            found.update({name: found[name] * per_sample for name in (*_LIMITS, *_SAMPLE_LENGTHS) if name in found})
+            for name in found.keys() & {*STREAM_LIMITS, *_SAMPLE_LENGTHS}:
+                found[name] *= per_sample
             notes.append(f"{YOURS} counts samples, read as {format_number(rate)} a second (sample_rate)")
         batching = PivotSettings(**found)
         notes += self._notes(batching, lengths)
         if settings.from_file and "buffersize" not in found:
             notes.append(f"buffersize is not in {settings.source}: SpeechBrain's default, 1024, is assumed")
-        limits = ", ".join(f"{name}={format_length(found[name], lengths.unit)}" for name in _LIMITS if name in found)
-        values = {name: getattr(batching, name) for name in (*_SAMPLER_KEYS, *_OUTER_KEYS)}
-        return self._current(
-            batching,
-            settings,
-            f"SpeechBrain's dynamic_bucketed_batch, {limits}, buffersize={batching.buffersize}",
-            notes=notes,
-            **values,
-            **({} if rate is None else {"sample_rate": rate}),
+        limits = ", ".join(
+            f"{name}={format_length(found[name], lengths.unit)}" for name in STREAM_LIMITS if name in found
         )
+        describe = f"SpeechBrain's dynamic_bucketed_batch, {limits}, buffersize={batching.buffersize}"
+        values = {**asdict(batching), **({} if rate is None else {"sample_rate": rate})}
+        return CurrentStream(batching, recorded(settings, self, describe, values), tuple(notes))
 
     def _rate(self, found: dict[str, Any], settings: Settings, lengths: Lengths) -> float | None:
         """Return how many samples a second the limits count; None where they count what the lengths do."""
@@ -153,7 +136,7 @@ class PivotArguments(StreamKind):
                     f"Give the limits in {lengths.unit}, without sample_rate.",
                 )
             return None
-        name = next(name for name in reversed(_LIMITS) if name in found)
+        name = next(name for name in reversed(STREAM_LIMITS) if name in found)
         if lengths.unit == "ms":  # of which a batch holds about as many as of samples
             return rate
         # A recipe's sample_rate says how its audio is read, whatever its limits count.
@@ -202,9 +185,9 @@ class OwnStream(StreamKind):
         """Check the settings."""
         if not settings.has("buffer_size"):
             raise settings.wrong("buffer_size", "is missing", "Say how many examples a worker holds at most.")
-        algorithm = settings.choice("algorithm", _ALGORITHMS) if settings.has("algorithm") else _ALGORITHMS[0]
+        algorithm = settings.choice("algorithm", STREAM_ALGORITHMS) if settings.has("algorithm") else "bucket"
         ratio = settings.given(settings.number, "max_padding_ratio")
-        if ratio and algorithm != _ALGORITHMS[-1]:
+        if ratio and algorithm != "pivot":
             raise settings.wrong("max_padding_ratio", f"goes with the algorithm pivot, but algorithm is {algorithm}")
         return {
             "algorithm": algorithm,
@@ -228,7 +211,7 @@ class OwnStream(StreamKind):
         )
         held = format_number(batching.buffer_size)
         describe = f"batchtune's BucketedStream, {batching.algorithm} with a buffer of {held}"
-        return self._current(batching, settings, describe, **found)
+        return CurrentStream(batching, recorded(settings, self, describe, found))
 
 
 _NO_STREAM = "a setting of samplers with random access, which read no stream: `batchtune sweep-buckets` takes it"
