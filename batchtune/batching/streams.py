@@ -11,7 +11,6 @@ from random import Random
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
@@ -118,7 +117,7 @@ def batched(reader: Reader, batching: StreamBatching, random: Random) -> Iterato
     """Yield the batches of a stream, as the places of their examples; at most buffer_size are held at any time.
 
     A batch whose longest example is u holds at most the table's batch size for u. The examples that are left when the
-    stream ends make as few batches as they can: only the last of them, if any, is not full.
+    stream ends make as few batches as they can, or with `pivot` and shuffle one more: one or two are not full.
     """
     return _ALGORITHMS[batching.algorithm](reader, batching, random)
 
@@ -331,8 +330,12 @@ def _pivoted(reader: Reader, batching: StreamBatching, random: Random) -> Iterat
         yield batch
     held.reverse()
     descending = [length for length, _ in held]
-    rest = []
-    for first, last in _cut_descending(descending, edges, sizes, ratio):
+    rest, apart = [], 0
+    if batching.shuffle and not batching.drop_last and held:  # else the same ones would be cut apart in each epoch
+        apart = min(int(random.random() * sizes[bisect_left(edges, descending[0])]), len(held))
+    cuts = _cut_descending(descending[:apart], edges, sizes, ratio)
+    cuts += ((apart + first, apart + last) for first, last in _cut_descending(descending[apart:], edges, sizes, ratio))
+    for first, last in cuts:
         if not batching.drop_last or last - first == sizes[bisect_left(edges, descending[first])]:
             rest.append([place for _, place in held[first:last]])
     if batching.shuffle:
@@ -374,27 +377,3 @@ def _lists(table: BucketTable) -> tuple[list[float], list[int]]:
 
 
 _ALGORITHMS = {"bucket": _bucketed, "pool": _pooled, "pivot": _pivoted}
-
-
-def waits(batches: StreamBatches) -> IntArray:
-    """Return how long each example is held, in the order of `batches.examples`.
-
-    That is how many examples are read from when it is read until its batch is made: 0 for the last that is read before.
-    """
-    sizes = np.diff(batches.ends, prepend=0)
-    return np.repeat(batches.read, sizes) - batches.examples - 1
-
-
-def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
-    """Return the most that is held at once, as true length: just before a batch is made, or at the end of the stream.
-
-    Args:
-        batches: Of any algorithm.
-        lengths: Shape (examples of the stream,). An example that is never held, as one that length limits leave out,
-            has to be given as 0.
-    """
-    values = np.asarray(lengths, dtype=np.float64)
-    read = np.concatenate(([0.0], np.cumsum(values)))
-    batched = np.concatenate(([0.0], np.cumsum(values[batches.examples])))
-    before = np.concatenate(([0], batches.ends))
-    return float(np.max(read[np.append(batches.read, values.size)] - batched[before]))

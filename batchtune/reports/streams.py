@@ -100,7 +100,7 @@ def stream_sentences(stream: StreamSweep) -> Iterator[str]:
     if stream.simulated_examples < stream.lengths.count:
         yield (
             f"{format_number(stream.simulated_examples)} of {counted(stream.lengths.count, 'example')} were simulated, "
-            "whole workers at a time; the figures are those of all."
+            "the first shards of each worker. The figures are those of all, but batch mates will meet again less often."
         )
 
 

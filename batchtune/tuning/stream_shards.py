@@ -9,8 +9,7 @@ import numpy as np
 from batchtune.batching.sharding import advised_shards
 from batchtune.lengths import FloatArray
 from batchtune.manifests import StreamLengths
-from batchtune.results import Shards, StreamRow
-from batchtune.tuning.current.base import longer_than
+from batchtune.results import Row, Shards, StreamRow
 from batchtune.tuning.stream_settings import StreamSettings
 from batchtune.units import counted, format_number, format_percent
 
@@ -62,12 +61,9 @@ def _are_sorted(lengths: FloatArray) -> bool:
     return abs(float(np.corrcoef(ranks, np.arange(some.size))[0, 1])) > _SORTED
 
 
-def stream_cautions(
-    stream: StreamLengths, limit: float, shards: Shards, chosen: StreamRow | None, settings: StreamSettings
-) -> Iterator[str]:
-    """Yield what is wrong with the shards, and what surprises in a stream of them."""
+def stream_cautions(stream: StreamLengths, shards: Shards, settings: StreamSettings) -> Iterator[str]:
+    """Yield what is wrong with the shards."""
     needed = settings.readers
-    yield from longer_than(stream.lengths, limit, "max_batch_length", "{each} becomes a batch of one")
     if shards.assumed:
         yield (
             f"the source is no set of shards: it is taken to lie in {counted(shards.count, 'shard')} of up to "
@@ -81,12 +77,6 @@ def stream_cautions(
             f"{counted(settings.world_size, 'rank')}): {shards.idle_workers:,} get none, and WebDataset stops with an "
             "error there"
         )
-    elif chosen is not None and max(chosen.worker_imbalance, chosen.rank_imbalance) > _UNEVEN:
-        yield (
-            f"the shards give one worker {chosen.worker_imbalance:.2f} times and one rank "
-            f"{chosen.rank_imbalance:.2f} times as many batches as the mean: others wait for it, or see the same "
-            "examples more often"
-        )
     if shards.sorted:
         yield (
             "the shards hold the examples in order of length: no buffer can mix them. Shuffle the examples before you "
@@ -94,18 +84,32 @@ def stream_cautions(
         )
     if shards.repeated_ids:
         yield f"keys repeat: an earlier example has the same in {counted(shards.repeated_ids, 'case')}"
-    if chosen is not None and chosen.under_half > _MANY_SMALL:
-        why = f"a buffer of {format_number(chosen.buffer_size)} is too small to fill them (--buffer-size)"
-        if chosen.buffer_size * needed >= stream.lengths.count:
-            why = "a worker reads too few examples to fill them"
-        yield f"{format_percent(chosen.under_half)} of the batches hold less than half of what they could: {why}"
-    if chosen is not None and chosen.mates_again > _MANY_AGAIN:
-        yield (
-            f"batch mates of one epoch are mates again in the next in {format_percent(chosen.mates_again)} of cases: "
-            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
-        )
     if needed > 1 and not shards.idle_workers:
         yield (
             "WebDataset deals the shards before it shuffles them: each worker reads the same shards in every epoch, so "
             "examples of two workers never meet. resampled=True, or a shuffle of the list before each epoch, mixes them"
+        )
+
+
+def row_cautions(
+    stream: StreamLengths, shards: Shards, row: StreamRow | None, map_style: Row | None, settings: StreamSettings
+) -> Iterator[str]:
+    """Yield what is wrong with the recommended row."""
+    if row is None:
+        return
+    if not shards.idle_workers and max(row.worker_imbalance, row.rank_imbalance) > _UNEVEN:
+        yield (
+            f"the shards give one worker {row.worker_imbalance:.2f} times and one rank {row.rank_imbalance:.2f} times "
+            "as many batches as the mean: others wait for it, or see the same examples more often"
+        )
+    if row.under_half > _MANY_SMALL:
+        why = f"a buffer of {format_number(row.buffer_size)} is too small to fill them (--buffer-size)"
+        if row.buffer_size * settings.readers >= stream.lengths.count:
+            why = "a worker reads too few examples to fill them"
+        yield f"{format_percent(row.under_half)} of the batches hold less than half of what they could: {why}"
+    least = 0.0 if map_style is None else 1.5 * (map_style.mates_again or 0.0)
+    if row.mates_again > max(_MANY_AGAIN, least):
+        yield (
+            f"batch mates of one epoch are mates again in the next in {format_percent(row.mates_again)} of cases: "
+            "larger shuffle buffers, or a recommendation held to --min-randomness, mix them better"
         )

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from batchtune.batching.epochs import Cut, EpochShapes
 from batchtune.batching.layout import Dealing, Layout
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
 from batchtune.batching.sharding import Sharding
-from batchtune.batching.streams import StreamBatches, StreamBatching, most_held, stream_batches, stream_random, waits
+from batchtune.batching.streams import StreamBatches, StreamBatching, stream_batches, stream_random
 from batchtune.batching.table import BucketTable
 from batchtune.lengths import FloatArray, IntArray
 from batchtune.manifests import StreamLengths
@@ -136,6 +137,30 @@ def simulate_stream(stored: StoredStream, batching: AnyBatching, epoch: int) -> 
         waits=np.concatenate(waited),
         held=held,
     )
+
+
+def waits(batches: StreamBatches) -> IntArray:
+    """Return how long each example is held, in the order of `batches.examples`.
+
+    That is how many examples are read from when it is read until its batch is made: 0 for the last that is read before.
+    """
+    sizes = np.diff(batches.ends, prepend=0)
+    return np.repeat(batches.read, sizes) - batches.examples - 1
+
+
+def most_held(batches: StreamBatches, lengths: npt.ArrayLike) -> float:
+    """Return the most that is held at once, as true length: just before a batch is made, or at the end of the stream.
+
+    Args:
+        batches: Of any algorithm.
+        lengths: Shape (examples of the stream,). An example that is never held, as one that length limits leave out,
+            has to be given as 0.
+    """
+    values = np.asarray(lengths, dtype=np.float64)
+    read = np.concatenate(([0.0], np.cumsum(values)))
+    batched = np.concatenate(([0.0], np.cumsum(values[batches.examples])))
+    before = np.concatenate(([0], batches.ends))
+    return float(np.max(read[np.append(batches.read, values.size)] - batched[before]))
 
 
 def _longest(values: FloatArray, starts: IntArray) -> FloatArray:

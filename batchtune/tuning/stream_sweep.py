@@ -19,12 +19,13 @@ from batchtune.lengths import IntArray, Lengths
 from batchtune.manifests import StreamLengths
 from batchtune.results import STREAM_FILE, Row, StreamRow, StreamSweep, meta_of, write_result
 from batchtune.tuning.costs import Costs
+from batchtune.tuning.current.base import longer_than
 from batchtune.tuning.epoch_cost import EpochCost, Pricing, with_equals
 from batchtune.tuning.recommend import recommend
 from batchtune.tuning.run_folder import clear_run
 from batchtune.tuning.stream_recommend import recommend_stream
 from batchtune.tuning.stream_settings import StreamSettings
-from batchtune.tuning.stream_shards import shards_of, stream_cautions
+from batchtune.tuning.stream_shards import row_cautions, shards_of, stream_cautions
 from batchtune.tuning.stream_simulation import (
     AnyBatching,
     StoredStream,
@@ -127,7 +128,9 @@ def sweep_stream(
         batches_per_rank=None if chosen is None else -(-chosen.batches // settings.world_size),
         reason=found.reason,
         warnings=[
-            *stream_cautions(stream, max_batch_length, shards, chosen, settings),
+            *stream_cautions(stream, shards, settings),
+            *longer_than(lengths, max_batch_length, "max_batch_length", "{each} becomes a batch of one"),
+            *row_cautions(stream, shards, chosen, map_style, settings),
             *(settings.current.notes if settings.current else ()),
         ],
         current=current,
@@ -168,14 +171,15 @@ def speechbrain_limits(lengths: Lengths, limits: Limits) -> list[tuple[float, in
     """Return pairs (max_batch_numel, max_batch_size) with which every batch that can occur fits.
 
     A batch whose longest example is u holds at most min(S, ⌊M / u⌋) examples, and B(u) fit: so M < (B(u) + 1) u for
-    all u with B(u) < S. Without a cap but the user's, M is at most max_batch_length. Where memory does not grow in
-    proportion to the padded length, a cap allows a larger M: the cap that makes the fewest batches is tried, too.
+    all u with B(u) < S, unless there are no more than B(u) examples up to u. Without a cap but the user's, M is at most
+    max_batch_length. Where memory does not grow in proportion to the padded length, a cap allows a larger M: the cap
+    that makes the fewest batches is tried, too.
     """
     distinct, counts = lengths.histogram.lengths, lengths.histogram.counts
     fitting = limits.batch_sizes(distinct, limits.sizings[-1])
 
     def largest(cap: float) -> float:
-        bounded = fitting < cap
+        bounded = fitting < np.minimum(cap, lengths.histogram.cumulative)  # there are no more examples
         return rounded_down(((fitting + 1) * distinct)[bounded].min() * (1 - 1e-9), 6) if bounded.any() else math.inf
 
     plain = (min(limits.max_batch_length, largest(limits.max_batch_size or math.inf)), limits.max_batch_size)

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchtune.batching.pivot import PivotSettings, speechbrain_batches
-from batchtune.batching.streams import StreamBatches, most_held, waits
+from batchtune.batching.streams import StreamBatches
 from batchtune.errors import BatchtuneError
+from batchtune.tuning.stream_simulation import most_held, waits
 
 OF_SAMPLER = ("target_batch_numel", "max_batch_numel", "max_batch_size", "max_padding_ratio")
 ROOT = Path(__file__).parents[2]
