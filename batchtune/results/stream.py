@@ -205,8 +205,8 @@ class StreamSweep(Result, frozen=True, kw_only=True):
     Attributes:
         settings: `world_size`, `workers` (of a rank), `shuffle_shards`, `shuffle_buffer`, `buffer_sizes`, `seed`,
             `bytes_per_length`, and what else was asked for.
-        simulated_examples: How many examples were simulated: all, or the first shards of each worker. Then `mates_again`
-            is too high, as there are fewer examples to meet, and ends of streams count too much.
+        simulated_examples: How many examples were simulated: all, or the first shards of each worker. `mates_again` is
+            then too high, as there are fewer examples to meet, and ends of streams count too much.
         map_style: A bucket table over all examples, as a sampler with random access runs it; what streaming costs is
             the difference. None where no table beats the baseline.
         current: The user's own settings, as a row; None where they are not known.
