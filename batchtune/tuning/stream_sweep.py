@@ -239,7 +239,7 @@ class _Simulator:
             batches=batches,
             dropped_examples=dropped,
             padded_length=padded,
-            padding_ratio=1 - float(np.sum(true * scale)) / padded,
+            padding_ratio=max(0.0, 1 - float(np.sum(true * scale)) / padded),  # rounding
             fill=pricing.total / (batches * pricing.max_batch_length),
             mean_batch_size=(count - dropped) / batches,
             smallest_batch_size=int(sizes.min()),

@@ -97,14 +97,15 @@ def test_a_damaged_shard_is_an_error_or_counted(batchtune: Run, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "rows",
-    ["a,3\n", "".join(f"u{number},5\n" for number in range(300))],
-    ids=["one sample", "all of one length"],
+    ["a,3\n", *("".join(f"u{number},{length}\n" for number in range(300)) for length in ("5", "0.3"))],
+    ids=["one sample", "all of one length", "whose sums are rounded"],
 )
 def test_streams_without_choice_are_swept(batchtune: Run, tmp_path: Path, rows: str) -> None:
     (tmp_path / "lengths.csv").write_text(f"id,duration\n{rows}")
     ran = batchtune("sweep-stream", "lengths.csv", *LIMIT, "--buffer-size", 100_000, "--num-buckets", "4")
     assert ran.returncode == 0, ran.stderr
-    assert {row["padding_ratio"] for row in written(tmp_path)["rows"]} == {0.0}
+    assert {round(row["padding_ratio"], 12) for row in written(tmp_path)["rows"]} == {0.0}
+    assert batchtune("report").returncode == 0
 
 
 def test_a_length_of_zero_is_named(batchtune: Run, tmp_path: Path) -> None:
