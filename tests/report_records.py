@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from batchtune.results import (
     BucketUse,
     CostModel,
     Device,
+    Drift,
     FrontierPoint,
     LearningRate,
     LengthsSummary,
@@ -443,3 +445,19 @@ def hostile_results(text: str) -> RunResults:
             warnings=[text],
         ),
     )
+
+
+def made_drift(**changes: Any) -> Drift:
+    """How far other lengths are from a run's."""
+    drift = Drift(
+        lengths=made_lengths(),
+        changed=True,
+        distance=0.034,
+        beyond=12,
+        batches=655,
+        retuned_batches=634,
+        epoch_seconds=None,
+        retuned_epoch_seconds=None,
+        stale=655 / 634 - 1,
+    )
+    return msgspec.structs.replace(drift, **changes)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_records import (
     failed_verification,
+    made_drift,
     made_lengths,
     made_sweep,
     made_verification,
@@ -25,7 +26,7 @@ from batchtune.reports.gate import exit_code, judge, not_judged, parse_rules
 from batchtune.reports.rule_fields import HIGHER_IS_BETTER, LOWER_IS_BETTER, RATIOS, SHARES, RuleInputs, all_fields
 from batchtune.reports.summary import drift_sentences, verdict_sentence
 from batchtune.reports.tables import verdict_table
-from batchtune.results import Drift, Sweep, Verdict, write_result
+from batchtune.results import Sweep, Verdict, write_result
 
 replace = msgspec.structs.replace
 SWEEP = made_sweep()
@@ -38,21 +39,6 @@ def with_row(sweep: Sweep | None = None, **changes: Any) -> Sweep:
     rows = list(sweep.rows)
     rows[sweep.recommended] = replace(rows[sweep.recommended], **changes)
     return replace(sweep, rows=rows)
-
-
-def made_drift(**changes: Any) -> Drift:
-    drift = Drift(
-        lengths=made_lengths(),
-        changed=True,
-        distance=0.034,
-        beyond=12,
-        batches=655,
-        retuned_batches=634,
-        epoch_seconds=None,
-        retuned_epoch_seconds=None,
-        stale=655 / 634 - 1,
-    )
-    return replace(drift, **changes)
 
 
 def verdict_of(rule: str, evidence: RuleInputs) -> Verdict:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from pooled_records import pooled_sweep
-from report_records import COUNT, made_sweep, made_verification, whole_sweep
+from report_records import COUNT, made_drift, made_sweep, made_verification, whole_sweep
 
 from batchtune.reports import RunResults, summary_sentences
 from batchtune.reports.gate import judge, parse_rules
@@ -19,7 +19,7 @@ from batchtune.reports.summary import drift_sentences, next_steps
 from batchtune.reports.table import UNKNOWN
 from batchtune.reports.tables import comparison_table, full_tables, rows_table
 from batchtune.reports.trade_offs import trade_off_sentences, trade_off_tables
-from batchtune.results import Drift, Row, Sweep, Verdict
+from batchtune.results import Row, Sweep, Verdict
 from batchtune.tuning.recommend import recommend
 
 ROWS = st.lists(st.tuples(st.integers(600, 700), st.integers(1, 999), st.integers(1, 20)), min_size=1, max_size=5)
@@ -230,17 +230,6 @@ def test_less_randomness_is_worse(allowed: str, expected: str) -> None:
 
 def test_drift_from_pools_is_told_as_theirs() -> None:
     sweep = pooled_sweep()
-    drift = Drift(
-        lengths=sweep.lengths,
-        changed=True,
-        distance=0.034,
-        beyond=12,
-        batches=655,
-        retuned_batches=634,
-        epoch_seconds=None,
-        retuned_epoch_seconds=None,
-        stale=655 / 634 - 1,
-    )
-    assert drift_sentences(drift, recommended(sweep))[1] == (
+    assert drift_sentences(made_drift(lengths=sweep.lengths), recommended(sweep))[1] == (
         "On them the pools cost 3.3% more than newly tuned ones of that size: 655 batches against 634."
     )

@@ -18,7 +18,6 @@ RANDOM = np.random.default_rng(4)
 PROMPTS = np.clip(np.exp(RANDOM.normal(5.5, 1.0, 6000)), 1, 4000).round()
 ANSWERS = np.clip(np.exp(RANDOM.normal(4.5, 1.0, 6000)), 1, 2000).round()
 CHAT = Lengths.of(PROMPTS, ANSWERS, unit="tokens")
-SOME = Lengths.of(PROMPTS[:2000], ANSWERS[:2000], unit="tokens")
 
 
 def of_targets(batch_sizes: FloatArray, lengths: FloatArray, target_lengths: FloatArray | None = None) -> FloatArray:
@@ -124,9 +123,9 @@ def test_the_estimate_leaves_out_what_drop_last_drops() -> None:
 
 
 def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
-    found = sweep(SOME, 20_000, SweepSettings(num_buckets=(5,)), Costs(step_seconds=of_targets))
+    found = sweep(CHAT, 20_000, SweepSettings(num_buckets=(5,)), Costs(step_seconds=of_targets))
     without = sweep(
-        SOME,
+        CHAT,
         20_000,
         SweepSettings(num_buckets=(5,)),
         Costs(step_seconds=lambda sizes, lengths, targets=None: of_targets(sizes, lengths, np.zeros_like(lengths))),
@@ -136,13 +135,13 @@ def test_every_time_of_a_sweep_knows_of_the_targets() -> None:
         [*without.rows, *without.baselines, without.lower_bound],
         strict=True,
     ):
-        assert (ours.estimated_epoch_seconds or 0) > (theirs.estimated_epoch_seconds or 0) * 1.05
+        assert (ours.estimated_epoch_seconds or 0) > (theirs.estimated_epoch_seconds or 0) * 1.1
 
 
 def test_no_row_beats_the_bound_with_targets() -> None:
-    found = sweep(SOME, 20_000, SweepSettings(num_buckets=(15,)), Costs(step_seconds=of_targets))
+    found = sweep(CHAT, 20_000, SweepSettings(), Costs(step_seconds=of_targets))
     least = min(other.estimated_epoch_seconds or 0 for other in (*found.rows, *found.baselines))
-    assert least >= (found.lower_bound.estimated_epoch_seconds or 0) > 0.4 * least
+    assert least >= (found.lower_bound.estimated_epoch_seconds or 0) > 0.5 * least
 
 
 def test_the_sorted_baseline_uses_its_own_batches_targets() -> None:
