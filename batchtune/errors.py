@@ -86,5 +86,9 @@ class WorkloadError(BatchtuneError):
         self.traceback = traceback
 
 
+class LoaderError(WorkloadError):
+    """The user's data loader can't be built or measured."""
+
+
 class ProbeError(BatchtuneError):
     """The probe can't give an answer: nothing fits, or the device can't be used."""

@@ -2,7 +2,8 @@
 
 import atexit
 
-from batchtune.probe.process import Nursery
+from batchtune.probe.supervisor import worker_program
+from batchtune.processes.worker import Nursery
 
 
 class SharedNursery(Nursery):
@@ -17,5 +18,5 @@ class SharedNursery(Nursery):
         return {self._process.pid} if self._process is not None else set()
 
 
-SHARED = SharedNursery()
+SHARED = SharedNursery(*worker_program())
 atexit.register(Nursery.close, SHARED)

@@ -23,6 +23,7 @@ BASE = {
 }
 LEVELS = [
     {"workloads"},  # the probe's worker builds them
+    {"processes"},
     {"manifests", "batching", "cost", "probe", "loaders"},
     {"tuning", "reports", "exports"},
     {"sampler", "schemas"},  # the one reads what `exports` writes, the others describe it

@@ -26,7 +26,7 @@ _WAIT = "--wait"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+|inf|nan)(e[-+]?\d+)?", re.IGNORECASE)
 
 # Set by batchtune itself for the processes that it starts.
-_INTERNAL = {"BATCHTUNE_PROBE_WORKER"}
+_INTERNAL = {"BATCHTUNE_WORKER"}
 _LAST_PANEL = "Common"
 _EXIT_3 = {
     "tune": "with --verify: the recommended batches do not hold",

@@ -1,4 +1,4 @@
-"""The messages between the supervisor and its worker process: one JSON document a line, over a socket."""
+"""The messages between the supervisor and its worker process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from batchtune.processes.worker import Message
 from batchtune.results import Device, ProbedWith, Trial
 from batchtune.shapes import BatchShape
 
 Stage = Literal["import", "device", "setup", "make_batch", "step"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
-    """Base of the messages."""
 
 
 class Prepare(Message, frozen=True):
@@ -79,6 +76,4 @@ class Failed(Message, frozen=True):
 Request = Prepare | Run
 Reply = Identified | Ready | Ran | Failed
 
-encode = msgspec.json.Encoder().encode
 decode_request = msgspec.json.Decoder[Request](Request).decode
-decode_reply = msgspec.json.Decoder[Reply](Reply).decode

@@ -10,10 +10,11 @@ from typing import Any, Literal, TypeVar
 from msgspec.structs import replace
 
 from batchtune.errors import ProbeError, WorkloadError
+from batchtune.probe.devices import backends
 from batchtune.probe.lock import DeviceBusy, DeviceLock
-from batchtune.probe.process import Nursery, WorkerLost
-from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Run
+from batchtune.probe.protocol import Failed, Identified, Prepare, Ran, Ready, Reply, Run
 from batchtune.probe.settings import ProbeSettings
+from batchtune.processes.worker import Nursery, WorkerLost
 from batchtune.results import Device, DeviceProcess, Trial
 from batchtune.shapes import BatchShape
 from batchtune.units import format_seconds
@@ -25,6 +26,12 @@ Prepared = TypeVar("Prepared", Identified, Ready)
 _POLL_SECONDS = 0.5
 # Of a trial whose worker can't report it any more.
 _UNKNOWN = ("step_seconds", "peak_bytes", "reserved_bytes", "alloc_retries")
+
+
+def worker_program() -> tuple[str, Any, dict[str, str]]:
+    """Return what a probe's workers run, what they reply, and what they must find in their environment."""
+    needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
+    return "batchtune.probe.worker", Reply, needed
 
 
 class Supervisor:
@@ -46,7 +53,7 @@ class Supervisor:
         self._settings = settings
         self._limit_bytes = limit_bytes
         self._number = first_worker - 1
-        self._nursery = Nursery()
+        self._nursery = Nursery(*worker_program())
         self._has_worker = False
         self._unused = False
         self._lock: DeviceLock | None = None

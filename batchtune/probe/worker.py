@@ -20,11 +20,20 @@ from msgspec.structs import replace
 
 from batchtune.errors import BatchtuneError, WorkloadError
 from batchtune.probe import protocol
-from batchtune.probe.devices import backend_for, describe_environment
+from batchtune.probe.devices import backend_for, backends, describe_environment
 from batchtune.probe.oom import error_verdict
 from batchtune.probe.protocol import Failed, Identified, Prepare, Ready, Stage
 from batchtune.probe.session import Session
+from batchtune.processes.worker import encode
 from batchtune.workloads.loading import first_line, user_traceback
+
+
+def work(channel: int) -> None:
+    """Serve requests in a forked process, or where a backend can't be used after a fork, in a new program."""
+    if any(backend.is_broken_by_fork() for backend in backends()):
+        os.set_inheritable(channel, True)
+        os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
+    serve(socket.socket(fileno=channel))
 
 
 def serve(channel: socket.socket) -> None:
@@ -44,7 +53,7 @@ def serve(channel: socket.socket) -> None:
                 assert session is not None, "a trial before the setup"
                 shape = request.shape
                 reply = session.step(shape, release=request.release) if request.single else session.measure(shape)
-            channel.sendall(protocol.encode(reply) + b"\n")
+            channel.sendall(encode(reply) + b"\n")
     os._exit(0)  # no finalizer of the workload's may hang the end
 
 

@@ -1,7 +1,8 @@
 """The result files: typed records and their versioned JSON.
 
 A run folder holds `run.json` (what the trials were measured for), `trials.jsonl`, `probe.json`, `sweep.json`,
-`sampler.yaml` and `verify.json`; that of a stream `stream.json` and `stream.yaml`. Units are in the names; unknown is
+`sampler.yaml` and `verify.json`; that of a stream `stream.json` and `stream.yaml`; that of a loader
+`loader.json` and `loader.yaml`. Units are in the names; unknown is
 None (`null`), never 0.
 
 Files may come from anywhere. The types of the records say what a number may be, their method `problems` what numbers
@@ -9,6 +10,7 @@ have to do with each other; `read_result` checks both, once, where a file is rea
 """
 
 # ruff: noqa: F403  # every name of these modules is public here
+from batchtune.results.loader import *
 from batchtune.results.measured import *
 from batchtune.results.printed import *
 from batchtune.results.sampler import *

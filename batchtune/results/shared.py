@@ -226,9 +226,12 @@ SAMPLER_FILE = "sampler.yaml"
 VERIFY_FILE = "verify.json"
 STREAM_FILE = "stream.json"
 STREAM_CONFIG_FILE = "stream.yaml"
+LOADER_FILE = "loader.json"
+LOADER_CONFIG_FILE = "loader.yaml"
 RUN_FILES = (
     *(RUN_FILE, TRIALS_FILE, PROBE_FILE, SWEEP_FILE, SAMPLER_FILE, VERIFY_FILE),
     *(STREAM_FILE, STREAM_CONFIG_FILE),
+    *(LOADER_FILE, LOADER_CONFIG_FILE),
 )
 
 R = TypeVar("R", bound=Result)

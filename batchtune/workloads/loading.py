@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -11,7 +12,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -41,16 +42,7 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
     current folder for a package, is put first on `sys.path` and stays there, for imports inside the workload's methods.
     Raises WorkloadError for whatever is wrong with the spec, the options, the user's code or what it returns.
     """
-    location, separator, name = spec.rpartition(":")
-    if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
-        raise WorkloadError(f"{spec!r} names no workload", _FORMS)
-    target = _target(location, name)
-    if not callable(target):
-        raise WorkloadError(
-            f"{name} in {location} is of type {type(target).__name__}, but a class or a function is needed",
-            "Name the class, or a function that returns the workload.",
-        )
-    _check_options(spec, target, options)
+    target = load_function(spec, options)
     try:
         workload = target(**options)
     except BatchtuneError:
@@ -77,6 +69,25 @@ def load_workload(spec: str, options: Mapping[str, Any]) -> Workload:
                 "Write it as a plain function, without yield or async.",
             )
     return cast(Workload, workload)
+
+
+def load_function(spec: str, options: Mapping[str, Any], *, given: Collection[str] = ()) -> Callable[..., Any]:
+    """Import the class or function that `spec` names, and check that it takes the options; do not call it.
+
+    `given` are the names of arguments that it gets besides. This runs the user's code; what is said of `sys.path` and
+    errors at `load_workload` holds.
+    """
+    location, separator, name = spec.rpartition(":")
+    if not ((separator and location and name.isidentifier()) or spec.startswith("builtin:")):
+        raise WorkloadError(f"{spec!r} names no class or function", _FORMS)
+    target = _target(location, name)
+    if not callable(target):
+        raise WorkloadError(
+            f"{name} in {location} is of type {type(target).__name__}, but a class or a function is needed",
+            "Name the class, or a function that returns what is needed.",
+        )
+    _check_options(spec, target, options, given)
+    return cast("Callable[..., Any]", target)
 
 
 def _target(location: str, name: str) -> Any:
@@ -115,8 +126,9 @@ def _import_file(path: Path) -> ModuleType:
         raise WorkloadError(f"{path} does not exist" if not path.exists() else f"{path} is not a file", _FORMS)
     path = path.resolve()
     _put_first(str(path.parent))
-    # A name of its own, so that a workload in `random.py` or `torch.py` takes no other module's place.
-    module_name = f"batchtune_workload_{path.stem}"
+    # Under its own name, so that a process that is spawned can import it too; unless it would take another's place, as
+    # `random.py` or `torch.py` would.
+    module_name = path.stem if _is_found_at(path) else f"batchtune_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -127,6 +139,17 @@ def _import_file(path: Path) -> ModuleType:
         del sys.modules[module_name]
         raise
     return module
+
+
+def _is_found_at(path: Path) -> bool:
+    """Return whether `import STEM` finds this file, and nothing else has that name."""
+    if not path.stem.isidentifier() or path.stem in sys.modules:
+        return False
+    importlib.invalidate_caches()
+    others = [folder for folder in sys.path if folder != str(path.parent)]
+    return importlib.machinery.PathFinder.find_spec(path.stem, others) is None and (
+        path.stem not in sys.builtin_module_names
+    )
 
 
 def _import_module(location: str, name: str) -> ModuleType:
@@ -156,7 +179,7 @@ def _meant(name: str, names: Collection[str]) -> str:
     return "".join(f"Did you mean {near}? " for near in difflib.get_close_matches(name, names, n=1))
 
 
-def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
+def _check_options(spec: str, target: Any, options: Mapping[str, Any], given: Collection[str]) -> None:
     """Check the options against the signature, so that the error for a wrong one lists the right ones."""
     try:
         parameters = inspect.signature(target).parameters.values()
@@ -172,7 +195,7 @@ def _check_options(spec: str, target: Any, options: Mapping[str, Any]) -> None:
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise WorkloadError(f"{spec} has no option {unknown[0]!r}", _meant(unknown[0], named) + listing)
     for name, default in named.items():
-        if default is inspect.Parameter.empty and name not in options:
+        if default is inspect.Parameter.empty and name not in options and name not in given:
             raise WorkloadError(f"{spec} needs the option {name!r}", f"Add --set {name}=... {listing}")
 
 

@@ -19,7 +19,7 @@ DAEMON = "setsid sh -c 'echo $$ > daemon; exec sleep 1000' & while [ ! -s daemon
 # A nursery of a command, which gets the descriptor CONTROL and watches the process SUPERVISOR.
 NURSERY = """
 import os, socket, sys
-from batchtune.probe.nursery import serve
+from batchtune.processes.nursery import serve
 def work(channel):
     os.set_inheritable(channel, True)
     os.execv(sys.argv[3], sys.argv[3:])

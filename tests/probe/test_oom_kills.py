@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from batchtune.probe.process import Nursery, oom_kills
+from batchtune.processes.worker import Nursery, oom_kills
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n"
 VMSTAT = "nr_free_pages 1\noom_kill 9\nfoo_oom_kill 8\n"
@@ -68,5 +68,5 @@ def test_a_kill_is_an_oom_only_if_the_kernel_counted_one(monkeypatch: pytest.Mon
     worker = Nursery.__new__(Nursery)
     for (before, after), killed in cases.items():
         worker._oom_kills = before
-        monkeypatch.setattr("batchtune.probe.process.oom_kills", lambda after=after: after)
+        monkeypatch.setattr("batchtune.processes.worker.oom_kills", lambda after=after: after)
         assert worker._oom_killed() is killed, (before, after)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from shared_nursery import SHARED
 
-from batchtune.probe.process import MARK
 from batchtune.probe.settings import ProbeSettings
 from batchtune.probe.supervisor import Supervisor
+from batchtune.processes.worker import MARK
 
 FAULTY = Path(__file__).parent / "faulty_workload.py"
 

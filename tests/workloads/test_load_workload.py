@@ -115,13 +115,13 @@ def test_a_built_in_workload_is_found_by_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message", "hint"),
     [
-        ("", "'' names no workload", "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."),
-        ("workload_under_test.py", "'workload_under_test.py' names no workload", "Write builtin:NAME"),
-        (":Good", "':Good' names no workload", "Write builtin:NAME"),
-        ("workload_under_test.py:", "'workload_under_test.py:' names no workload", "Write builtin:NAME"),
+        ("", "'' names no class or function", "Write builtin:NAME, path/to/file.py:NAME or package.module:NAME."),
+        ("workload_under_test.py", "'workload_under_test.py' names no class or function", "Write builtin:NAME"),
+        (":Good", "':Good' names no class or function", "Write builtin:NAME"),
+        ("workload_under_test.py:", "'workload_under_test.py:' names no class or function", "Write builtin:NAME"),
         (
             "workload_under_test.py:Good()",
-            "'workload_under_test.py:Good()' names no workload",
+            "'workload_under_test.py:Good()' names no class or function",
             "Write builtin:NAME",
         ),
         (

@@ -1,4 +1,4 @@
-"""The worker processes as the supervisor sees them: how they start, what they say and print, and how they end."""
+"""Worker processes as a supervisor sees them: how they start, what they say and print, and how they end."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import psutil
 
 from batchtune.errors import ProbeError
-from batchtune.probe import protocol
-from batchtune.probe.devices import backends
-from batchtune.probe.nursery import ready
-from batchtune.probe.protocol import Message, Request
+from batchtune.processes.nursery import ready
 from batchtune.workloads.loading import user_stack
 
-Answer = TypeVar("Answer", bound=Message)
+Answer = TypeVar("Answer", bound="Message")
 
-MARK = "BATCHTUNE_PROBE_WORKER"
+MARK = "BATCHTUNE_WORKER"
 """Environment variable of the nursery and of everything below it, whatever else a process does to hide."""
 
 # Importing PyTorch from a slow disk takes long; what takes longer is left to the time limit of the next request.
@@ -45,6 +43,13 @@ _ENDING_SECONDS = 5.0
 _STACK_SECONDS = 2.0
 _OUTERMOST_FRAME = " in _run_module_as_main\n"
 _numbers = itertools.count(1)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
+    """Base of the messages between a supervisor and its worker: one JSON document a line, over a socket."""
+
+
+encode = msgspec.json.Encoder().encode
 
 
 class WorkerLost(Exception):
@@ -63,11 +68,14 @@ class WorkerLost(Exception):
 class Nursery:
     """The worker processes of one supervisor, one at a time, each with its channel and the end of what it prints.
 
-    They are forked from a process that has PyTorch (`probe.nursery`), which starts with the first worker, and again
-    after `close` or if something has killed it.
+    They are forked from a process that has PyTorch (`processes.nursery`), which starts with the first worker, and again
+    after `close` or if something has killed it. `module` is what they run, `replies` the union of what they say, and
+    `environment` what they must find when they start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, replies: Any, environment: Mapping[str, str]) -> None:
+        self._module, self._environment = module, environment
+        self._replies = msgspec.json.Decoder(replies)
         self._mark = f"{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
         self._process: subprocess.Popen[bytes] | None = None
         self._started = False
@@ -77,8 +85,8 @@ class Nursery:
         """Start a worker, after the last one has ended."""
         if sys.platform != "linux":
             raise ProbeError(
-                "the probe needs Linux, to limit the memory of its worker and to end all that the worker starts",
-                "Probe on Linux. Other commands run here.",
+                "measuring needs Linux, to limit the memory of its worker and to end all that the worker starts",
+                "Measure on Linux. Other commands run here.",
             )
         if self._process is None or self._process.poll() is not None:
             self._start()
@@ -98,24 +106,24 @@ class Nursery:
         self._reader = threading.Thread(target=_drain, args=[output, self._output], daemon=True)
         self._reader.start()
 
-    def ask(self, request: Request, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
+    def ask(self, request: Message, kinds: tuple[type[Answer], ...], timeout_seconds: float) -> Answer:
         """Send the worker a request, and wait for a reply of these kinds. Raises WorkerLost if none comes in time."""
         if not self._said and ready([self._channel], 0):
             self._receive()
         if not self._said:  # else something came though nothing was asked
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._channel.sendall(protocol.encode(request) + b"\n")
+                self._channel.sendall(encode(request) + b"\n")
             self._wait_for_line(time.monotonic() + timeout_seconds)
             line, _, rest = self._said.partition(b"\n")
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                if isinstance(reply := protocol.decode_reply(line), kinds):
+                if isinstance(reply := self._replies.decode(line), kinds):
                     self._said = rest
                     return reply
-        said = f"said {self._said[:100]!r} over its channel to the probe"
-        raise WorkerLost("crash", f"{said}: the workload writes to files that are not its own")
+        said = f"said {self._said[:100]!r} over its channel to batchtune"
+        raise WorkerLost("crash", f"{said}: your code writes to files that are not its own")
 
     def output(self) -> str:
-        """Return the end of what the workload printed."""
+        """Return the end of what it printed."""
         return b"".join(self._output).decode(errors="replace")
 
     def end_worker(self) -> None:
@@ -141,16 +149,22 @@ class Nursery:
 
     def _start(self) -> None:
         self.close()
-        needed = {name: value for backend in backends() for name, value in backend.WORKER_ENVIRONMENT.items()}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "batchtune.probe.nursery", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "batchtune.processes.nursery",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    self._module,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **needed, "PYTHONUNBUFFERED": "1", MARK: self._mark},
+                env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1", MARK: self._mark},
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
             )
 
@@ -225,7 +239,7 @@ class Nursery:
         while (code := self._ended()) is None:
             if time.monotonic() > deadline:
                 raise WorkerLost(
-                    "crash", "closed its channel to the probe: the workload closes files that are not its own"
+                    "crash", "closed its channel to batchtune: your code closes files that are not its own"
                 )
             time.sleep(0.01)
         self._reader.join(timeout=1)

@@ -1,7 +1,8 @@
 """The nursery: a process that has imported PyTorch, forks one worker after another, and clears up after each (Linux).
 
-Started as `python -m batchtune.probe.nursery CONTROL SUPERVISOR`. Importing PyTorch takes seconds; this does it once,
-and uses no device, so each worker finds one untouched. Over the socket CONTROL the supervisor sends `start` (with a
+Started as `python -m batchtune.processes.nursery CONTROL SUPERVISOR MODULE`: a worker is a call of the module's
+`work(channel)`. Importing PyTorch takes seconds; this does it once, and uses no device, so each worker finds one
+untouched. Over the socket CONTROL the supervisor sends `start` (with a
 worker's channel, output and folder), `stack` (the worker prints its stack) and `end`. The nursery answers `started`,
 and the worker's exit code when nothing is left of it.
 
@@ -27,8 +28,6 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from batchtune.probe.devices import backends
-
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,7 +36,6 @@ _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGINT, *_STOPPING_SIGNALS)
 # Every process was sent SIGKILL long before; one that the kernel can't end yet (in a driver) is left to it.
 _PATIENCE_SECONDS = 30.0
 _ALONE_SECONDS = 1.0
-_NEEDED = ("torch", "batchtune.probe.worker", "batchtune.workloads")
 
 
 def main() -> None:
@@ -47,7 +45,7 @@ def main() -> None:
     # While it imports it can't watch the supervisor. Later this would end it with the thread that started it.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with contextlib.suppress(BaseException):  # what fails here fails in the worker again, and is shown there
-        for module in _NEEDED:
+        for module in ("torch", sys.argv[3]):
             importlib.import_module(module)
     _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     serve(control, int(sys.argv[2]), _work)
@@ -135,14 +133,9 @@ def _fork(own: Sequence[int], work: Callable[[int], object], channel: int, outpu
 
 
 def _work(channel: int) -> None:
-    from batchtune.probe.worker import serve as serve_channel
-
-    if any(backend.is_broken_by_fork() for backend in backends()):
-        os.set_inheritable(channel, True)
-        os.execv(sys.executable, [sys.executable, "-m", "batchtune.probe.worker", str(channel)])
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # otherwise each worker would draw the same; Python's own generator is seeded anew
-    serve_channel(socket.socket(fileno=channel))
+    importlib.import_module(sys.argv[3]).work(channel)
 
 
 def _reap(exit_codes: dict[int, int]) -> bool:

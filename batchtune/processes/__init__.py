@@ -1,0 +1,1 @@
+"""Worker processes: forked from one that has imported PyTorch, watched, and cleared up after."""

@@ -1,0 +1,250 @@
+"""The records of `loader.json` and `loader.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from batchtune.results.shared import (
+    Amount,
+    Bytes,
+    Count,
+    LengthsSummary,
+    Record,
+    Result,
+    Share,
+    Size,
+    StepSeconds,
+    WorkloadRecord,
+)
+
+Argument: TypeAlias = bool | int | float | str | None
+"""A value of an argument that loaders are compared by."""
+Arguments: TypeAlias = dict[str, Argument]
+
+LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty"]
+"""How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
+no batch; `error`: an exception, in a worker or not; `crash`: a process died of something else than a lack of memory."""
+
+
+class Demand(Record, frozen=True, kw_only=True):
+    """What the training step needs: how long it computes with each batch.
+
+    Attributes:
+        source: Where the times come from: the run folder's probe, or `--step-ms`.
+        per: What decides a step's time: `shape`: the probe's times for the batch's own shape; `example`: the epoch's
+            estimated time / its examples, times the examples in the batch; `batch`: the same time for every batch.
+        step_seconds: Of a batch on average, as the loader delivered them.
+        device_name: That the step was probed on; None for `--step-ms`.
+    """
+
+    source: Literal["probe", "step-ms"]
+    per: Literal["shape", "example", "batch"]
+    step_seconds: StepSeconds
+    device_name: str | None = None
+
+
+class LoaderRow(Record, frozen=True, kw_only=True):
+    """One setting of the loader, and what was measured with it. None: not measured, or it failed.
+
+    Rates are medians over trials, each over the batches that were really delivered, without the wait for the first.
+
+    Attributes:
+        arguments: Name → value, as the loader takes them.
+        workers: How many processes or threads make batches beside the one that trains.
+        outcome: How its last measurement ended.
+        error: What failed, one or more lines; None where nothing did.
+        rounds: How many rounds of successive halving it took part in.
+        trials: How many of its epochs, or parts of one, were measured, after those that warm up.
+        batches, examples: How many were delivered in them.
+        examples_per_second, batches_per_second: Of a consumer that takes batches as fast as they come.
+        length_per_second: Sum of the true lengths where they are known, else of the padded ones, in the loader's unit.
+        examples_per_second_spread: (highest - lowest) / median over trials.
+        first_batch_seconds: From the start of an epoch to its first batch: the median.
+        wait_p50_seconds, wait_p99_seconds: For one batch, the first of each epoch apart.
+        processors: How many the loader kept busy on average, in all its processes.
+        memory_bytes: Of all its processes at most, each shared page counted once (proportional set size).
+        worker_bytes: Of the largest worker at most, likewise.
+        shared_bytes: Of that, memory that processes share, /dev/shm included.
+        batch_bytes: Of the largest batch.
+        growth_bytes_per_batch: By how much memory grew with each batch after the warm-up; 0 if by no more than noise.
+        gpu_idle: The share of training that the step waits for batches, by the queue of workers; None without a demand.
+        gpu_idle_measured: The same, of a consumer that takes as long for each batch as its step; None where not run.
+        estimated_epoch_seconds: Of what the loader delivers in an epoch: steps and waits, or without a demand, the
+            loader alone; None where its epoch has no known end.
+    """
+
+    arguments: Arguments
+    workers: Count
+    outcome: LoaderOutcome
+    error: str | None = None
+    rounds: Count = 1
+    trials: Count = 0
+    batches: Count = 0
+    examples: Count = 0
+    examples_per_second: Amount | None = None
+    batches_per_second: Amount | None = None
+    length_per_second: Amount | None = None
+    examples_per_second_spread: Amount | None = None
+    first_batch_seconds: Amount | None = None
+    wait_p50_seconds: Amount | None = None
+    wait_p99_seconds: Amount | None = None
+    processors: Amount | None = None
+    memory_bytes: Bytes | None = None
+    worker_bytes: Bytes | None = None
+    shared_bytes: Bytes | None = None
+    batch_bytes: Bytes | None = None
+    growth_bytes_per_batch: Amount | None = None
+    gpu_idle: Share | None = None
+    gpu_idle_measured: Share | None = None
+    estimated_epoch_seconds: Amount | None = None
+
+    @property
+    def name(self) -> str:
+        """Which row it is, as sentences say it: `num_workers=4 prefetch_factor=2`."""
+        return " ".join(f"{name}={argument_text(value)}" for name, value in self.arguments.items()) or "as it is"
+
+    @property
+    def idle(self) -> float | None:
+        """The idle share: as measured if it was, else by the queue."""
+        return self.gpu_idle if self.gpu_idle_measured is None else self.gpu_idle_measured
+
+    def problems(self) -> Iterator[str]:
+        """As for every record."""
+        if self.outcome == "ok" and self.examples_per_second is None:
+            yield "outcome is ok, but examples_per_second is missing"
+
+
+class LoaderStage(Record, frozen=True, kw_only=True):
+    """One stage of making a batch, measured in one process: reading, decoding, ...
+
+    Attributes:
+        name: As the user knows it: a function's name, or what torch's DataLoader does there.
+        seconds_per_example: Its own time, without the stages before.
+        share: Of the time of all stages.
+    """
+
+    name: str
+    seconds_per_example: Amount
+    share: Share
+
+
+class Reproduced(Record, frozen=True, kw_only=True):
+    """Whether two epochs from the same seed, each in a fresh process, gave the same batches, bit for bit.
+
+    Attributes:
+        batches: How many were compared.
+        first_difference: Index of the first batch that differs; None where all are alike.
+        what: How it differs, as a phrase: `log_mel has other values`.
+    """
+
+    batches: Count
+    first_difference: Count | None = None
+    what: str | None = None
+
+
+class LoaderQueue(Record, frozen=True, kw_only=True):
+    """The queue of a torch DataLoader, fitted to what was measured: its workers make batches, the step takes them.
+
+    Attributes:
+        batch_seconds: One process's time for an average batch, with a processor of its own.
+        busy: The share of it that computes; the rest waits for disks, networks or other processes.
+        receive_seconds: What the training process itself spends on an average batch that a worker made.
+        relative_error: The mean relative error of its rates, for the settings that were measured.
+    """
+
+    batch_seconds: Amount
+    busy: Share
+    receive_seconds: Amount
+    relative_error: Amount
+
+
+class LoaderTuning(Result, frozen=True, kw_only=True):
+    """`loader.json`: settings of a data loader, measured and held against the step.
+
+    Attributes:
+        lengths: The data of the run that the step's times come from; None without them.
+        target: The user's code that makes the loader.
+        kind: Which loader it is: `torch`, `dali` or `iterable`.
+        settings: `sweep` (name → values), `seconds`, `trials`, `ranks_per_node`, `processors`, `seed`, and what else
+            was asked for.
+        device_name: Where batches were delivered to: the CPU, or a GPU.
+        batch: What a batch is, in words: `32 × 1600 (wav)`.
+        epoch_batches, epoch_examples: Of one epoch; None where its end is not known.
+        demand: None where no step times are known.
+        rows: In the order of `arguments`.
+        recommended: Index of the recommended row; None where every setting failed.
+        stages: Of making a batch, in their order; empty unless asked for.
+        queue: None where it can't be fitted: other loaders than torch's, or too few settings.
+        reproduced: None unless asked for.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/loader"
+
+    lengths: LengthsSummary | None
+    target: WorkloadRecord
+    kind: str
+    settings: dict[str, Any]
+    device_name: str
+    batch: str | None
+    epoch_batches: Size | None
+    epoch_examples: Size | None
+    demand: Demand | None
+    rows: list[LoaderRow]
+    recommended: Count | None
+    reason: str
+    stages: list[LoaderStage] = msgspec.field(default_factory=list)
+    queue: LoaderQueue | None = None
+    reproduced: Reproduced | None = None
+    warnings: list[str]
+
+    def problems(self) -> Iterator[str]:
+        """As for every record."""
+        if self.recommended is None:
+            return
+        if self.recommended >= len(self.rows):
+            yield f"recommended is {self.recommended}, but rows are 0 to {len(self.rows) - 1}"
+        elif self.rows[self.recommended].outcome != "ok":
+            yield f"recommended is {self.recommended}, whose outcome is {self.rows[self.recommended].outcome}"
+
+    @property
+    def recommended_row(self) -> LoaderRow | None:
+        """The recommended row; None where none is."""
+        return None if self.recommended is None else self.rows[self.recommended]
+
+
+class LoaderEvidence(Record, frozen=True, kw_only=True):
+    """What the arguments of `loader.yaml` rest on."""
+
+    target: str
+    device_name: str
+    processors: Size
+    ranks_per_node: Size
+    examples_per_second: Amount
+    step_seconds: Annotated[StepSeconds, msgspec.Meta(description="Of a batch on average; null without a step.")] | None
+    gpu_idle: Share | None
+
+
+class LoaderConfig(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `loader.yaml`, in its order: the recommended arguments.
+
+    Attributes:
+        kind: Which loader takes them: `torch`, `dali` or `iterable`.
+        arguments: Name → value.
+    """
+
+    FORMAT: ClassVar[str] = "batchtune/loader-config"
+    VERSION: ClassVar[int] = 1
+
+    format: str
+    version: int
+    kind: str
+    arguments: Arguments
+    evidence: LoaderEvidence
+
+
+def argument_text(value: Argument) -> str:
+    """Return a value as the command line writes it: `true`, `none`, `4`, `spawn`."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
