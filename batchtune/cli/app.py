@@ -22,6 +22,7 @@ COMMANDS = {
     "probe-oom": "Find the largest batches that fit.",
     "sweep-buckets": "Compare bucket tables and recommend one.",
     "sweep-stream": "Tune the batches of a stream of tar shards.",
+    "tune-loader": "Measure a data loader, and recommend its arguments.",
     "scan": "Read the lengths of a data set, once.",
     "report": "Show a run: what to set, what it saves. In CI: hold it to rules.",
     "export": "Write the recommendation as a config for another framework.",

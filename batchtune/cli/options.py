@@ -20,6 +20,7 @@ from batchtune.units import parse_size
 
 if TYPE_CHECKING:
     from batchtune.lengths import Lengths
+    from batchtune.loaders.settings import LoaderSettings
     from batchtune.manifests import ReadOptions, StreamLengths
     from batchtune.probe.settings import ProbeSettings
     from batchtune.tuning.stream_settings import StreamSettings
@@ -426,6 +427,57 @@ class StreamOptions:
             num_buckets=parse_num_buckets(self.num_buckets),
             max_batch_size=run.max_batch_size,
             seed=run.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """How a loader is measured."""
+
+    PANEL: ClassVar = "Loader"
+
+    set: Annotated[list[str] | None, option("Argument of your function; can be repeated.", "KEY=VALUE")] = None
+    kind: str | None = setting(
+        "Kind of the loader: torch, dali or iterable (default: recognised).", "KIND", values="batchtune.loaders:KINDS"
+    )
+    sweep: Annotated[
+        list[str] | None,
+        option(
+            "Values to compare: num_workers=0:8, prefetch_factor=2,4 or pin_memory=true; any parameter of your "
+            "function can be named. Can be repeated (default: by the kind and the number of processors).",
+            "NAME=VALUES",
+        ),
+    ] = None
+    step_ms: float | None = setting("Time of a training step in ms (default: by the run's probe).", "X")
+    device: str = setting(**_DEVICE, default="auto")
+    ranks_per_node: int = setting("Ranks that share the processors of this machine.", "N", default=1)
+    seconds: float = setting("Time to measure each setting in the first round.", "X", default=2.0)
+    trials: int = setting("Measurements of the best settings; their median counts.", "N", default=3)
+    timeout: float = setting("Time limit of one batch.", "SECONDS", default=60.0)
+    setup_timeout: float = setting("Time limit for importing and building it.", "SECONDS", default=600.0)
+    stages: bool = setting("Measure reading, decoding, augmenting and collating apart.", default=False)
+    check_reproducible: bool = setting(
+        "Check that two epochs from the same seed give the same batches, bit for bit.", default=False
+    )
+    seed: int = setting("Seed for all random numbers of the loader.", "N", default=0)
+
+    def settings(self, target: str, run: Path) -> LoaderSettings:
+        """Return the settings of the tuning. Raises UsageError if a value is invalid."""
+        from batchtune.loaders.settings import LoaderSettings, parse_sweep
+        from batchtune.results import SAMPLER_FILE
+        from batchtune.workloads import parse_options
+
+        kept = ("kind", "device", "ranks_per_node", "seconds", "trials", "stages", "check_reproducible", "seed")
+        config = run / SAMPLER_FILE
+        return LoaderSettings(
+            target=target,
+            options=parse_options(self.set or []),
+            sweep=parse_sweep(self.sweep or []),
+            timeout_seconds=self.timeout,
+            setup_timeout_seconds=self.setup_timeout,
+            step_seconds=None if self.step_ms is None else self.step_ms / 1000,
+            config=str(config) if config.exists() else None,
+            **{name: getattr(self, name) for name in kept},
         )
 
 

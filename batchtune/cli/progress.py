@@ -9,13 +9,14 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from batchtune.cli import console
-from batchtune.units import counted, format_length, format_seconds, format_size
+from batchtune.units import counted, format_length, format_number, format_percent, format_seconds, format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from batchtune.results import Device, Row, StreamRow, Trial
+    from batchtune.results import Device, LoaderRow, Row, StreamRow, Trial
     from batchtune.shapes import BatchShape
+    from batchtune.tuning.loader_sweep import LoaderProgress
     from batchtune.tuning.probing import ProbeProgress
     from batchtune.tuning.sweep_settings import SweepSettings
     from batchtune.tuning.verifying import VerifyProgress
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 _BAR_AFTER_SECONDS = 1.0
 _FIRST_LINE_AFTER_SECONDS = 10.0
 _VERIFYING = {"worst": "Worst batches", "shuffled": "Shuffled batches", "proposal": "Trying smaller batches"}
+
+_TUNING = {
+    "opening": "Building the loader",
+    "measuring": "Measuring",
+    "starting": "Starting epochs with",
+    "confirming": "Taking batches as training does, with",
+    "stages": "Measuring the stages",
+    "reproducing": "Comparing two epochs of",
+}
 
 
 @contextmanager
@@ -92,6 +102,34 @@ def stream_bar(*, quiet: bool) -> Iterator[Callable[[StreamRow, int], None]]:
     with _bar(quiet=quiet) as bar:
         task = bar.add_task("Simulating", total=None)
         yield lambda row, rows: bar.update(task, advance=1, total=rows, description=row.name)
+
+
+@contextmanager
+def loader_bar(*, quiet: bool) -> Iterator[Callable[[LoaderProgress], None]]:
+    """Show a bar for the settings of a loader, with a line for each that was measured."""
+    with _bar(quiet=quiet) as bar:
+        from batchtune.results import argument_text
+
+        task = bar.add_task("Building the loader", total=None)
+        due = None if quiet or not bar.disable else _lines()
+
+        def show(progress: LoaderProgress) -> None:
+            words = " ".join(f"{name}={argument_text(value)}" for name, value in progress.arguments.items())
+            what = f"{_TUNING[progress.doing]} {words}".strip()
+            if progress.row is not None and not bar.disable:
+                bar.console.print(_loader_line(progress.row), highlight=False, markup=False)
+            bar.update(task, completed=progress.done, total=progress.total, description=what)
+            if due and (seconds := due()):
+                console.note(f"{what}, {progress.done} of {progress.total} in this round, {format_seconds(seconds)}.")
+
+        yield show
+
+
+def _loader_line(row: LoaderRow) -> str:
+    if row.outcome != "ok":
+        return f"{row.name}: {(row.error or row.outcome).splitlines()[0]}"
+    idle = "" if row.idle is None else f", the step waits {format_percent(row.idle)}"
+    return f"{row.name}: {format_number(row.examples_per_second or 0.0)} examples/s{idle}"
 
 
 @contextmanager

@@ -117,6 +117,7 @@ class LoaderKind(ABC):
     """One kind of loader."""
 
     name: ClassVar[str]
+    START_AXES: ClassVar[Sequence[str]] = ()  # arguments that only decide how an epoch starts
 
     @abstractmethod
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:

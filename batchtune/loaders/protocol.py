@@ -17,7 +17,7 @@ class Open(Message, frozen=True):
         spec, options: The target and its `--set` options.
         kind: As the user named it; None: recognised.
         processors: The processors that the process and all that it starts may use.
-        device: `cpu` or `cuda:0`.
+        device: `auto`, `cpu` or `cuda:N`.
         config: Path of the run's `sampler.yaml`; None without one.
     """
 
@@ -37,15 +37,19 @@ class Opened(Message, frozen=True):
     Attributes:
         pid: The worker process.
         takes: The parameters of the user's function.
+        device: That batches go to, `cpu` or `cuda:N`; device_name: as a person knows it.
+        exact: Whether the lengths of batches are true ones in the unit of the run.
         warnings: What the code warned of, each once.
     """
 
     pid: int
     kind: str
     takes: list[str]
+    device: str
     device_name: str
     batches: int | None
     examples: int | None
+    exact: bool = False
     warnings: list[str] = msgspec.field(default_factory=list)
 
 

@@ -1,0 +1,71 @@
+"""`batchtune tune-loader`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchtune.cli import console
+from batchtune.cli.options import DEFAULT_RUN_FOLDER, Full, Json, LoaderOptions, Quiet, expand, option
+
+EXAMPLES = """
+batchtune tune-loader train.py:make_dataset
+batchtune tune-loader train.py:make_loader_arguments --sweep num_workers=0:8 --ranks-per-node 4
+batchtune tune-loader shards.py:make_batches --step-ms 45 --stages
+batchtune tune-loader augment.py:mel_batches --kind dali --sweep eval_mode=eager,sync_cpu
+"""
+
+
+@expand
+def tune_loader(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Your code that makes the loader, path/to/file.py:NAME or package.module:NAME: a class or function "
+            "that returns a data set, DataLoader arguments as a dict, a DataLoader, or any iterable of batches; or a "
+            "generator function of DALI's dynamic mode. It is imported and run.",
+            show_default=False,
+        ),
+    ],
+    loader: LoaderOptions,
+    run: Annotated[
+        Path, option("Run folder: its probe says how long steps take; loader.json and loader.yaml go there.", "DIR")
+    ] = DEFAULT_RUN_FOLDER,
+    force: Annotated[
+        bool, option("If the folder holds the tuning of another loader, replace it.", variable=None)
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+    full: Full = False,
+) -> None:
+    """Measure a data loader, and recommend its arguments.
+
+    Each setting runs in fresh processes: num_workers, prefetch_factor, ... of a DataLoader; threads and evaluation
+    modes of DALI. Half of the settings stay for the next, longer round. With the run folder's step times, or --step-ms,
+    it says for how much of the time the training step waits for batches. Recommended are the fewest workers that keep
+    it busy, or the fastest setting. Writes loader.json and loader.yaml.
+    """
+    from batchtune.cli.progress import loader_bar
+    from batchtune.exports.loader import render_loader_yaml
+    from batchtune.files import write_whole
+    from batchtune.reports import load_run
+    from batchtune.results import LOADER_CONFIG_FILE
+    from batchtune.tuning.loader_sweep import run_loader_tuning
+
+    settings = loader.settings(target, run)
+    with loader_bar(quiet=quiet) as on_progress:
+        found = run_loader_tuning(settings, run, force=force, on_progress=on_progress)
+    config = run / LOADER_CONFIG_FILE
+    if found.recommended_row is None:
+        config.unlink(missing_ok=True)
+    else:
+        write_whole(config, render_loader_yaml(found))
+    if json:
+        console.write_json(found)
+    else:
+        console.show(load_run(run), full=full)
+    if found.recommended_row is None:
+        raise typer.Exit(1)

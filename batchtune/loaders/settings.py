@@ -1,0 +1,162 @@
+"""The settings of a loader's tuning."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from batchtune.errors import UsageError
+from batchtune.loaders import KINDS
+from batchtune.results import Argument
+
+_WORDS: dict[str, Argument] = {"true": True, "false": False, "none": None}
+_MOST_VALUES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """What is measured, and how.
+
+    Attributes:
+        target: `FILE.py:NAME`, the user's code that makes the loader; options: of `--set`.
+        kind: Of the loader; None: recognised.
+        sweep: Argument → values, instead of the kind's own.
+        device: Where batches go: `auto`, `cpu` or `cuda:N`.
+        ranks_per_node: Ranks that share the machine's processors.
+        seconds: Of measuring each setting in the first round; twice as long in each next one.
+        trials: Measurements of the settings of the last round; the median counts.
+        timeout_seconds: For one batch.
+        setup_timeout_seconds: For importing the code and building the loader.
+        step_seconds: Of each training step; None: by the run's probe, if it has one.
+        config: The run's `sampler.yaml`; None without one.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
+
+    target: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kind: str | None = None
+    sweep: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
+    device: str = "auto"
+    ranks_per_node: int = 1
+    seconds: float = 2.0
+    trials: int = 3
+    timeout_seconds: float = 60.0
+    setup_timeout_seconds: float = 600.0
+    step_seconds: float | None = None
+    stages: bool = False
+    check_reproducible: bool = False
+    seed: int = 0
+    config: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise UsageError(f"--kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        for name, number, least, most in (
+            ("--seconds", self.seconds, 0.05, 3600.0),
+            ("--trials", self.trials, 1, 100),
+            ("--timeout", self.timeout_seconds, 0.1, 1e6),
+            ("--setup-timeout", self.setup_timeout_seconds, 0.1, 1e6),
+            *(("--step-ms", 1000 * seconds, 1e-3, 1e9) for seconds in [self.step_seconds] if seconds is not None),
+        ):
+            if not least <= number <= most or not math.isfinite(number):
+                raise UsageError(f"{name} must be from {least:g} to {most:g}, got {number:g}")
+        if self.ranks_per_node < 1:
+            raise UsageError(f"--ranks-per-node must be at least 1, got {self.ranks_per_node}")
+        if self.ranks_per_node > len(all_processors()):
+            raise UsageError(
+                f"--ranks-per-node {self.ranks_per_node}: this machine has {len(all_processors())} processors, and "
+                "each rank needs one",
+                "Run on a machine like those you train on.",
+            )
+
+    @property
+    def processors(self) -> list[int]:
+        """The processors of one rank: those that this process may use / ranks per node."""
+        every = all_processors()
+        return every[: len(every) // self.ranks_per_node]
+
+    def record(self) -> dict[str, Any]:
+        """Return them as `loader.json` holds them."""
+        return {
+            "sweep": {name: list(values) for name, values in self.sweep.items()},
+            "seconds": self.seconds,
+            "trials": self.trials,
+            "timeout_seconds": self.timeout_seconds,
+            "ranks_per_node": self.ranks_per_node,
+            "processors": len(self.processors),
+            "seed": self.seed,
+        }
+
+
+def all_processors() -> list[int]:
+    """Return the processors that this process may use, in order."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def parse_sweep(texts: Sequence[str]) -> dict[str, list[Argument]]:
+    """Read `num_workers=0:8`, `prefetch_factor=2,4` or `eval_mode=eager,sync_cpu` of `--sweep`.
+
+    Raises:
+        UsageError: One is not of that form, or an argument is given twice.
+    """
+    found: dict[str, list[Argument]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not (equals and values and name.isidentifier()):
+            raise UsageError(f"--sweep {text!r} is not NAME=VALUES", "For example num_workers=0:8 or pin_memory=true.")
+        if name in found:
+            raise UsageError(f"--sweep {name} is given twice", "List all values in one: num_workers=0,2,4.")
+        found[name] = _values(name, values)
+    return found
+
+
+def _values(name: str, text: str) -> list[Argument]:
+    first, colon, last = text.partition(":")
+    if colon and first.isdecimal() and last.isdecimal():
+        low, high = int(first), int(last)
+        if low > high or high - low >= _MOST_VALUES:
+            raise UsageError(
+                f"--sweep {name}={text}: a range goes from a smaller to a larger number, {_MOST_VALUES} at most"
+            )
+        return list(range(low, high + 1))
+    values = [_value(word.strip()) for word in text.split(",")]
+    if "" in values:
+        raise UsageError(f"--sweep {name}={text}: a value is empty", "Separate values by single commas.")
+    return list(dict.fromkeys(values)) if len({type(value) for value in values}) == 1 else values
+
+
+def _value(word: str) -> Argument:
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    for kind in (int, float):
+        try:
+            number = kind(word)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) else word
+    return word
+
+
+def swept_axes(
+    axes: Mapping[str, Sequence[Argument]], sweep: Mapping[str, Sequence[Argument]], takes: Sequence[str], kind: str
+) -> dict[str, Sequence[Argument]]:
+    """Return the kind's axes, with the user's values in their place; further ones that the function takes come last.
+
+    Raises:
+        UsageError: An argument is neither the kind's nor one of the function's parameters.
+    """
+    for name in sweep:
+        if name not in axes and name not in takes:
+            known = [*axes, *(other for other in takes if other not in axes)]
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"--sweep {name}: neither an argument of a {kind} loader nor a parameter of your function",
+                f"Did you mean {near[0]}?" if near else f"Arguments: {', '.join(known) or 'none'}.",
+            )
+    return {**axes, **sweep}

@@ -1,0 +1,115 @@
+"""The setting of a loader to recommend, and the sentences that say why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from batchtune.results import LoaderRow, LoaderTuning, argument_text
+from batchtune.units import counted, format_number, format_percent, format_seconds, format_size
+
+IDLE_ALLOWED = 0.01
+"""A setting with which the step waits for at most this share of the time keeps the device busy."""
+# Rates that differ by less are equal, unless the trials differ by more.
+_EQUAL = 0.02
+# Processors kept busy beyond which the machine, not the number of workers, limits the rate.
+_BUSY = 0.9
+_SHARED_MEMORY = 0.5
+
+
+def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
+    """Return rows that work, the best first; `rows` are in the order of their settings, the cheapest first.
+
+    Where step times are known: those that keep the device busy, by their number of workers; then the others, the least
+    idle first. Otherwise those that deliver as many examples a second as the fastest, by their number of workers, then
+    the others by their rate. What is equal in this keeps its order.
+    """
+    if not rows:
+        return []
+    fastest = max(rows, key=_rate)
+    equal = max(_EQUAL, min(0.1, fastest.examples_per_second_spread or 0.0))
+
+    def key(row: LoaderRow) -> tuple[int, float]:
+        if row.idle is not None and row.idle <= IDLE_ALLOWED:
+            return 0, row.workers
+        if _rate(row) >= (1 - equal) * _rate(fastest):
+            return 1, row.workers
+        return 2, -_rate(row)
+
+    return sorted(rows, key=key)
+
+
+def _rate(row: LoaderRow) -> float:
+    return row.examples_per_second or 0.0
+
+
+def reason_for(tuning: LoaderTuning, *, interrupted: bool) -> str:
+    """Say in a sentence or two why the recommended row is the best, or why none is."""
+    working = [row for row in tuning.rows if row.outcome == "ok"]
+    failed = len(tuning.rows) - len(working)
+    begun = f"Interrupted after {counted(len(tuning.rows), 'setting')}. " if interrupted else ""
+    row = tuning.recommended_row
+    if row is None:
+        which = "no setting was measured" if not tuning.rows else f"all {counted(failed, 'setting')} failed"
+        return f"{begun}Nothing is recommended: {which}."
+    rate = f"{format_number(_rate(row))} examples/s"
+    if tuning.demand is None:
+        if len(working) == 1:
+            return f"{begun}{row.name} delivers {rate}; nothing else was compared."
+        return f"{begun}{row.name} needs the fewest workers of those that are as fast as the fastest: {rate}."
+    idle = row.idle or 0.0
+    step = format_seconds(tuning.demand.step_seconds)
+    if idle <= IDLE_ALLOWED:
+        fewer = "" if not row.workers else " Fewer workers don't."
+        return f"{begun}With {row.name} a step of {step} waits for {format_percent(idle)} of the time.{fewer}"
+    return (
+        f"{begun}The loader is the bottleneck: with {row.name}, the best setting, a step of {step} waits for "
+        f"{format_percent(idle)} of the time."
+    )
+
+
+def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
+    """Yield what the user should know of the rows."""
+    row = tuning.recommended_row
+    most = max((one.workers for one in tuning.rows), default=0)
+    if most > processors:
+        yield (
+            f"Up to {most} workers shared {counted(processors, 'processor')}: more workers than processors help only "
+            "if they wait for disks or networks."
+        )
+    if row is None:
+        return
+    if row.growth_bytes_per_batch:
+        epoch = tuning.epoch_batches
+        whole = f", {format_size(int(row.growth_bytes_per_batch * epoch))} in an epoch" if epoch else ""
+        yield (
+            f"Memory grows by {format_size(int(row.growth_bytes_per_batch))} with each batch{whole}: a leak, or a "
+            "cache, or the data set's Python objects, whose reference counts each worker writes to (keep them in numpy "
+            "arrays or tensors)."
+        )
+    idle = row.idle
+    if idle is not None and idle > IDLE_ALLOWED:
+        yield from _how_to_go_on(tuning, row, processors)
+    predicted, measured = row.gpu_idle, row.gpu_idle_measured
+    if predicted is not None and measured is not None and abs(predicted - measured) > max(0.05, 0.25 * measured):
+        yield (
+            f"The step waited for {format_percent(measured)} of the time, where the queue of workers predicts "
+            f"{format_percent(predicted)}: step times or the machine's load vary, or the loader holds batches back."
+        )
+
+
+def _how_to_go_on(tuning: LoaderTuning, row: LoaderRow, processors: int) -> Iterator[str]:
+    slowest = max(tuning.stages, key=lambda stage: stage.share, default=None)
+    stage = "" if slowest is None else f" {slowest.name} takes {format_percent(slowest.share)} of a batch's time."
+    if row.processors is not None and row.processors >= _BUSY * processors:
+        yield (
+            f"All {counted(processors, 'processor')} are busy: more workers don't help.{stage} Make each example "
+            "cheaper (decode less, prepare data before training), or train on a machine with more processors."
+        )
+    elif row.workers and row.workers >= max(one.workers for one in tuning.rows):
+        more = argument_text(2 * row.workers)
+        yield (
+            f"The processors are not all busy ({row.processors or 0.0:.1f} of {processors}): try more workers, for "
+            f"example --sweep num_workers={argument_text(row.workers)},{more}.{stage}"
+        )
+    elif stage:
+        yield stage.strip()

@@ -1,0 +1,91 @@
+"""A row of `loader.json` from what a setting delivered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from batchtune.loaders.base import LoaderKind
+from batchtune.loaders.memory import MemoryUse
+from batchtune.loaders.protocol import Taken
+from batchtune.loaders.runner import Measurement
+from batchtune.results import LoaderRow
+
+# Memory that grew by less over all trials, in bytes and as a share of what was there, is noise: allocators keep some.
+_LEAST_GROWTH_BYTES = 32 << 20
+_LEAST_GROWTH = 0.05
+_LEAST_LOOKS = 8
+
+
+def row_of(measurement: Measurement, kind: LoaderKind, rounds: int) -> LoaderRow:
+    """Return the row of a measurement, without what depends on the step."""
+    found = LoaderRow(
+        arguments=measurement.arguments,
+        workers=kind.workers(measurement.arguments),
+        outcome=measurement.outcome,
+        error=measurement.error,
+        rounds=rounds,
+        trials=len(measurement.trials),
+    )
+    epochs = measurement.epochs
+    if measurement.outcome != "ok":
+        return found
+    rates = [_rates(trial, found.workers) for trial in measurement.trials]
+    batches, examples, length = (float(np.median(values)) for values in zip(*rates, strict=True))
+    waits = np.array([wait for taken in epochs for wait in taken.waits[1:]] or [epochs[0].waits[0]])
+    memory = measurement.memory or MemoryUse()
+    counted = all(count is not None for taken in epochs for count in taken.examples)
+    measured = all(one is not None for taken in epochs for one in taken.total_lengths)
+    busy = sum(taken.cpu_seconds for taken in epochs) / max(sum(taken.seconds for taken in epochs), 1e-9)
+    total = sum(len(taken.waits) for taken in epochs)
+    spread = [rate for _, rate, _ in rates]
+    return replace(
+        found,
+        batches=total,
+        examples=sum(count or 0 for taken in epochs for count in taken.examples),
+        batches_per_second=batches,
+        examples_per_second=examples if counted else batches,
+        length_per_second=length if measured else None,
+        examples_per_second_spread=(max(spread) - min(spread)) / examples if counted and examples else None,
+        first_batch_seconds=float(np.median([taken.waits[0] for taken in epochs if taken.waits])),
+        wait_p50_seconds=float(np.quantile(waits, 0.5)),
+        wait_p99_seconds=float(np.quantile(waits, 0.99)),
+        processors=busy,
+        memory_bytes=memory.peak_bytes or None,
+        worker_bytes=memory.worker_bytes if kind.workers(measurement.arguments) else None,
+        shared_bytes=memory.shared_bytes,
+        batch_bytes=max(taken.bytes for taken in epochs),
+        growth_bytes_per_batch=growth(memory, measurement.started, total),
+    )
+
+
+def _rates(trial: Sequence[Taken], workers: int) -> tuple[float, float, float]:
+    """Return batches, examples and length per second of one trial.
+
+    The first batches of an epoch don't count, one of each worker: all of them begin at once, and end together.
+    """
+    seconds, totals = 0.0, np.zeros(3)
+    for taken in trial:
+        first = min(max(1, workers), len(taken.waits) // 2)
+        seconds += sum(taken.waits[first:]) + sum(taken.steps[first:])
+        sums = [sum(value or 0 for value in column[first:]) for column in (taken.examples, taken.total_lengths)]
+        totals += (len(taken.waits) - first, *sums)
+    batches, examples, length = totals / max(seconds, 1e-9)
+    return float(batches), float(examples), float(length)
+
+
+def growth(memory: MemoryUse, started: float, batches: int) -> float | None:
+    """Return by how many bytes memory grew with each batch since the warm-up; 0 if by no more than noise.
+
+    It is the median of the slopes between any two looks (Theil 1950, Sen 1968) × the time. None with too few looks.
+    """
+    looks = [(seconds, size) for seconds, size in memory.history if seconds >= started]
+    if len(looks) < _LEAST_LOOKS or not batches:
+        return None
+    slopes = [(b - a) / (t - s) for (s, a), (t, b) in itertools.combinations(looks[-200:], 2) if t > s]
+    grown = float(np.median(slopes)) * (looks[-1][0] - looks[0][0])
+    noise = max(_LEAST_GROWTH_BYTES, _LEAST_GROWTH * looks[0][1])
+    return grown / batches if grown > noise else 0.0

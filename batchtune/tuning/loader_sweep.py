@@ -1,0 +1,278 @@
+"""Tunes a data loader: measures its settings, holds them against the step, recommends one, and writes `loader.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from msgspec.structs import replace
+
+from batchtune.errors import ResultError
+from batchtune.files import unwritable
+from batchtune.loaders import kind_of
+from batchtune.loaders.base import LoaderKind, Machine
+from batchtune.loaders.protocol import Opened, Taken
+from batchtune.loaders.runner import LoaderRunner, Measurement, Plan, too_small
+from batchtune.loaders.settings import LoaderSettings, swept_axes
+from batchtune.results import (
+    LOADER_FILE,
+    Arguments,
+    LoaderRow,
+    LoaderTuning,
+    WorkloadRecord,
+    meta_of,
+    read_result,
+    write_result,
+)
+from batchtune.tuning.loader_demand import Steps, steps_of_run
+from batchtune.tuning.loader_idle import IdleModel
+from batchtune.tuning.loader_recommend import IDLE_ALLOWED, ranked, reason_for, warnings_for
+from batchtune.tuning.loader_reproduce import reproduced
+from batchtune.tuning.loader_rows import row_of
+
+# So many settings are measured most closely.
+_FINALISTS = 3
+# A consumer that computes as long as the step takes is run for so many batches, but not longer than this.
+_PACED_BATCHES = 50
+_PACED_SECONDS = 20.0
+# To see how an epoch starts, so many are begun.
+_STARTS = 3
+_STAGES_SECONDS = 3.0
+
+Doing = Literal["opening", "measuring", "starting", "confirming", "stages", "reproducing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderProgress:
+    """What a tuning does now.
+
+    Attributes:
+        arguments: Of the setting that is measured.
+        done, total: Settings of this round.
+        row: What was just measured; None before.
+    """
+
+    doing: Doing
+    arguments: Arguments = field(default_factory=dict)
+    done: int = 0
+    total: int = 1
+    row: LoaderRow | None = None
+
+
+OnProgress = Callable[[LoaderProgress], None]
+
+
+def run_loader_tuning(
+    settings: LoaderSettings, folder: Path, *, force: bool = False, on_progress: OnProgress = lambda progress: None
+) -> LoaderTuning:
+    """Tune the loader against the step of a run folder, and write `loader.json` there.
+
+    Interrupted, it writes what it has measured so far.
+
+    Raises:
+        LoaderError: The target can't be imported, is no loader, or every setting fails alike.
+        ResultError: The folder holds the tuning of another loader, and `force` is not set; or can't be read or written.
+        UsageError: `settings.sweep` names an unknown argument.
+    """
+    check_folder(folder, settings, force=force)
+    steps, missing = steps_of_run(folder, settings.step_seconds)
+    with LoaderRunner(settings) as runner:
+        on_progress(LoaderProgress(doing="opening"))
+        opened = runner.inspect()
+        tuner = _Tuner(settings, runner, opened, steps, on_progress)
+        try:
+            tuner.tune()
+        except KeyboardInterrupt:
+            if tuner.rows:
+                write_result(folder / LOADER_FILE, tuner.result([], interrupted=True))
+            raise
+        found = tuner.result([missing] if missing else [])
+        write_result(folder / LOADER_FILE, found)
+    return found
+
+
+class _Tuner:
+    """One tuning: the rows that are known, and what was measured of each."""
+
+    def __init__(
+        self,
+        settings: LoaderSettings,
+        runner: LoaderRunner,
+        opened: Opened,
+        steps: Steps | None,
+        on_progress: OnProgress,
+    ) -> None:
+        self._settings, self._runner, self._opened, self._on_progress = settings, runner, opened, on_progress
+        self._kind: LoaderKind = kind_of(opened.kind)
+        machine = Machine(processors=len(settings.processors), accelerator=opened.device != "cpu")
+        axes = self._kind.axes(machine, frozenset(opened.takes))
+        self._axes = swept_axes(axes, settings.sweep, opened.takes, opened.kind)
+        self._measured: dict[str, Measurement] = {}
+        self._idle = IdleModel(steps, self._kind, machine.processors, exact=opened.exact)
+        self.rows: dict[str, LoaderRow] = {}
+        self._chosen: str | None = None
+        self._extras: dict[str, object] = {}
+
+    def tune(self) -> None:
+        """Measure all settings, halving their number in each round, then the best more closely."""
+        finalists = self._halve()
+        if finalists:
+            self._choose(finalists)
+        if self._settings.stages:
+            self._on_progress(LoaderProgress(doing="stages"))
+            self._extras["stages"] = self._runner.stages(max(_STAGES_SECONDS, self._settings.seconds))
+        if self._settings.check_reproducible and self._chosen is not None:
+            arguments = self.rows[self._chosen].arguments
+            self._on_progress(LoaderProgress(doing="reproducing", arguments=arguments))
+            self._extras["reproduced"] = reproduced(self._runner, arguments, self._kind)
+
+    def _halve(self) -> list[LoaderRow]:
+        """Return the settings of the last round that work, the best first."""
+        once = {name: values[:1] if name in self._kind.START_AXES else values for name, values in self._axes.items()}
+        left = self._kind.settings(once)
+        seconds, rounds = self._settings.seconds, 1
+        while True:
+            last = len(left) <= _FINALISTS
+            plan = Plan(seconds=seconds, trials=self._settings.trials if last else 1)
+            found = [self._measure(arguments, plan, rounds, done, len(left)) for done, arguments in enumerate(left)]
+            best = ranked([row for row in found if row.outcome == "ok"])
+            if last or not best:
+                return best
+            left = [row.arguments for row in best[: max(_FINALISTS, -(-len(left) // 2))]]
+            seconds, rounds = 2 * seconds, rounds + 1
+
+    def _measure(
+        self, arguments: Arguments, plan: Plan, rounds: int, done: int, total: int, doing: Doing = "measuring"
+    ) -> LoaderRow:
+        self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done, total=total))
+        sizes = [row.batch_bytes for row in self.rows.values() if row.batch_bytes]
+        reason = too_small(self._kind, arguments, max(sizes)) if sizes else None
+        if reason is not None:
+            measurement = Measurement(arguments=arguments, outcome="shared_memory", error=reason)
+        else:
+            measurement = self._runner.measure(arguments, plan, self._kind)
+        row = row_of(measurement, self._kind, rounds)
+        key = row.name
+        if measurement.outcome == "ok":
+            self._measured[key] = measurement
+            self._idle.learn(row, measurement.epochs)
+            row = self._idle.priced(row, measurement.epochs)
+        self.rows[key] = row
+        self._on_progress(LoaderProgress(doing=doing, arguments=arguments, done=done + 1, total=total, row=row))
+        return row
+
+    def _choose(self, finalists: Sequence[LoaderRow]) -> None:
+        """Choose how epochs start, then run the best settings as training would, until one keeps its promise."""
+        start = self._best_start(finalists[0])
+        tried: list[LoaderRow] = []
+        for number, row in enumerate(finalists):
+            arguments = {**row.arguments, **{name: value for name, value in start.items() if row.workers}}
+            tried.append(self._confirmed(arguments, row.rounds, number, len(finalists)))
+            if tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= IDLE_ALLOWED:
+                break
+            if not self._idle.has_steps:
+                break
+        working = [row for row in tried if row.outcome == "ok"]
+        if working:
+            self._chosen = min(working, key=lambda row: row.idle or 0.0).name
+
+    def _best_start(self, row: LoaderRow) -> Arguments:
+        """Return the arguments with which an epoch of this setting starts soonest; of equal ones the first."""
+        axes = {name: self._axes[name] for name in self._kind.START_AXES if name in self._axes}
+        ways = self._kind.settings({**{name: [value] for name, value in row.arguments.items()}, **axes})
+        if len(ways) < 2:
+            return {}
+        plan = Plan(seconds=self._settings.seconds, epochs=_STARTS, batches=2 * max(1, row.workers))
+        found = [self._measure(arguments, plan, 1, done, len(ways), "starting") for done, arguments in enumerate(ways)]
+        working = [one for one in found if one.outcome == "ok"]
+        if not working:
+            return {}
+        soonest = min(one.first_batch_seconds or 0.0 for one in working)
+        enough = soonest + max(0.05, 0.1 * soonest)
+        best = next(one for one in working if (one.first_batch_seconds or 0.0) <= enough)
+        return {name: best.arguments[name] for name in axes}
+
+    def _confirmed(self, arguments: Arguments, rounds: int, done: int, total: int) -> LoaderRow:
+        """Measure a setting with all its arguments, then with a consumer that computes as long as the step takes."""
+        seconds = self._settings.seconds * 2 ** (rounds - 1)
+        row = self._measure(arguments, Plan(seconds=seconds, trials=self._settings.trials), rounds, done, total)
+        if row.outcome != "ok" or not self._idle.has_steps:
+            return row
+        self._on_progress(LoaderProgress(doing="confirming", arguments=arguments, done=done, total=total))
+        epochs = self._measured[row.name].epochs
+        steps = [float(step) for step in self._idle.steps_of(epochs)]
+        period = sum(steps) / len(steps) / max(1e-3, 1 - (row.gpu_idle or 0.0))
+        plan = Plan(seconds=min(_PACED_SECONDS, max(self._settings.seconds, _PACED_BATCHES * period)), steps=steps)
+        paced = self._runner.measure(arguments, plan, self._kind)
+        if paced.outcome != "ok":
+            row = replace(row, outcome=paced.outcome, error=paced.error)
+        else:
+            row = replace(row, gpu_idle_measured=measured_idle(paced.epochs, row.workers))
+            row = replace(row, estimated_epoch_seconds=self._idle.epoch_seconds(row, epochs))
+        self.rows[row.name] = row
+        return row
+
+    def result(self, notes: Sequence[str], *, interrupted: bool = False) -> LoaderTuning:
+        """Return the record of what is known now."""
+        rows = list(self.rows.values())
+        if self._chosen is None and interrupted:
+            best = ranked([row for row in rows if row.outcome == "ok"])
+            self._chosen = best[0].name if best else None
+        recommended = next((index for index, row in enumerate(rows) if row.name == self._chosen), None)
+        epochs = [taken for one in self._measured.values() for taken in one.epochs]
+        chosen = self._measured.get(self._chosen or "")
+        steps = self._idle.steps
+        found = LoaderTuning(
+            meta=meta_of(LoaderTuning),
+            lengths=None if steps is None else steps.lengths,
+            target=WorkloadRecord(spec=self._settings.target, options=dict(self._settings.options)),
+            kind=self._opened.kind,
+            settings=self._settings.record(),
+            device_name=self._opened.device_name,
+            batch=next((taken.words for taken in epochs if taken.words), None),
+            epoch_batches=self._opened.batches or self._idle.epoch_batches(epochs),
+            epoch_examples=self._opened.examples or self._idle.epoch_examples(epochs),
+            demand=None if chosen is None or steps is None else steps.demand(chosen.epochs, exact=self._opened.exact),
+            rows=rows,
+            recommended=recommended,
+            reason="",
+            queue=self._idle.record,
+            warnings=[],
+            **self._extras,  # type: ignore[arg-type]
+        )
+        processors = len(self._settings.processors)
+        return replace(
+            found,
+            reason=reason_for(found, interrupted=interrupted),
+            warnings=[*notes, *self._opened.warnings, *warnings_for(found, processors)],
+        )
+
+
+def measured_idle(epochs: Sequence[Taken], workers: int) -> float:
+    """Return the share of the time that the consumer waited, the first batch of each epoch and worker left out."""
+    waits = steps = 0.0
+    for taken in epochs:
+        first = min(max(1, workers), len(taken.waits) // 2)
+        waits += sum(taken.waits[first:])
+        steps += sum(taken.steps[first:])
+    return waits / max(waits + steps, 1e-9)
+
+
+def check_folder(folder: Path, settings: LoaderSettings, *, force: bool) -> None:
+    """Raise ResultError if the folder can't hold the tuning, or holds that of another loader, unless `force` is set."""
+    if folder.exists() and not folder.is_dir():
+        raise ResultError(f"{folder} is not a folder, and a run needs one", "Give another with --run.")
+    path = folder / LOADER_FILE
+    if path.exists() and not force:
+        theirs = read_result(path, LoaderTuning).target
+        if theirs != WorkloadRecord(spec=settings.target, options=dict(settings.options)):
+            raise ResultError(
+                f"{path} is of another loader: {theirs.words}",
+                "Give another folder with --run, or --force to replace it.",
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
