@@ -15,6 +15,8 @@ from batchtune.reports.json_format import Report
 from batchtune.results import (
     Doctor,
     Exported,
+    LoaderConfig,
+    LoaderTuning,
     Probe,
     Record,
     Run,
@@ -48,6 +50,8 @@ SCHEMAS = {
     "sweep": Described(Sweep, "sweep.json", "the bucket tables compared, and the recommended one"),
     "stream": Described(StreamSweep, "stream.json", "the ways to batch a stream compared, and the recommended one"),
     "stream-config": Described(StreamConfig, "stream.yaml", "the recommendation for a stream; YAML with this content"),
+    "loader": Described(LoaderTuning, "loader.json", "the settings of a data loader compared, and the recommended one"),
+    "loader-config": Described(LoaderConfig, "loader.yaml", "the recommended arguments of a loader; YAML"),
     "verify": Described(Verification, "verify.json", "what running the recommended batches showed"),
     "trials": Described(Trial, "trials.jsonl, each line", "one batch shape that was measured"),
     "sampler": Described(SamplerConfig, "sampler.yaml", "the recommendation; YAML with the same content as JSON"),

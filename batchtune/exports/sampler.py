@@ -39,7 +39,7 @@ _POOLED_HEADER = """\
 # place of the first boundary that is not below its longest length. batchtune.sampler_from_config does it.
 """
 _POOL_FIELDS = ("sampler", "pool_size", "batch_overhead")
-_LISTS = ("bucket_boundaries", "bucket_batch_sizes")
+_LISTS = {"bucket_boundaries", "bucket_batch_sizes"}
 
 
 def sampler_config(sweep: Sweep, probe: Probe | None = None) -> SamplerConfig:
@@ -94,7 +94,7 @@ def render_sampler_yaml(config: SamplerConfig) -> str:
 
 
 def render_yaml(document: dict[str, Any], header: str) -> str:
-    """Return a config's fields as YAML below a header, its bucket table in lists on as few lines as are readable."""
+    """Return a config's fields as YAML below a header, a bucket table in lists on as few lines as are readable."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedSeq
     from ruamel.yaml.representer import RoundTripRepresenter
@@ -117,7 +117,7 @@ def render_yaml(document: dict[str, Any], header: str) -> str:
     Representer.add_representer(type(None), Representer.write_none)
     Representer.add_representer(float, Representer.write_float)
     Representer.add_representer(str, Representer.write_text)
-    for name in _LISTS:
+    for name in document.keys() & _LISTS:
         document[name] = CommentedSeq(document[name])
         document[name].fa.set_flow_style()
     yaml = YAML()

@@ -6,7 +6,18 @@ from typing import ClassVar
 
 from batchtune.reports.run import RunResults
 from batchtune.reports.summary import summary_sentences, warning_sentences
-from batchtune.results import Drift, Probe, Result, StreamSweep, Sweep, Verdict, Verification, encode, meta_of
+from batchtune.results import (
+    Drift,
+    LoaderTuning,
+    Probe,
+    Result,
+    StreamSweep,
+    Sweep,
+    Verdict,
+    Verification,
+    encode,
+    meta_of,
+)
 
 
 class Report(Result, frozen=True, kw_only=True):
@@ -22,6 +33,7 @@ class Report(Result, frozen=True, kw_only=True):
     verdicts: tuple[Verdict, ...] = ()
     drift: Drift | None = None
     stream: StreamSweep | None = None
+    loader: LoaderTuning | None = None
 
 
 def render(results: RunResults) -> str:
@@ -36,5 +48,6 @@ def render(results: RunResults) -> str:
         verdicts=results.verdicts,
         drift=results.drift,
         stream=results.stream,
+        loader=results.loader,
     )
     return encode(report).decode()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from batchtune.reports.loaders import loader_facts
 from batchtune.reports.rows import current_words
 from batchtune.reports.run import RunResults
 from batchtune.reports.streams import stream_facts
@@ -22,7 +23,7 @@ from batchtune.reports.verification import (
     verification_tables,
     verification_warnings,
 )
-from batchtune.results import LengthsSummary, Outcome, Probe
+from batchtune.results import LengthsSummary, LoaderTuning, Outcome, Probe
 from batchtune.units import counted, format_length, format_number, format_percent, format_seconds
 
 Fact = tuple[str, str]
@@ -68,7 +69,7 @@ def clean_facts(facts: Iterable[Fact]) -> tuple[Fact, ...]:
 
 def build_page(results: RunResults, *, brief: bool = False) -> Page:
     """Lay out a run's results; brief: what matters most, that is what to set, what it saves, and what to do next."""
-    warnings = warning_sentences(results)
+    warnings = warning_sentences(results, brief=brief)
     if brief and (failed := failed_trials(results.probe)):
         trials, shown = counted(len(failed), "trial"), "--full shows the messages."
         warnings.insert(0, f"{trials} failed, but not for lack of memory: {failed[0].outcome}. {shown}")
@@ -112,7 +113,9 @@ def build_verification_page(results: RunResults, *, brief: bool = False) -> Page
 
 def _facts(results: RunResults) -> Iterator[Fact]:
     probe, sweep, stream, verification = results.probe, results.sweep, results.stream, results.verification
-    yield "Data", _describe_data(results.lengths)
+    main = results.main
+    if results.lengths is not None:
+        yield "Data", _describe_data(results.lengths)
     if probe is not None:
         device, count = probe.device, Counter(trial.outcome for trial in probe.trials)
         driver = f", driver {device.driver}" if device.driver else ""
@@ -128,17 +131,20 @@ def _facts(results: RunResults) -> Iterator[Fact]:
                 fits.append(f"{name} to within {format_percent(model.relative_error)}{most}")
         if fits:
             yield "Models", f"fit the trials: {', '.join(fits)}"
-    elif not isinstance(results.main, Probe) and results.main.device_name is not None:
-        yield "Device", results.main.device_name
+    elif not isinstance(main, (Probe, LoaderTuning)) and main.device_name is not None:
+        yield "Device", main.device_name
     row = sweep.recommended_row if sweep is not None else None
-    limit = format_length(results.main.max_batch_length, results.lengths.unit)
-    sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
-    yield "Limit", f"max_batch_length = {limit}{sized_by}"
+    if not isinstance(main, LoaderTuning):
+        limit = format_length(main.max_batch_length, main.lengths.unit)
+        sized_by = ", for samplers without a batch size per bucket" if row and row.sizing == "frontier" else ""
+        yield "Limit", f"max_batch_length = {limit}{sized_by}"
     if sweep is not None:
         yield from (("Current", text) for text in current_words(sweep))
     if stream is not None:
         yield from stream_facts(stream)
         yield from (("Current stream", text) for text in current_words(stream))
+    if results.loader is not None:
+        yield from loader_facts(results.loader)
     if verification is not None:
         yield from verification_facts(verification)
 

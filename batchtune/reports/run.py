@@ -12,12 +12,14 @@ import msgspec
 
 from batchtune.errors import ResultError
 from batchtune.results import (
+    LOADER_FILE,
     PROBE_FILE,
     STREAM_FILE,
     SWEEP_FILE,
     VERIFY_FILE,
     Drift,
     LengthsSummary,
+    LoaderTuning,
     Probe,
     Result,
     Row,
@@ -38,7 +40,9 @@ AnyRow = TypeVar("AnyRow", Row, TwoDimensionalRow)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResults:
-    """The results of one run: a probe, a sweep, a stream's sweep, or several of them. None: the file does not exist.
+    """The results of one run: a probe, a sweep, a stream's sweep, a loader's tuning, or several of them.
+
+    None: the file does not exist.
 
     Attributes:
         name: Name of the run folder, without the path to it.
@@ -55,15 +59,16 @@ class RunResults:
     drift: Drift | None = None
     folder: Path = DEFAULT_FOLDER
     stream: StreamSweep | None = None
+    loader: LoaderTuning | None = None
 
     def __post_init__(self) -> None:
-        if self.probe is None and self.sweep is None and self.stream is None:
-            raise ValueError("a run without a probe and without a sweep has no results")
+        if not any((self.sweep, self.stream, self.probe, self.loader)):
+            raise ValueError("a run without a probe, a sweep and a loader's tuning has no results")
 
     @property
-    def main(self) -> Sweep | StreamSweep | Probe:
-        """The sweep, or that of a stream, or the probe without one: they agree on the lengths."""
-        found = self.sweep or self.stream or self.probe
+    def main(self) -> Sweep | StreamSweep | Probe | LoaderTuning:
+        """The sweep, or that of a stream, or the probe, or a loader's tuning: they agree on the lengths."""
+        found = self.sweep or self.stream or self.probe or self.loader
         assert found is not None
         return found
 
@@ -83,8 +88,8 @@ class RunResults:
         return f" --run{self.as_argument}" if self.as_argument else ""
 
     @property
-    def lengths(self) -> LengthsSummary:
-        """The data set that the results are about."""
+    def lengths(self) -> LengthsSummary | None:
+        """The data set that the results are about; None for a loader's tuning alone that knows no lengths."""
         return self.main.lengths
 
 
@@ -92,13 +97,14 @@ def load_run(folder: Path) -> RunResults:
     """Read the results in a run folder. Batch sizes of an older batchtune count as unproven.
 
     Raises:
-        ResultError: The folder is missing or holds none of `probe.json`, `sweep.json` and `stream.json`; one of them
-            can't be read, or is edited or damaged; or they are of different data.
+        ResultError: The folder is missing or holds none of `probe.json`, `sweep.json`, `stream.json` and
+            `loader.json`; one of them can't be read, or is edited or damaged; or they are of different data.
     """
     how = (
         f"`batchtune probe-oom MANIFEST --workload W --run {folder}` writes probe.json, "
         f"`batchtune sweep-buckets MANIFEST --run {folder}` writes sweep.json, "
-        f"`batchtune sweep-stream SOURCE --run {folder}` writes stream.json, and "
+        f"`batchtune sweep-stream SOURCE --run {folder}` writes stream.json, "
+        f"`batchtune tune-loader TARGET --run {folder}` writes loader.json, and "
         f"`batchtune tune MANIFEST --workload W --run {folder}` writes the first two."
     )
     if not folder.exists():
@@ -110,10 +116,12 @@ def load_run(folder: Path) -> RunResults:
         return read_result(folder / name, kind) if (folder / name).exists() else None
 
     probe, sweep, stream = read(PROBE_FILE, Probe), read(SWEEP_FILE, Sweep), read(STREAM_FILE, StreamSweep)
-    found = {PROBE_FILE: probe, SWEEP_FILE: sweep, STREAM_FILE: stream}
-    known = [(folder / name, result.lengths) for name, result in found.items() if result is not None]
-    if not known:
-        raise ResultError(f"{folder} holds neither {PROBE_FILE} nor {SWEEP_FILE} nor {STREAM_FILE}", how)
+    loader = read(LOADER_FILE, LoaderTuning)
+    found = {PROBE_FILE: probe, SWEEP_FILE: sweep, STREAM_FILE: stream, LOADER_FILE: loader}
+    if not any(found.values()):
+        raise ResultError(f"{folder} holds neither {' nor '.join(found)}", how)
+    having = [(folder / name, None if result is None else result.lengths) for name, result in found.items()]
+    known = [(path, lengths) for path, lengths in having if lengths is not None]
     for (path, lengths), (other_path, other) in itertools.pairwise(known):
         if lengths.fingerprint != other.fingerprint:
             ours, theirs = (f"{one.count:,} examples (fingerprint {one.fingerprint[:12]})" for one in (lengths, other))
@@ -130,6 +138,7 @@ def load_run(folder: Path) -> RunResults:
         verification=read(VERIFY_FILE, Verification),
         folder=folder,
         stream=stream,
+        loader=loader,
     )
 
 

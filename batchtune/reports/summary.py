@@ -6,6 +6,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from batchtune.reports.comparisons import advantage, batches_words, is_better, padding, savings
+from batchtune.reports.loaders import (
+    brief_loader_sentences,
+    loader_headline,
+    loader_sentences,
+    loader_steps,
+    loader_warnings,
+)
 from batchtune.reports.pools import pool_sentences
 from batchtune.reports.rows import compared, fixed_baseline, swept_kinds
 from batchtune.reports.run import RunResults
@@ -55,12 +62,15 @@ def summary_sentences(results: RunResults) -> list[str]:
     probe, sweep, stream = results.probe, results.sweep, results.stream
     frontier = _about_frontier(probe) if probe is not None else []
     said, evidence = _headlines(results), _evidence(results)
-    if sweep is None and stream is None:
-        return [*said, *evidence, *frontier, "`batchtune sweep-buckets` finds the buckets that waste least with it."]
+    loader = [] if results.loader is None else list(loader_sentences(results.loader))
+    about_loader = loader if results.main is results.loader else [f"Loader: {sentence}" for sentence in loader]
+    if probe is not None and probe is results.main:
+        sweep_next = "`batchtune sweep-buckets` finds the buckets that waste least with it."
+        return [*said, *evidence, *frontier, sweep_next, *about_loader]
     said += evidence if sweep is None else _about_sweep(sweep, evidence)
     about_stream = stream_sentences(stream) if stream is not None else []
     said += about_stream if sweep is None else [f"Stream: {sentence}" for sentence in about_stream]
-    return [*said, *([_limit(probe)] if probe is not None else []), *frontier]
+    return [*said, *([_limit(probe)] if probe is not None else []), *frontier, *about_loader]
 
 
 def _about_sweep(sweep: Sweep, evidence: list[str]) -> list[str]:
@@ -83,7 +93,8 @@ def brief_sentences(results: RunResults) -> list[str]:
         return _headlines(results, troubles_only=True)  # what to set, and what that saves, is then no news
     frontier = _about_frontier(results.probe) if results.probe is not None and results.main is results.probe else []
     stream = brief_stream_sentences(results.stream) if results.stream is results.main else []
-    return [*_headlines(results), *_evidence(results), *frontier, *stream]
+    loader = brief_loader_sentences(results.loader) if results.loader is results.main else []
+    return [*_headlines(results), *_evidence(results), *frontier, *stream, *loader]
 
 
 def describe_device(device: Device) -> str:
@@ -102,6 +113,8 @@ def _headlines(results: RunResults, *, troubles_only: bool = False) -> list[str]
         sentences.append(stream_headline(results.stream))
     if results.probe is results.main and not troubles_only:
         sentences.append(_limit(results.probe))
+    if results.loader is not None and not troubles_only:
+        sentences.append(loader_headline(results.loader))
     if results.drift is not None:
         row = results.sweep.recommended_row if results.sweep is not None else None
         sentences += drift_sentences(results.drift, row)
@@ -227,9 +240,10 @@ def drift_sentences(drift: Drift, row: Row | None = None) -> list[str]:
 
 def next_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     """Pair each command, or file, with what it is for, in the order to take them."""
-    if results.sweep is not None or results.stream is None:
+    if results.sweep is not None or results.probe is results.main:
         yield from _sweep_steps(results)
     yield from stream_steps(results, _own_workload(results))
+    yield from loader_steps(results)
     yield f"batchtune report{results.as_argument} --full", "all tables (-o report.html: charts)"
 
 
@@ -275,16 +289,16 @@ def _own_workload(results: RunResults) -> str:
     return f" --workload {spec}{' --set ...' if workload.options else ''}"
 
 
-def warning_sentences(results: RunResults) -> list[str]:
-    """Say what the results show together, then the probe's own warnings, then the sweep's; each once.
+def warning_sentences(results: RunResults, *, brief: bool = False) -> list[str]:
+    """Say what the results show together, then the probe's own warnings, then the loader's and the sweep's; each once.
 
     First comes what concerns the recommended batches, last what concerns tables that nobody need take.
     """
-    return list(dict.fromkeys(_warnings(results)))
+    return list(dict.fromkeys(_warnings(results, brief=brief)))
 
 
-def _warnings(results: RunResults) -> Iterator[str]:
-    sweep, stream, probe, unit = results.sweep, results.stream, results.probe, results.lengths.unit
+def _warnings(results: RunResults, *, brief: bool) -> Iterator[str]:
+    sweep, stream, probe = results.sweep, results.stream, results.probe
     row = sweep.recommended_row if sweep is not None else None
     sizes = None if row is None else unproven_sizes(row)
     yield from verification_warnings(results)
@@ -296,6 +310,7 @@ def _warnings(results: RunResults) -> Iterator[str]:
         yield from _limit_warnings(stream, probe, "The stream's sweep", "Sweep the stream")
     if probe is not None:
         yield from map(with_full_stop, probe.warnings)
+        unit = probe.lengths.unit
         if probe.frontier and (end := probe.frontier[-1].length) < probe.lengths.max * (1 - 1e-9):
             longest = format_length(probe.lengths.max, unit)
             yield (
@@ -312,6 +327,8 @@ def _warnings(results: RunResults) -> Iterator[str]:
                 yield f"{misses}: take figures that build on it as rough, and probe again {idle}"
     if stream is not None:
         yield from stream_warnings(stream)
+    if results.loader is not None:
+        yield from loader_warnings(results.loader, brief=brief)
     if sweep is not None:
         yield from map(with_full_stop, sweep.warnings)
 

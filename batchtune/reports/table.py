@@ -23,6 +23,7 @@ _TEXT = {
     "strategy",
     "algorithm",
     "settings",
+    "stage",
     "table",
     "closed by",
     "proven by",
@@ -37,6 +38,7 @@ _SPARE = (
     *("against fixed", "proven by", "batches", "peak memory", "meet again", "padding", "step time", "mean batch"),
     *("trial", "effective buckets", "length correlation", "over length alone", "variation"),
     *("mixing", "memory", "under half", "waits"),
+    *("wait p99", "first batch", "growth", "processors", "wait p50"),
 )
 
 

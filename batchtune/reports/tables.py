@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from batchtune.batching.strategies import STRATEGIES
+from batchtune.reports.loader_tables import loader_comparison_table, loader_tables
 from batchtune.reports.rows import (
     CURRENT,
     DOES_NOT_FIT,
@@ -62,6 +63,8 @@ def full_tables(results: RunResults) -> Iterator[Table]:
         yield from failures_table(title, failed_trials(probe), unit, "probe.json")
     if results.stream is not None:
         yield from stream_tables(results.stream)
+    if results.loader is not None:
+        yield from loader_tables(results.loader)
     if verification is not None:
         yield from verification_tables(verification)
 
@@ -77,6 +80,10 @@ def brief_tables(results: RunResults) -> list[Table]:
     stream = results.stream
     if stream is not None and stream.recommended_row is not None:
         found.append(stream_comparison_table(stream, stream.recommended_row, "" if sweep is None else "Stream"))
+    loader = results.loader
+    if loader is not None and loader.recommended_row is not None:
+        title = "" if results.main is loader else "Loader"
+        found.append(loader_comparison_table(loader, loader.recommended_row, title))
     return found
 
 

@@ -117,8 +117,9 @@ class _Layout:
         """Lay out commands, unbroken so that they can be copied, each with its purpose to the right, or below it."""
         gap, width, rest = 2, 0, 0
         for command, purpose in sorted(steps, key=lambda step: len(step[0])):
-            if len(command) + gap + max(rest, len(purpose)) <= self.console.width:
-                width, rest = len(command), max(rest, len(purpose))
+            rest = max(rest, len(purpose))
+            if len(command) + gap + rest <= self.console.width:
+                width = len(command)
         lines: list[RenderableType] = []
         for command, purpose in steps:
             what_for = self.text(purpose, "dim")

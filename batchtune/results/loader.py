@@ -18,11 +18,26 @@ from batchtune.results.shared import (
     Size,
     StepSeconds,
     WorkloadRecord,
+    wrong_settings,
 )
 
 Argument: TypeAlias = bool | int | float | str | None
 """A value of an argument that loaders are compared by."""
 Arguments: TypeAlias = dict[str, Argument]
+
+BUSY_IDLE = 0.01
+"""A step that waits for a smaller share of the time is kept busy."""
+
+# What torch's DataLoader takes for its arguments, where an export writes them.
+_TORCH_TYPES = {
+    "num_workers": Annotated[int, msgspec.Meta(ge=0, le=100_000)],
+    "prefetch_factor": Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None,
+    "pin_memory": bool,
+    "persistent_workers": bool,
+    "multiprocessing_context": Literal["fork", "spawn", "forkserver"] | None,
+    "in_order": bool,
+}
+TORCH_ARGUMENTS = tuple(_TORCH_TYPES)
 
 LoaderOutcome = Literal["ok", "error", "timeout", "crash", "oom", "shared_memory", "empty"]
 """How the measurement of a setting ended: `shared_memory`: /dev/shm is too small for its batches; `empty`: it delivered
@@ -161,6 +176,13 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
     relative_error: Amount
 
 
+class MeasuredWith(Record, frozen=True, kw_only=True):
+    """The settings of a loader's tuning, where something later reads them."""
+
+    processors: Size = 1
+    ranks_per_node: Size = 1
+
+
 class LoaderTuning(Result, frozen=True, kw_only=True):
     """`loader.json`: settings of a data loader, measured and held against the step.
 
@@ -202,6 +224,14 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str]:
         """As for every record."""
+        yield from wrong_settings(self.settings, MeasuredWith)
+        if self.kind == "torch":
+            for index, row in enumerate(self.rows):
+                for name, value in row.arguments.items():
+                    try:
+                        msgspec.convert(value, _TORCH_TYPES.get(name, Argument))
+                    except msgspec.ValidationError as error:
+                        yield f"rows, entry {index}: arguments: {name}: {error}"
         if self.recommended is None:
             return
         if self.recommended >= len(self.rows):
@@ -213,6 +243,24 @@ class LoaderTuning(Result, frozen=True, kw_only=True):
     def recommended_row(self) -> LoaderRow | None:
         """The recommended row; None where none is."""
         return None if self.recommended is None else self.rows[self.recommended]
+
+    @property
+    def measured_with(self) -> MeasuredWith:
+        """The settings, where something reads them."""
+        return msgspec.convert(self.settings, MeasuredWith)
+
+    @property
+    def demanded(self) -> float | None:
+        """Examples per second that the step takes if it never waits; None where no step is known."""
+        examples, batches = sum(row.examples for row in self.rows), sum(row.batches for row in self.rows)
+        if self.demand is None or not self.demand.step_seconds or not examples or not batches:
+            return None
+        return examples / batches / self.demand.step_seconds
+
+    @property
+    def reproducible(self) -> bool | None:
+        """Whether two epochs from the same seed were alike; None where it was not checked."""
+        return None if self.reproduced is None else self.reproduced.first_difference is None
 
 
 class LoaderEvidence(Record, frozen=True, kw_only=True):

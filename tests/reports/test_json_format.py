@@ -28,7 +28,7 @@ def test_the_document_is_read_back_as_the_same_records(tmp_path: Path) -> None:
 
 def test_meta_comes_first_and_names_format_and_version() -> None:
     document = json.loads(render(RESULTS))
-    results = ["probe", "sweep", "verification", "verdicts", "drift", "stream"]
+    results = ["probe", "sweep", "verification", "verdicts", "drift", "stream", "loader"]
     assert list(document) == ["meta", "summary", "warnings", *results]
     assert (document["meta"]["format"], document["meta"]["version"]) == ("batchtune/report", 1)
 

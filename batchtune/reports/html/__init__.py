@@ -109,7 +109,8 @@ def _environment(results: RunResults) -> list[tuple[str, tuple[Fact, ...]]]:
     """Return lists of names and values, each with its title: the device, the settings, what wrote the files."""
     probe, sweep, stream, verification = results.probe, results.sweep, results.stream, results.verification
     groups: dict[str, list[Fact]] = {}
-    files = {"data fingerprint": results.lengths.fingerprint}
+    loader = results.loader
+    files = {} if results.lengths is None else {"data fingerprint": results.lengths.fingerprint}
     if probe is not None:
         groups["Device"] = list(_device_facts(probe.device))
         groups["Settings of the device"] = _settings(probe.device.settings)
@@ -124,6 +125,9 @@ def _environment(results: RunResults) -> list[tuple[str, tuple[Fact, ...]]]:
         groups["Stream"] = _settings(stream.settings)
         groups["Current settings of the stream"] = _settings(stream.current_settings or {})
         files["stream.json"] = f"batchtune {stream.meta.batchtune}"
+    if loader is not None:
+        groups["Loader"] = [("target", loader.target.words), ("kind", loader.kind), *_settings(loader.settings)]
+        files["loader.json"] = f"batchtune {loader.meta.batchtune}"
     if verification is not None:
         groups["Verification"] = _settings(verification.settings)
         files["verify.json"] = f"batchtune {verification.meta.batchtune}"
