@@ -38,9 +38,10 @@ class _Stage:
     Attributes:
         name: As in LoaderStage; empty: its time is not that of a worker.
         run: From what the stage before yields to its own iterator.
-        steady: Whether in the long run it yields as many items as it takes, though not while a buffer of it fills.
+        steady: Whether in the long run it yields as many items as it takes, though not while its buffer fills.
         seconds: Inside its iterator, the stages before included.
         items: How many it yielded.
+        warm_up: `seconds` and `items` at the end of the warm-up.
     """
 
     name: str
@@ -48,6 +49,7 @@ class _Stage:
     steady: bool = False
     seconds: float = 0.0
     items: int = 0
+    warm_up: tuple[float, int] = (0.0, 0)
 
 
 def measure_stages(
@@ -205,14 +207,13 @@ def _function_name(function: Any) -> str:
 def _run(stages: list[_Stage], seconds: float, examples_in: Callable[[Any], int | None]) -> int:
     """Take batches through the stages, and return how many examples came while their time was counted."""
     started = time.perf_counter()
-    warm = False
+    warm, examples = False, 0
     for epoch in itertools.count():
         chain: Iterator[Any] = iter(())
         for stage in stages:
             chain = _timed(stage, chain)
-        if epoch <= 1:
-            warm = epoch == 1
-            examples = _cleared(stages)
+        if epoch == 1:
+            examples = _warmed_up(stages)
         batches = 0
         for batch in chain:
             batches += 1
@@ -221,8 +222,7 @@ def _run(stages: list[_Stage], seconds: float, examples_in: Callable[[Any], int 
             if epoch or elapsed < _WARM_UP * seconds:
                 continue
             if not warm:
-                warm = True
-                examples = _cleared(stages)
+                warm, examples = True, _warmed_up(stages)
             elif elapsed >= seconds:
                 return examples
         if not batches:
@@ -232,9 +232,9 @@ def _run(stages: list[_Stage], seconds: float, examples_in: Callable[[Any], int 
     raise AssertionError("unreachable")
 
 
-def _cleared(stages: list[_Stage]) -> int:
+def _warmed_up(stages: list[_Stage]) -> int:
     for stage in stages:
-        stage.seconds, stage.items = 0.0, 0
+        stage.warm_up = (stage.seconds, stage.items)
     return 0
 
 
@@ -263,15 +263,21 @@ def _timed(stage: _Stage, before: Iterator[Any]) -> Iterator[Any]:
 def _own_times(stages: list[_Stage], examples: int) -> list[LoaderStage]:
     """Return each stage's own time per example, neighbours of one name joined."""
     totals: list[tuple[str, float]] = []
-    weight = 1.0  # passes of a stage for one pass of the last: more than the items say where a buffer was filling
+    passes = float(stages[-1].items - stages[-1].warm_up[1])
     for number in range(len(stages) - 1, -1, -1):
-        stage, before = stages[number], stages[number - 1].seconds if number else 0.0
-        own = max(0.0, stage.seconds - before) * weight
+        stage, before = stages[number], stages[number - 1] if number else _Stage(name="", run=iter)
+        # While a large buffer is emptied, the stages that filled it rest: the warm-up is all there is of them.
+        rested = stage.items == stage.warm_up[1]
+        (seconds, items), (seconds_before, items_before) = (
+            (of.seconds - (0.0 if rested else of.warm_up[0]), of.items - (0 if rested else of.warm_up[1]))
+            for of in (stage, before)
+        )
+        own = max(0.0, seconds - seconds_before) / max(items, 1) * passes
+        if not stage.steady:
+            passes *= items_before / max(items, 1)
         if totals and totals[-1][0] == stage.name:
             own += totals.pop()[1]
         totals.append((stage.name, own))
-        if stage.steady and number and stages[number - 1].items:
-            weight *= stage.items / stages[number - 1].items
     named = [(name, own) for name, own in reversed(totals) if name]
     whole = sum(own for _, own in named)
     return [LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in named]
