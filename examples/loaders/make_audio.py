@@ -2,7 +2,7 @@
 
     python examples/loaders/make_audio.py --out audio --clips 320
 
-A clip is a gliding tone with harmonics, and noise: one channel, 16 kHz, 16 bits. The same arguments give the same bytes.
+A clip is a gliding tone with harmonics, and noise: one channel, 16 kHz, 16 bits. Equal arguments give equal bytes.
 """
 
 from __future__ import annotations
