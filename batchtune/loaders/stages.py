@@ -1,0 +1,283 @@
+"""Measures the stages of making a batch apart, in one process: reading, decoding, the user's functions, collating."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchtune.errors import LoaderError
+from batchtune.results import LoaderStage
+from batchtune.workloads.loading import first_line, user_traceback
+
+# Arguments of a DataLoader that only its workers need.
+_OF_WORKERS = {
+    *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "worker_init_fn"),
+    *("timeout", "pin_memory", "pin_memory_device", "in_order"),
+}
+# Stages of WebDataset: up to the last of these, a pipeline reads shards.
+_READS = {"tar_file_expander", "tarfile_samples", "group_by_keys", "check_empty", "StreamingOpen", "FileCache"}
+_SHUFFLES = {"shuffle", "detshuffle"}
+_MAPS = {"map", "map_dict", "map_tuple", "select", "associate"}
+# Too cheap for a line of their own.
+_PLUMBING = {"to_tuple", "rename", "rename_keys", "extract_keys", "slice", "islice", "log_keys", "info", "rsample"}
+_WARM_UP = 0.2  # of the time
+_READING = "reading"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stage:
+    """One stage, and what it took so far.
+
+    Attributes:
+        name: As in LoaderStage; empty: its time is not that of a worker.
+        run: From what the stage before yields to its own iterator.
+        steady: Whether in the long run it yields as many items as it takes, though not while its buffer fills.
+        seconds: Inside its iterator, the stages before included.
+        items: How many it yielded.
+        warm_up: `seconds` and `items` at the end of the warm-up.
+    """
+
+    name: str
+    run: Callable[[Iterator[Any]], Iterable[Any]]
+    steady: bool = False
+    seconds: float = 0.0
+    items: int = 0
+    warm_up: tuple[float, int] = (0.0, 0)
+
+
+def measure_stages(
+    dataset: Any, arguments: Mapping[str, Any], seconds: float, examples_in: Callable[[Any], int | None]
+) -> list[LoaderStage]:
+    """Measure each stage's own time, in this process, as a worker of torch's DataLoader runs it: with one thread.
+
+    The objects of the user stay as they are. Whole epochs are measured after a first one; of an epoch that takes longer
+    than `seconds`, the part after a warm-up of a fifth of that.
+
+    Args:
+        dataset: A map-style or iterable dataset, a WebDataset pipeline, a DataLoader, or any iterable of batches.
+        arguments: Of the DataLoader that takes it; the names that only workers need are left out.
+        seconds: For about so long; up to twice as long where that ends an epoch.
+        examples_in: Returns the number of examples in a batch; None counts as one.
+
+    Returns:
+        The stages in their order; the shares sum to 1.
+
+    Raises:
+        LoaderError: A stage raised an error, and the message names it; or no batch came.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        stages = _stages_of(dataset, arguments)
+        examples = _run(stages, seconds, examples_in)
+    finally:
+        torch.set_num_threads(threads)
+    return _own_times(stages, examples)
+
+
+# Finding the stages
+
+
+def _stages_of(dataset: Any, arguments: Mapping[str, Any]) -> list[_Stage]:
+    """Return the stages of a dataset under a DataLoader with these arguments, or of an iterable that needs none."""
+    from torch.utils.data import DataLoader
+
+    if isinstance(dataset, DataLoader):
+        return _loader_stages(dataset)
+    if not arguments:
+        return _iterable_stages(dataset)
+    kept = {name: value for name, value in arguments.items() if name not in {"dataset", "lengths", *_OF_WORKERS}}
+    return _loader_stages(DataLoader(dataset, **kept))
+
+
+def _loader_stages(loader: Any) -> list[_Stage]:
+    """Return the stages of a DataLoader: those of its dataset, then collating."""
+    from torch.utils.data import IterableDataset, default_convert
+
+    dataset, collate, indices = loader.dataset, loader.collate_fn, loader.batch_sampler
+    each: Callable[..., Iterable[Any]] = map
+    if isinstance(dataset, IterableDataset):
+        stages = _iterable_stages(dataset)
+        if loader.batch_size is not None:
+            each = functools.partial(_collated, size=loader.batch_size, whole=loader.drop_last)
+    else:
+        fetch = dataset.__getitem__ if indices is None else functools.partial(_fetched, dataset)
+        name = f"{type(_innermost(dataset)).__name__}.__getitem__"
+        stages = [
+            _Stage(name="", run=lambda _: loader.sampler if indices is None else indices),
+            _Stage(name=name, run=functools.partial(map, fetch)),
+        ]
+    if collate is not default_convert:
+        stages.append(_Stage(name=_collating(collate), run=functools.partial(each, collate)))
+    return stages
+
+
+def _fetched(dataset: Any, indices: list[int]) -> Any:
+    """As torch's DataLoader does."""
+    if getattr(dataset, "__getitems__", None):
+        return dataset.__getitems__(indices)
+    return [dataset[index] for index in indices]
+
+
+def _collated(collate: Callable[[Any], Any], examples: Iterator[Any], *, size: int, whole: bool) -> Iterator[Any]:
+    """Batch the examples of an iterable dataset as torch's DataLoader does."""
+    while len(batch := list(itertools.islice(examples, size))) > (size - 1 if whole else 0):
+        yield collate(batch)
+
+
+def _innermost(dataset: Any) -> Any:
+    """Return the user's dataset under torch's wrappers, such as Subset."""
+    while type(dataset).__module__.startswith("torch.") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _iterable_stages(dataset: Any) -> list[_Stage]:
+    webdataset = sys.modules.get("webdataset")
+    if webdataset is None or not isinstance(dataset, webdataset.DataPipeline):
+        return [_Stage(name=f"{type(dataset).__name__}.__iter__", run=lambda _: dataset)]
+    first, *others = dataset.pipeline
+    if isinstance(first, (webdataset.DataPipeline, webdataset.pipeline.DataLoader)):
+        stages = _stages_of(first, {})
+    else:
+        stages = [_Stage(name=_READING, run=lambda _: dataset.invoke(copy.copy(first)))]
+    names = [_stage_name(stage) for stage in others]
+    reads = max((number for number, name in enumerate(names) if name in _READS), default=-1)
+    for number, (stage, name) in enumerate(zip(others, names, strict=True)):
+        if number <= reads:
+            name = _READING
+        elif name in _PLUMBING:
+            name = stages[-1].name
+        # A copy: some count the epochs that they ran.
+        run = functools.partial(dataset.invoke, copy.copy(stage))
+        stages.append(_Stage(name=name, run=run, steady=name in _SHUFFLES))
+    return stages
+
+
+# Naming them
+
+
+def _stage_name(stage: Any) -> str:
+    """Name a stage of a WebDataset pipeline: by what it does, or by the user's function."""
+    function = getattr(stage, "f", None)
+    if function is None or not hasattr(stage, "kw"):  # not one of WebDataset's filters
+        return _function_name(stage)
+    kind = _function_name(function).lstrip("_")
+    given = [*stage.args, *(value for name, value in stage.kw.items() if name != "handler")]
+    functions = [value for value in given if callable(value)]
+    if kind in ("decode", "xdecode") or any(type(value).__name__ == "Decoder" for value in functions):
+        return "decode"
+    if kind == "batched":
+        return _collating(functions[0]) if functions else "batched"
+    if kind in _MAPS and functions:
+        return ", ".join(dict.fromkeys(map(_function_name, functions)))
+    return kind
+
+
+def _collating(function: Any) -> str:
+    name = _function_name(function)
+    return "collate" if name.startswith("default_") else f"collate ({name})"
+
+
+def _function_name(function: Any) -> str:
+    """`log_mel`; `lambda at train.py:12`; for an object that can be called, its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        return type(function).__name__
+    code = getattr(function, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
+    return name
+
+
+# Measuring them
+
+
+def _run(stages: list[_Stage], seconds: float, examples_in: Callable[[Any], int | None]) -> int:
+    """Take batches through the stages, and return how many examples came while their time was counted."""
+    started = time.perf_counter()
+    warm, examples = False, 0
+    for epoch in itertools.count():
+        chain: Iterator[Any] = iter(())
+        for stage in stages:
+            chain = _timed(stage, chain)
+        if epoch == 1:
+            examples = _warmed_up(stages)
+        batches = 0
+        for batch in chain:
+            batches += 1
+            examples += examples_in(batch) or 1
+            elapsed = time.perf_counter() - started
+            if epoch or elapsed < _WARM_UP * seconds:
+                continue
+            if not warm:
+                warm, examples = True, _warmed_up(stages)
+            elif elapsed >= seconds:
+                return examples
+        if not batches:
+            raise LoaderError("the loader delivered no batch, so its stages can't be measured")
+        if epoch and time.perf_counter() - started >= seconds:
+            return examples
+    raise AssertionError("unreachable")
+
+
+def _warmed_up(stages: list[_Stage]) -> int:
+    for stage in stages:
+        stage.warm_up = (stage.seconds, stage.items)
+    return 0
+
+
+def _timed(stage: _Stage, before: Iterator[Any]) -> Iterator[Any]:
+    """Yield what a stage makes of what the stage before yields."""
+    source: Iterator[Any] | None = None
+    while True:
+        start = time.perf_counter()
+        try:
+            if source is None:
+                source = iter(stage.run(before))
+            item = next(source)
+        except StopIteration:
+            return
+        except LoaderError:  # of a stage before
+            raise
+        except Exception as error:
+            message = f"stage {stage.name or 'batch_sampler'}: {first_line(error)}"
+            raise LoaderError(message, traceback=user_traceback(error)) from error
+        finally:
+            stage.seconds += time.perf_counter() - start
+        stage.items += 1
+        yield item
+
+
+def _own_times(stages: list[_Stage], examples: int) -> list[LoaderStage]:
+    """Return each stage's own time per example, neighbours of one name joined."""
+    totals: list[tuple[str, float]] = []
+    passes = float(stages[-1].items - stages[-1].warm_up[1])
+    for number in range(len(stages) - 1, -1, -1):
+        stage, before = stages[number], stages[number - 1] if number else _Stage(name="", run=iter)
+        # While a large buffer is emptied, the stages that filled it rest: the warm-up is all there is of them.
+        rested = stage.items == stage.warm_up[1]
+        (seconds, items), (seconds_before, items_before) = (
+            (of.seconds - (0.0 if rested else of.warm_up[0]), of.items - (0 if rested else of.warm_up[1]))
+            for of in (stage, before)
+        )
+        own = max(0.0, seconds - seconds_before) / max(items, 1) * passes
+        if not stage.steady:
+            passes *= items_before / max(items, 1)
+        if totals and totals[-1][0] == stage.name:
+            own += totals.pop()[1]
+        totals.append((stage.name, own))
+    named = [(name, own) for name, own in reversed(totals) if name]
+    whole = sum(own for _, own in named)
+    return [LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole) for name, own in named]
