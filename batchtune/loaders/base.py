@@ -117,7 +117,8 @@ class LoaderKind(ABC):
     """One kind of loader."""
 
     name: ClassVar[str]
-    START_AXES: ClassVar[Sequence[str]] = ()  # arguments that only decide how an epoch starts
+    START_AXES: ClassVar[tuple[str, ...]] = ()  # arguments that only decide how an epoch starts
+    WORKERS_AXIS: ClassVar[str | None] = None  # the number of workers, if there may be more than processors
 
     @abstractmethod
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
