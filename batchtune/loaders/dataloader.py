@@ -71,7 +71,9 @@ class TorchKind(LoaderKind):
         elif isinstance(made, Mapping) and "dataset" in made:
             given = dict(made)
             lengths = given.pop("lengths", None)
-        elif isinstance(made, IterableDataset) and not _holds_loader(made):
+        elif _begins_with_loader(made):
+            return IterableLoader(target, arguments, made)
+        elif isinstance(made, IterableDataset):
             given = {"dataset": made, "batch_size": None}
         elif hasattr(made, "__getitem__") and not isinstance(made, (Mapping, Iterator, str)):
             given = {"dataset": made}
@@ -159,6 +161,7 @@ class TorchLoader(IterableLoader):
         else:  # each item of the data set is a batch
             wanted |= {"sampler": self.plain.sampler, "batch_size": None}
         self.loader = _build(maker, wanted)
+        _warn_of_shards(self.plain.dataset, self.loader.num_workers)
         super().__init__(target, {**arguments, "pin_memory": self.loader.pin_memory}, self.loader)
 
     def epoch(self) -> Iterator[Any]:
@@ -182,10 +185,16 @@ class TorchLoader(IterableLoader):
         """As the base class says; with `lengths`, exactly."""
         expected = _size(self._indices)
         found = facts_of(batch, expected)
-        if self._lengths is None or found.examples != expected:  # `collate_fn` has left some out
+        if self._lengths is None or self._indices is None:
             return found
+        if found.examples != expected:  # `collate_fn` has left some out; the loader's own unit may be another
+            return replace(found, length=None, total_length=None)
         lengths = self._lengths[self._indices]
         return replace(found, length=float(lengths.max()), total_length=float(lengths.sum()))
+
+    def batches(self) -> int | None:
+        """As the base class says. How many all workers of an iterable data set yield together only they know."""
+        return super().batches() if self._noting is not None or self.loader.num_workers == 0 else None
 
     def examples(self) -> int | None:
         """As the base class says."""
@@ -320,12 +329,28 @@ def _build(maker: Any, arguments: dict[str, Any]) -> Any:
     return DataLoader(**arguments)
 
 
-def _holds_loader(pipeline: Any) -> bool:
+def _begins_with_loader(pipeline: Any) -> bool:
     """Return whether a pipeline begins with a DataLoader, as a WebLoader does: it starts workers itself."""
     from torch.utils.data import DataLoader
 
+    return any(isinstance(stage, DataLoader) for stage in _stages(pipeline))
+
+
+def _warn_of_shards(pipeline: Any, workers: int) -> None:
+    """Warn if a WebDataset pipeline has fewer shards than workers, which share them out."""
+    for stage in _stages(pipeline):
+        shards = getattr(stage, "urls", None)
+        if isinstance(shards, list) and 0 < len(shards) < workers:
+            warnings.warn(
+                f"{workers} workers share {len(shards)} shards: {workers - len(shards)} of them have nothing to read",
+                stacklevel=2,
+            )
+
+
+def _stages(pipeline: Any) -> list[Any]:
+    """Return the stages of a WebDataset pipeline; of anything else, none."""
     stages = getattr(pipeline, "pipeline", None)
-    return isinstance(stages, list) and any(isinstance(stage, DataLoader) for stage in stages)
+    return stages if isinstance(stages, list) else []
 
 
 def _size(indices: Any) -> int | None:

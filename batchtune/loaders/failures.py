@@ -7,6 +7,8 @@ import errno
 import re
 import shutil
 from collections.abc import Iterator
+from multiprocessing import queues
+from typing import Any
 
 from batchtune.errors import BatchtuneError, LoaderError, WorkloadError
 from batchtune.loaders.base import OpenLoader
@@ -36,6 +38,31 @@ _PICKLE = (
     "the top level of the file and open files and locks in the worker, or use fork."
 )
 
+_SENDING = "while a worker sent a batch"
+_UNSENT = "Return tensors, arrays and plain values from the data set and from collate_fn."
+
+
+def report_unsent_batches() -> None:
+    """Make workers of torch's that are forked from this process pass on why a batch can't be sent.
+
+    multiprocessing sends from a thread of its own, which prints the error and goes on: the DataLoader would wait for
+    that batch forever.
+    """
+    from torch._utils import ExceptionWrapper
+    from torch.utils.data import get_worker_info
+
+    queue_class: Any = queues.Queue
+    printed = queue_class._on_queue_feeder_error
+
+    def report(queue: Any, error: Exception, item: Any) -> None:
+        if get_worker_info() is None or not isinstance(item, tuple):
+            printed(error, item)
+        else:
+            raised = (type(error), error, error.__traceback__)
+            queue.put((item[0], ExceptionWrapper(raised, where=_SENDING)))  # type: ignore[no-untyped-call]
+
+    queue_class._on_queue_feeder_error = report
+
 
 def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int | None = None) -> Failed:
     """Return what an error was, in words.
@@ -54,8 +81,11 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
     first, last_lines = raised_elsewhere(error) or (first_line(error), user_traceback(error))
     explained = loader.explain(error) if loader is not None and isinstance(error, Exception) else None
     message = f"{first} ({explained})" if explained else first
+    if hint == _UNSENT:
+        message = f"a batch can't be sent to the training process: {first}"
     # What can't be pickled fails in Python's own code.
-    return Failed(outcome=outcome, message=message, hint=hint, traceback=None if hint == _PICKLE else last_lines)
+    where = None if hint in (_PICKLE, _UNSENT) or last_lines == first else last_lines
+    return Failed(outcome=outcome, message=message, hint=hint, traceback=where)
 
 
 def missing_library(error: BaseException, spec: str) -> LoaderError | None:
@@ -73,6 +103,13 @@ def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str
     """Recognise what torch and the system say; no message: it is the user's own error."""
     killed, exited = _KILLED.search(said), _EXITED.search(said)
     code = _EXIT_CODE.search(said)
+    if _NO_FILES.search(said) or f"[Errno {errno.EMFILE}]" in said:
+        return (
+            "error",
+            "too many open files: each tensor that a worker sends takes one",
+            "Raise the limit (ulimit -n 65536), or call torch.multiprocessing.set_sharing_strategy('file_system') in "
+            "your file.",
+        )
     if (killed and killed[1].startswith("Bus error")) or _NO_SHARED_MEMORY.search(said):
         size = ""
         with contextlib.suppress(OSError):
@@ -104,13 +141,8 @@ def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str
         return "oom", None, "Use fewer workers, a lower prefetch_factor or smaller batches."
     if match := _TIMED_OUT.search(said):
         return "timeout", f"no batch came within the DataLoader's own timeout of {match[1]} s", None
-    if _NO_FILES.search(said) or f"[Errno {errno.EMFILE}]" in said:
-        return (
-            "error",
-            "too many open files: each tensor that a worker sends takes one",
-            "Raise the limit (ulimit -n 65536), or call torch.multiprocessing.set_sharing_strategy('file_system') in "
-            "your file.",
-        )
+    if _SENDING in said:
+        return "error", None, _UNSENT
     if "pickle" in said.lower():
         return "error", None, _PICKLE
     return "error", None, None

@@ -6,6 +6,7 @@ disturbs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import inspect
@@ -15,9 +16,11 @@ import resource
 import signal
 import socket
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +29,7 @@ from msgspec.structs import replace
 from batchtune.errors import LoaderError
 from batchtune.loaders import KINDS, kind_of, torch_arguments
 from batchtune.loaders.base import BatchFacts, OpenLoader, Target
-from batchtune.loaders.failures import failed, missing_library
+from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
 from batchtune.loaders.protocol import (
     Failed,
     Open,
@@ -45,14 +48,19 @@ from batchtune.workloads.loading import load_function
 # What a target is given without being asked to name it.
 _GIVEN = {"seed", "device", *torch_arguments.DEFAULTS}
 
+# So that the stacks of two processes do not mix.
+_PRINTING_SECONDS = 0.02
+
 
 def work(channel: int) -> None:
     """Serve requests until the supervisor closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
-    # To see where it hangs. Not to the stream itself: the user's code may close or replace that.
-    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False)
+    # To see where it hangs, and then where its workers do. Not to the stream itself: the user's code may close that.
+    signal.signal(signal.SIGUSR2, _pass_on)
+    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False, chain=True)
     connection = socket.socket(fileno=channel)
     connection.set_inheritable(False)
+    report_unsent_batches()
     served = Served()
     with connection, connection.makefile("rb") as requests:
         for line in requests:
@@ -60,6 +68,16 @@ def work(channel: int) -> None:
     if served.loader is not None:
         served.loader.close()
     os._exit(0)  # no finalizer of the user's code may hang the end
+
+
+def _pass_on(number: int, frame: object) -> None:
+    """Send a signal to the workers that handle it too: those that were forked, one after another."""
+    with contextlib.suppress(OSError, psutil.Error):  # one may just have ended; or no more files can be opened
+        for process in psutil.Process().children(recursive=True):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+            if int(status["SigCgt"], 16) >> (number - 1) & 1:
+                process.send_signal(number)
+                time.sleep(_PRINTING_SECONDS)
 
 
 class Served:
@@ -126,9 +144,8 @@ class Served:
             return replace(failed(error, loader, kills=self._kills), taken=taken, fatal=False)
         try:
             epoch.close()  # type: ignore[attr-defined]
-            del epoch
-        except BaseException as raised:
-            return replace(failed(raised, kills=self._kills), taken=taken, fatal=False)
+        except BaseException:  # workers that were stopped in the middle of a batch may end in disorder
+            traceback.print_exc()
         if not taken.waits:
             reason = loader.emptiness()
             return Failed(

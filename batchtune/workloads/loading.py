@@ -240,12 +240,18 @@ def raised_elsewhere(error: BaseException) -> tuple[str, str] | None:
 
 
 def user_stack(output: str) -> str:
-    """Return the user's own frames of the last stack that faulthandler printed, the innermost last; empty: none."""
-    _, head, stack = output.rpartition(_STACK_HEAD)
-    if not head:
-        return ""
-    frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)]
-    return _last_lines("".join(_own_frames(frames[::-1]).format()))
+    """Return the user's own frames of a stack that faulthandler printed, the innermost last; empty: none was.
+
+    Of the last stack that has such frames: a process prints its own, then those of its children. Without one, all
+    frames of the last.
+    """
+    stacks = [
+        [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)][::-1]
+        for stack in output.split(_STACK_HEAD)[1:]
+    ]
+    own = [kept for stack in stacks if (kept := _own_frames(stack, strictly=True))]
+    found = own or [_own_frames(stack) for stack in stacks]
+    return _last_lines("".join(found[-1].format())) if found else ""
 
 
 def last_frame(stack: str) -> str:
@@ -277,11 +283,12 @@ def _last_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.splitlines()[-LAST_LINES:])
 
 
-def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
+def _own_frames(stack: Iterable[traceback.FrameSummary], *, strictly: bool = False) -> traceback.StackSummary:
+    """Return the user's own frames; unless `strictly`, all frames but batchtune's where there are none."""
     foreign = [frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))]
     own = [
         frame
         for frame in foreign
         if not frame.filename.startswith(_STANDARD) and not _PACKAGES.intersection(Path(frame.filename).parts)
     ]
-    return traceback.StackSummary.from_list(own or foreign)
+    return traceback.StackSummary.from_list(own if strictly else own or foreign)
