@@ -53,7 +53,7 @@ def made_loader(**changes: Any) -> LoaderTuning:
         demand=Demand(source="probe", per="shape", step_seconds=STEP_SECONDS, device_name="NVIDIA H200"),
         rows=rows,
         recommended=5,
-        reason="num_workers=4 prefetch_factor=2 is the fewest workers with which the step waits less than 1%",
+        reason="With num_workers=4 prefetch_factor=2 a step of 38.4 ms waits for 0.6% of the time.",
         stages=[
             LoaderStage(name="read", seconds_per_example=0.0004, share=0.1),
             LoaderStage(name="decode", seconds_per_example=0.00284, share=0.71),
@@ -105,7 +105,9 @@ def all_failed() -> LoaderTuning:
     """Every setting failed."""
     error = "ValueError: item 17 has no audio"
     rows = [LoaderRow(arguments={"num_workers": n}, workers=n, outcome="error", error=error) for n in (0, 2)]
-    return made_loader(rows=rows, recommended=None, reason="all 2 settings failed", stages=[], queue=None)
+    return made_loader(
+        rows=rows, recommended=None, reason="Nothing is recommended: all 2 settings failed.", stages=[], queue=None
+    )
 
 
 def hostile_loader(text: str) -> LoaderTuning:

@@ -85,8 +85,9 @@ def report(
         option(
             "A rule that fails, as FIELD OP VALUE: 'padding_ratio > 8%', 'verify.holds == false', 'stale > 2%'; or, "
             "with --baseline, 'batches worse 2%'. A field is one of the recommended row in sweep.json, current.FIELD, "
-            "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, or with --manifest drift, stale, "
-            "beyond or changed. Can be repeated; in the environment, rules are separated by ;.",
+            "bound.FIELD, verify.FIELD, stream.FIELD or shards.FIELD of stream.json, gpu_idle or loader.FIELD of "
+            "loader.json, or with --manifest drift, stale, beyond or changed. Can be repeated; in the environment, "
+            "rules are separated by ;.",
             "RULE",
             rich_help_panel=_GATE,
         ),
@@ -199,10 +200,10 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
     theirs = drift = None
     try:
         theirs = load_run(baseline) if baseline is not None else None
-        if theirs is not None and theirs.sweep is None and theirs.stream is None:
+        if theirs is not None and not any((theirs.sweep, theirs.stream, theirs.loader)):
             raise ResultError(
-                f"the baseline {baseline} has neither sweep.json nor stream.json",
-                "Run `batchtune sweep-buckets` or `batchtune sweep-stream` there.",
+                f"the baseline {baseline} has neither sweep.json nor stream.json nor loader.json",
+                "Run `batchtune sweep-buckets`, `batchtune sweep-stream` or `batchtune tune-loader` there.",
             )
     except BatchtuneError as error:
         if "baseline" not in needed:
@@ -220,6 +221,8 @@ def _judged(folder: Path, rules: tuple[Rule, ...], baseline: Path | None, new: N
         verification=results.verification,
         baseline=theirs.sweep if theirs is not None else None,
         baseline_stream=theirs.stream if theirs is not None else None,
+        loader=results.loader,
+        baseline_loader=theirs.loader if theirs is not None else None,
         drift=drift,
         missing=missing,
     )
@@ -277,9 +280,10 @@ def _configs(results: RunResults) -> dict[str, str]:
 
     from batchtune.cli.export import tuned_run
     from batchtune.exports import FRAMEWORKS, export_of
+    from batchtune.exports.loader import render_loader_yaml
     from batchtune.exports.sampler import render_sampler_yaml, sampler_config
     from batchtune.exports.stream import render_stream_yaml, stream_config
-    from batchtune.results import SAMPLER_FILE, STREAM_CONFIG_FILE
+    from batchtune.results import LOADER_CONFIG_FILE, SAMPLER_FILE, STREAM_CONFIG_FILE
 
     configs: dict[str, str] = {}
     tuned = tuned_run(results)
@@ -287,6 +291,9 @@ def _configs(results: RunResults) -> dict[str, str]:
         configs[SAMPLER_FILE] = render_sampler_yaml(sampler_config(tuned.needed_sweep, tuned.probe))
     with suppress(ResultError):
         configs[STREAM_CONFIG_FILE] = render_stream_yaml(stream_config(tuned.needed_stream, tuned.probe))
+    if results.loader is not None:
+        with suppress(ResultError):
+            configs[LOADER_CONFIG_FILE] = render_loader_yaml(results.loader)
     for framework in map(export_of, FRAMEWORKS):
         with suppress(ResultError):
             configs[framework.title] = framework.render(tuned)

@@ -10,7 +10,8 @@ from batchtune.results import LoaderConfig, LoaderEvidence, LoaderTuning
 
 _HEADERS = {
     "torch": """\
-# batchtune's recommendation for torch's DataLoader: pass `arguments` to it, next to the batches of the run.
+# batchtune's recommendation for torch's DataLoader: pass `arguments` to it, next to the data set and
+# what makes its batches.
 """,
     "dali": """\
 # batchtune's recommendation for a generator of batches that uses DALI's dynamic mode: pass `arguments` to it.

@@ -130,7 +130,7 @@ def _parse_rule(text: str) -> Rule:
             _refuse(text, at, "how much worse is allowed must be in per cent, such as 2%")
         if limit < 0:
             _refuse(text, at, "how much worse is allowed can't be negative")
-        if "." in field[1].removeprefix("stream.") or field[1] in DRIFT_FIELDS:
+        if "." in field[1].removeprefix("stream.").removeprefix("loader.") or field[1] in DRIFT_FIELDS:
             _refuse(text, 0, "only a field of the recommended row can be worse than in another run")
     elif isinstance(limit, bool) and compared[1] not in ("==", "!="):
         _refuse(text, field.end(), "true and false can only be compared by == and !=")
@@ -214,9 +214,9 @@ def _field(rule: Rule) -> Field:
         raise NotKnownError(f"{rule.field} is {wanted}, and can't be compared with {rule.written}")
     if rule.operator == "worse":
         if rule.field not in LOWER_IS_BETTER | HIGHER_IS_BETTER:
-            of_stream = rule.field.startswith("stream.")
+            of = rule.field.rpartition(".")[0]
             comparable = LOWER_IS_BETTER | HIGHER_IS_BETTER
-            named = ", ".join(sorted(name for name in comparable if name.startswith("stream.") == of_stream))
+            named = ", ".join(sorted(name for name in comparable if name.rpartition(".")[0] == of))
             raise NotKnownError(f"{rule.field} can't be worse; {named} can")
     elif rule.percent and rule.field not in RATIOS:
         raise NotKnownError(f"{rule.field} is not a ratio, and can't be compared with {rule.written}")

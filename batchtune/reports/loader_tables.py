@@ -131,7 +131,8 @@ def _notes(loader: LoaderTuning, varied: list[str]) -> Iterator[str]:
         yield "▶ marks the recommended row."
     fixed = {name: value for row in loader.rows for name, value in row.arguments.items() if name not in varied}
     if varied and fixed:
-        yield f"The same for all that take it: {' '.join(f'{name}={argument_text(value)}' for name, value in fixed.items())}."
+        same = " ".join(f"{name}={argument_text(value)}" for name, value in fixed.items())
+        yield f"The same for all that take it: {same}."
     if any(row.idle is not None for row in loader.rows):
         yield "“Step waits” is the share of training that the step waits for batches, by the queue of workers."
     if any(row.gpu_idle_measured is not None for row in loader.rows):

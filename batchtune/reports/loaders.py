@@ -50,7 +50,7 @@ def loader_headline(loader: LoaderTuning) -> str:
         set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"
         return f"{set_it}{_against(loader, row)}."
     waits = format_percent(idle)
-    if idle < BUSY_IDLE:
+    if idle <= BUSY_IDLE:
         needs = "" if loader.demanded is None else f"; the step takes {format_number(loader.demanded)}"
         which = name if row.arguments else "The loader as it is"
         return f"{which} keeps the step busy: it waits for data {waits} of the time. The loader makes {rate}{needs}."
@@ -108,7 +108,7 @@ def brief_loader_sentences(loader: LoaderTuning) -> Iterator[str]:
         what = "with the step" if loader.demand is not None else "of the loader alone"
         yield f"An epoch {what} is estimated at {format_seconds(row.estimated_epoch_seconds)}."
     stage = slowest(loader)
-    if stage is not None and (row.idle is None or row.idle < BUSY_IDLE):  # else the headline says so
+    if stage is not None and (row.idle is None or row.idle <= BUSY_IDLE):  # else the headline says so
         yield f"{_capital(_stage(stage))}."
     if loader.reproducible and loader.reproduced is not None:
         same = batches_words(loader.reproduced.batches)
@@ -231,7 +231,7 @@ def loader_steps(results: RunResults) -> Iterator[tuple[str, str]]:
     yield str(results.folder / LOADER_CONFIG_FILE), "the arguments, for the loader"
     if loader.demand is None:
         yield f"{again} --step-ms MS", "hold it against the step"
-    elif row.idle is not None and row.idle >= BUSY_IDLE and not loader.stages:
+    elif row.idle is not None and row.idle > BUSY_IDLE and not loader.stages:
         yield f"{again} --stages", "find the slow stage"
 
 

@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from batchtune.reports.verification import ran_row_of
-from batchtune.results import Drift, LowerBound, Record, Row, Shards, StreamRow, StreamSweep, Sweep, Verification
+from batchtune.results import (
+    Drift,
+    LoaderRow,
+    LoaderTuning,
+    LowerBound,
+    Record,
+    Row,
+    Shards,
+    StreamRow,
+    StreamSweep,
+    Sweep,
+    Verification,
+)
 
 T = TypeVar("T")
 Value = float | int | bool
@@ -35,7 +47,17 @@ _SHARES = {"padding_ratio", "mates_again", "randomness"}
 _RATIOS = {"fill", "batch_size_variation", "length_correlation"}
 _OF_TABLES, _OF_STREAMS = ("", "current."), ("stream.", "stream.current.")
 
-HIGHER_IS_BETTER = frozenset(_HIGHER | _under(_HIGHER | {"mate_distance", "mixing"}, "stream."))
+_HIGHER_OF_LOADERS = {"examples_per_second", "batches_per_second", "length_per_second"}
+_IDLE = {"gpu_idle", "gpu_idle_measured"}
+_LOWER_OF_LOADERS = {
+    *("workers", "first_batch_seconds", "wait_p50_seconds", "wait_p99_seconds", "processors"),
+    *("memory_bytes", "worker_bytes", "shared_bytes", "growth_bytes_per_batch", "estimated_epoch_seconds"),
+    *("examples_per_second_spread", *_IDLE),
+}
+
+HIGHER_IS_BETTER = frozenset(
+    _HIGHER | _under(_HIGHER | {"mate_distance", "mixing"}, "stream.") | _under(_HIGHER_OF_LOADERS, "loader.")
+)
 _LOWER_OF_STREAMS = {
     *("dropped_examples", "under_half", "wait_median", "wait_p99", "worker_imbalance", "rank_imbalance"),
     *("buffer_size", "buffer_length", "buffer_bytes"),
@@ -44,16 +66,21 @@ LOWER_IS_BETTER = frozenset(
     _LOWER
     | {"steps", "used_buckets", "repeated_examples", "batches_deviation", "epoch_seconds_deviation"}
     | _under(_LOWER | _LOWER_OF_STREAMS, "stream.")
+    | _under(_LOWER_OF_LOADERS, "loader.")
+    | {"gpu_idle"}
 )
 # Between 0 and 1: a limit outside would be a rule that always or never fails.
 SHARES = frozenset(
-    {"drift"} | _under(_SHARES, *_OF_TABLES) | _under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS)
+    {"drift", "gpu_idle"}
+    | _under(_SHARES, *_OF_TABLES)
+    | _under(_SHARES | {"under_half", "max_padding_ratio"}, *_OF_STREAMS)
+    | _under(_IDLE, "loader.")
 )
 # These may be written in per cent.
 RATIOS = SHARES | {
     *_under(_RATIOS, *_OF_TABLES),
     *_under(_RATIOS | {"mixing", "worker_imbalance", "rank_imbalance"}, *_OF_STREAMS),
-    *("stale", "verify.time_ratio", "verify.time_ratio_spread"),
+    *("stale", "verify.time_ratio", "verify.time_ratio_spread", "loader.examples_per_second_spread"),
 }
 # Of the whole sweep of a stream.
 _OF_STREAM = ("batches_per_rank", "max_batch_length", "simulated_examples")
@@ -71,6 +98,14 @@ _WHY_UNKNOWN = {
     **dict.fromkeys(("max_padding_ratio", "max_batch_size"), "this way to batch has no such limit"),
     **dict.fromkeys(("mates_again", "randomness"), "an older batchtune swept; run `batchtune sweep-buckets` again"),
 }
+_WHY_UNKNOWN_OF_LOADERS = {
+    "length_per_second": "the lengths of the batches are not known",
+    "gpu_idle": "no step times are known: give --step-ms, or probe first; or it is not a loader of torch's workers",
+    "gpu_idle_measured": "the loader was not run beside a step",
+    "idle": "the loader has no queue of workers that is known, and was not run beside a step",
+    "estimated_epoch_seconds": "its epoch has no known end",
+    "reproducible": "run `batchtune tune-loader` with --check-reproducible",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +113,7 @@ class RuleInputs:
     """The records that rules are judged by.
 
     Attributes:
-        baseline, baseline_stream: Another run's.
+        baseline, baseline_stream, baseline_loader: Another run's.
         missing: Why `baseline` or `drift` can't be read.
     """
 
@@ -87,6 +122,8 @@ class RuleInputs:
     verification: Verification | None = None
     baseline: Sweep | None = None
     baseline_stream: StreamSweep | None = None
+    loader: LoaderTuning | None = None
+    baseline_loader: LoaderTuning | None = None
     drift: Drift | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,6 +153,9 @@ def all_fields() -> dict[str, Field]:
         *_fields("verify.", Verification, _verification),
         *_fields("bound.", LowerBound, lambda inputs: _sweep(inputs).lower_bound),
         Field("max_batch_length", _sweep, ("max_batch_length",), False),
+        Field("gpu_idle", _held_against_step, ("idle",), False),
+        *_fields("loader.", LoaderRow, lambda inputs: _recommended(_loader(inputs))),
+        Field("loader.reproducible", _loader, ("reproducible",), True),
     ]
     flags = {one.name: one.is_flag for one in _fields("", Drift, _drift)}
     fields += [Field(name, _drift, (attribute,), flags[attribute]) for name, attribute in DRIFT_FIELDS.items()]
@@ -167,6 +207,8 @@ def value_in(record: Record, field: Field, where: str = "") -> Value:
         why = "only pools have it, and this is a bucket table"
     elif isinstance(record, (Row, StreamRow)):
         why = _WHY_UNKNOWN.get(name, "")
+    elif isinstance(record, (LoaderRow, LoaderTuning)):
+        why = _WHY_UNKNOWN_OF_LOADERS.get(name, "")
     elif isinstance(record, Shards) and field.path[0] == "advice":
         why = "the shards do as they are"
     known: Value = _known(value, f"{field.name} is not known{where} (null){f': {why}' if why else ''}")
@@ -182,7 +224,18 @@ def _stream(inputs: RuleInputs) -> StreamSweep:
     return _known(inputs.stream, "the run has no stream.json: run `batchtune sweep-stream`")
 
 
-def _recommended(sweep: Sweep | StreamSweep) -> Record:
+def _loader(inputs: RuleInputs) -> LoaderTuning:
+    return _known(inputs.loader, "the run has no loader.json: run `batchtune tune-loader`")
+
+
+def _held_against_step(inputs: RuleInputs) -> Record:
+    """Return the recommended row of a loader; raise NotKnownError where no step is known that could wait for it."""
+    loader = _loader(inputs)
+    _known(loader.demand, "no step times are known: give --step-ms, or probe first")
+    return _recommended(loader)
+
+
+def _recommended(sweep: Sweep | StreamSweep | LoaderTuning) -> Record:
     why = sweep.reason or "it does not say why"
     return _known(sweep.recommended_row, f"{_named(sweep)[0]} recommends no row: {why}")
 
@@ -192,34 +245,40 @@ def _current(sweep: Sweep | StreamSweep) -> Record:
     return _known(sweep.current, f"{named} knows no current config: run `batchtune {command}` with --current")
 
 
-def _named(sweep: Sweep | StreamSweep) -> tuple[str, str]:
+def _named(sweep: Sweep | StreamSweep | LoaderTuning) -> tuple[str, str]:
     if isinstance(sweep, Sweep):
         return "the sweep", "sweep-buckets"
-    return "the sweep of the stream", "sweep-stream"
+    if isinstance(sweep, StreamSweep):
+        return "the sweep of the stream", "sweep-stream"
+    return "the tuning of the loader", "tune-loader"
 
 
 def _drift(inputs: RuleInputs) -> Drift:
     return _known(inputs.drift, inputs.missing.get("drift", "no other lengths are given: use --manifest"))
 
 
-def compared_with(inputs: RuleInputs, field: Field) -> tuple[Row | StreamRow, bool]:
+def compared_with(inputs: RuleInputs, field: Field) -> tuple[Row | StreamRow | LoaderRow, bool]:
     """Return the other run's recommended row, and whether it is of the same lengths. Raises NotKnownError."""
-    ours: Sweep | StreamSweep
-    theirs: Sweep | StreamSweep | None
+    ours: Sweep | StreamSweep | LoaderTuning
+    theirs: Sweep | StreamSweep | LoaderTuning | None
     if field.name.startswith("stream."):
         ours, theirs, file = _stream(inputs), inputs.baseline_stream, "stream.json"
+    elif field.name == "gpu_idle" or field.name.startswith("loader."):
+        ours, theirs, file = _loader(inputs), inputs.baseline_loader, "loader.json"
     else:
         ours, theirs, file = _sweep(inputs), inputs.baseline, "sweep.json"
     why = "no other run to compare with is given: use --baseline"
-    if inputs.baseline is not None or inputs.baseline_stream is not None:
+    if any((inputs.baseline, inputs.baseline_stream, inputs.baseline_loader)):
         why = f"the baseline has no {file}: run `batchtune {_named(ours)[1]}` there"
     if theirs is None:
         raise NotKnownError(inputs.missing.get("baseline", why))
+    if theirs.recommended_row is None:
+        raise NotKnownError("the baseline recommends no row")
+    if ours.lengths is None or theirs.lengths is None:
+        return theirs.recommended_row, True
     units = ours.lengths.unit, theirs.lengths.unit
     if None not in units and units[0] != units[1]:
         raise NotKnownError(f"the baseline's lengths count {units[1]}, this run's count {units[0]}")
-    if theirs.recommended_row is None:
-        raise NotKnownError("the baseline recommends no row")
     return theirs.recommended_row, ours.lengths.fingerprint == theirs.lengths.fingerprint
 
 

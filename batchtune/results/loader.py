@@ -26,7 +26,7 @@ Argument: TypeAlias = bool | int | float | str | None
 Arguments: TypeAlias = dict[str, Argument]
 
 BUSY_IDLE = 0.01
-"""A step that waits for a smaller share of the time is kept busy."""
+"""A step that waits for at most this share of the time is kept busy."""
 
 # What torch's DataLoader takes for its arguments, where an export writes them.
 _TORCH_TYPES = {

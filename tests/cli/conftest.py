@@ -59,7 +59,7 @@ def run_here(*arguments: object, env: dict[str, str] | None = None) -> subproces
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         if env is None:
-            patch.setattr("batchtune.probe.supervisor.Nursery", lambda: SHARED)
+            patch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: SHARED)
         try:
             ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
         finally:

@@ -21,6 +21,7 @@ import msgspec
 
 from batchtune.reports.html.data_figures import frontier_figure, histogram_figure, padding_figure
 from batchtune.reports.html.figure import Figure
+from batchtune.reports.html.loader_figures import loader_figures
 from batchtune.reports.html.stream_figures import stream_figures
 from batchtune.reports.html.sweep_figures import cost_figures
 from batchtune.reports.page import Fact, build_page, clean_facts
@@ -83,7 +84,8 @@ def figures(results: RunResults) -> list[Figure]:
     costs = cost_figures(sweep) if sweep is not None else []
     data = [histogram_figure(sweep), padding_figure(sweep)] if sweep is not None else []
     streams = stream_figures(results.stream) if results.stream is not None else []
-    drawn = [*costs[:1], *data, *costs[1:], *streams, frontier_figure(probe) if probe is not None else None]
+    loaders = loader_figures(results.loader) if results.loader is not None else []
+    drawn = [*costs[:1], *data, *costs[1:], *streams, frontier_figure(probe) if probe is not None else None, *loaders]
     return [replace(figure, caption=clean(figure.caption)) for figure in drawn if figure is not None]
 
 

@@ -1,0 +1,191 @@
+"""Charts of a loader's tuning: what its settings deliver, and how long the step waits, against their workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from batchtune.reports.html.cost_scale import mark
+from batchtune.reports.html.figure import (
+    HUES,
+    Figure,
+    Layout,
+    Point,
+    Trace,
+    View,
+    axis,
+    drawable,
+    hover,
+    label,
+    points,
+    thinned,
+)
+from batchtune.reports.loaders import argument_of, failed_settings, outcome_words, setting_name, shown, varied_arguments
+from batchtune.reports.table import UNKNOWN
+from batchtune.results import LoaderRow, LoaderTuning
+from batchtune.units import format_number, format_percent, format_seconds, format_size
+
+# Workers have a tick each up to so many.
+_MOST_TICKS = 12
+# Settings whose best rates differ by less are one line.
+_MATTERS = 1.05
+# A step that takes so many times the fastest setting's examples would press all of them flat.
+_HIGHEST = 3.0
+
+
+class _Scale(NamedTuple):
+    """An axis of what rows are drawn by: `of` a row its value, `level` what they are held against, by its name."""
+
+    label: str
+    title: str
+    unit: str | None
+    of: Callable[[LoaderRow], float | None]
+    level: tuple[str, float] | None
+
+
+def loader_figures(loader: LoaderTuning) -> list[Figure]:
+    """Draw examples per second against workers, the step's demand among them, and how long the step waits."""
+    demand = None
+    if (demanded := loader.demanded) is not None and drawable(demanded):
+        demand = f"the step takes {format_number(demanded)} examples/s", demanded
+    scales = (
+        _Scale("throughput", "examples per second", None, lambda row: row.examples_per_second, demand),
+        _Scale("waiting", "time that the step waits", "%", _idle_percent, None),
+    )
+    views = tuple(_view(loader, scale) for scale in scales if any(_drawn(loader, scale)))
+    if not views:
+        return []
+    against = f"; {demand[0]}" if demand is not None else ""
+    caption = f"Each point is a setting of the loader{against}. Lines join the best settings of each number of workers."
+    return [Figure(name="loader", title="What the loader delivers, by its workers", caption=caption, views=views)]
+
+
+def _idle_percent(row: LoaderRow) -> float | None:
+    return None if row.idle is None else 100 * row.idle
+
+
+def _drawn(loader: LoaderTuning, scale: _Scale) -> list[LoaderRow]:
+    return [row for row in loader.rows if drawable(scale.of(row)) and drawable(row.workers)]
+
+
+def _view(loader: LoaderTuning, scale: _Scale) -> View:
+    rows = _drawn(loader, scale)
+    failed = [row for row in failed_settings(loader) if drawable(row.workers)]
+    workers = sorted({row.workers for row in (*rows, *failed)})
+    low, high = _around(workers)
+    highest = max(scale.of(row) or 0.0 for row in rows)
+    data: list[Trace] = []
+    notes: list[Layout] = []
+    if scale.level is not None:
+        name, level = scale.level
+        if level <= _HIGHEST * highest:
+            highest = max(highest, level)
+            line: list[Point] = [(place, level, "") for place in np.linspace(low, high, 49).tolist()]
+            width = {"width": 1.5, "dash": "dash"}
+            data.append(points(name, line, "--ink", mode="lines", line=width, hovertext=hover(name)))
+        else:
+            notes.append(_note(f"↑ {name}, above this scale"))
+
+    def point(row: LoaderRow) -> Point:
+        return row.workers, scale.of(row), _row_text(loader, row)
+
+    groups = _groups(loader, rows)
+    on_lines = {id(row) for members in groups.values() for row in members}
+    if others := [row for row in rows if id(row) not in on_lines]:
+        small = {"size": 6, "opacity": 0.7}
+        data.append(points("other settings", map(point, thinned(others)), "--faint", mode="markers", marker=small))
+    for number, (name, members) in enumerate(groups.items()):
+        data.append(points(name, map(point, thinned(members)), f"--hue-{number % HUES}"))
+    if failed:
+        places = [(row.workers, 0.0, _row_text(loader, row)) for row in thinned(failed)]
+        data.append(points("failed", places, "--ink", mode="markers", marker={"symbol": "x", "size": 9}))
+    chosen = loader.recommended_row
+    if chosen is not None and chosen in rows:
+        star = {"symbol": "star", "size": 16, "line": {"color": "--paper", "width": 1.5}}
+        data.append(mark("recommended", point(chosen), "--accent", star))
+    ticks: Layout = {"tickvals": workers, "ticktext": list(map(str, workers))} if len(workers) <= _MOST_TICKS else {}
+    x_axis = axis("workers", range=[low, high], **ticks)
+    y_axis = axis(scale.title, scale.unit, range=[-0.04 * highest, (1.06 + 0.06 * len(notes)) * highest or 1.0])
+    return View(scale.label, data, {"xaxis": x_axis, "yaxis": y_axis, "annotations": notes})
+
+
+def _around(workers: Sequence[int]) -> tuple[float, float]:
+    """Return the range of the axis of workers, with some room on both sides."""
+    room = 0.06 * max(workers[-1] - workers[0], 8)
+    return workers[0] - room, workers[-1] + room
+
+
+def _note(text: str) -> Layout:
+    return {
+        "text": label(text),
+        **{"xref": "paper", "x": 0, "xanchor": "left", "xshift": 8, "yref": "paper", "y": 1, "yanchor": "top"},
+        **{"showarrow": False, "font": {"size": 12, "color": "--faint"}},
+    }
+
+
+def _groups(loader: LoaderTuning, rows: Sequence[LoaderRow]) -> dict[str, list[LoaderRow]]:
+    """Return the rows to join, by the name of their line: of each number of workers the best.
+
+    A line for each combination of the other arguments that change the rate, as far as there are colours for them. A row
+    that takes none of these, such as one without workers, is on all lines.
+    """
+    names = [name for name in varied_arguments(loader) if any(_other(row, name) for row in rows)]
+    names.sort(key=lambda name: -_effect(rows, name))
+    kept: list[str] = []
+    for name in names:
+        if _effect(rows, name) >= _MATTERS and len(_combinations(rows, [*kept, name])) <= HUES:
+            kept.append(name)
+    found: dict[str, list[LoaderRow]] = {}
+    for values in _combinations(rows, kept):
+        of = dict(zip(kept, values, strict=True))
+        members = [row for row in rows if all(argument_of(row, name) in (UNKNOWN, of[name]) for name in kept)]
+        best: dict[int, LoaderRow] = {}
+        for row in sorted(members, key=lambda row: -(row.examples_per_second or 0.0)):
+            best.setdefault(row.workers, row)
+        chosen = loader.recommended_row
+        if chosen is not None and chosen in members:  # another may be as good
+            best[chosen.workers] = chosen
+        title = " ".join(f"{name}={value}" for name, value in of.items()) or "best of each number of workers"
+        found[title] = [best[workers] for workers in sorted(best)]
+    return found
+
+
+def _other(row: LoaderRow, name: str) -> bool:
+    """Return whether an argument of a row is another than the number of its workers."""
+    return name in row.arguments and argument_of(row, name) != str(row.workers)
+
+
+def _combinations(rows: Sequence[LoaderRow], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the values that these arguments have together, in the order of the rows."""
+    found = dict.fromkeys(tuple(argument_of(row, name) for name in names) for row in rows)
+    return [values for values in found if UNKNOWN not in values] or list(found)[:1]
+
+
+def _effect(rows: Sequence[LoaderRow], name: str) -> float:
+    """Return by which factor the best rates of an argument's values differ, at most, with the same workers."""
+    best: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if name in row.arguments:
+            rates = best.setdefault(row.workers, {})
+            value = argument_of(row, name)
+            rates[value] = max(rates.get(value, 0.0), row.examples_per_second or 0.0)
+    return max((max(rates.values()) / max(min(rates.values()), 1e-9) for rates in best.values()), default=1.0)
+
+
+def _row_text(loader: LoaderTuning, row: LoaderRow) -> str:
+    name = setting_name(loader, row)
+    if row.outcome != "ok":
+        return hover(name, f"failed: {outcome_words(row)}", shown(row.error or ""))
+    rate, spread = row.examples_per_second or 0.0, row.examples_per_second_spread
+    waits, measured = row.idle, " (measured)" if row.gpu_idle_measured is not None else ""
+    p99 = row.wait_p99_seconds
+    return hover(
+        name,
+        f"{format_number(rate)} examples/s{'' if spread is None else f' (trials differ by {format_percent(spread)})'}",
+        "" if waits is None else f"the step waits {format_percent(waits)} of the time{measured}",
+        "" if p99 is None else f"99 in 100 batches come within {format_seconds(p99)}",
+        "" if row.processors is None else f"{row.processors:.1f} processors",
+        "" if row.memory_bytes is None else f"{format_size(row.memory_bytes)} of memory",
+    )
