@@ -81,10 +81,10 @@ def test_stages_of_a_pipeline_have_their_names_and_costs(wds: Any, shards: list[
     pipeline = source.map(augment).rename(words="txt").map_dict(words=slow_text).batched(4, collation_fn=pad)
     found = measured(pipeline, {"batch_size": None, "num_workers": 2, "prefetch_factor": 4})
     assert list(found) == ["reading", "shuffle", "decode", "augment", "slow_text", "collate (pad)"]
-    assert 3 <= found["augment"] < 9
-    assert 1 <= found["slow_text"] < 3
-    assert 2 <= found["collate (pad)"] < 6
-    assert found["reading"] + found["shuffle"] + found["decode"] < 3
+    assert 3 <= found["augment"] < 12
+    assert 1 <= found["slow_text"] < 4
+    assert 2 <= found["collate (pad)"] < 8
+    assert found["reading"] + found["shuffle"] + found["decode"] < 4
 
 
 def test_a_pipeline_of_plain_stages_is_read_alike(wds: Any, shards: list[str]) -> None:
@@ -112,8 +112,8 @@ def test_what_fills_a_large_buffer_is_measured_while_it_does(wds: Any, shards: l
     """The buffer holds the whole epoch, and is full before the first batch comes."""
     early = wds.WebDataset(shards, shardshuffle=False).map(augment).shuffle(1000, initial=1000)
     found = measured(early.batched(4, collation_fn=pad), {"batch_size": None}, seconds=0.14)
-    assert 3 <= found["augment"] < 9
-    assert 2 <= found["collate (pad)"] < 6
+    assert 3 <= found["augment"] < 12
+    assert 2 <= found["collate (pad)"] < 8
 
 
 def test_what_fills_a_growing_buffer_is_not_counted_twice(wds: Any, shards: list[str]) -> None:
@@ -175,8 +175,8 @@ def test_other_loaders_show_the_stages_that_torch_knows(
 
 def test_costs_of_a_dataset_are_per_example() -> None:
     found = measured(Slow(), {"batch_size": 4, "collate_fn": pad}, seconds=0.1)
-    assert 2 <= found["Slow.__getitem__"] < 6
-    assert 2 <= found["collate (pad)"] < 6
+    assert 2 <= found["Slow.__getitem__"] < 8
+    assert 2 <= found["collate (pad)"] < 8
     assert measured(AtOnce(), {"batch_size": 4}, seconds=0.02)["AtOnce.__getitem__"] < 2
 
 
