@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 from msgspec.structs import replace
 
-from batchtune.errors import LoaderError
+from batchtune.errors import BatchtuneError, LoaderError
 from batchtune.loaders import KINDS, kind_of, torch_arguments
 from batchtune.loaders.base import BatchFacts, OpenLoader, Target
 from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
@@ -116,7 +116,7 @@ class Served:
             except BaseException as error:
                 found = missing_library(error, request.spec) or error
                 # Whether it is due to the arguments, others will show.
-                fatal = isinstance(found, LoaderError) or target is None or not request.arguments
+                fatal = isinstance(found, BatchtuneError) or target is None or not request.arguments
                 return replace(failed(found, kills=self._kills), fatal=fatal)
         return Opened(
             pid=os.getpid(),
@@ -141,8 +141,7 @@ class Served:
             record.take(loader, epoch, request, started)
         except BaseException as raised:
             error = raised
-        seconds = time.perf_counter() - started
-        taken = record.taken(seconds, _cpu_seconds() - busy_before)
+        taken = record.taken(_cpu_seconds() - busy_before)
         if error is not None:
             return replace(failed(error, loader, kills=self._kills), taken=taken, fatal=False)
         try:
@@ -194,10 +193,10 @@ class _Record:
                 break
         self.complete = len(self.waits) == loader.batches()
 
-    def taken(self, seconds: float, cpu_seconds: float) -> Taken:
+    def taken(self, cpu_seconds: float) -> Taken:
         return Taken(
             complete=self.complete,
-            seconds=seconds,
+            seconds=sum(self.waits) + sum(self.steps),  # at the end of an epoch, torch waits for its workers to end
             waits=self.waits,
             steps=self.steps,
             examples=[one.examples for one in self.facts],
