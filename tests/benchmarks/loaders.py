@@ -21,7 +21,7 @@ import os
 import resource
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,7 @@ from batchtune.results import LoaderQueue
 TOLERANCE = 0.1
 QUIET, TRIES = 0.1, 4
 PARTS = 4  # waiting and computing alternate so often in a batch
-FITTED = [(0, 2, 0.0), (1, 2, 0.0), (1, 1, 0.0), (2, 2, 0.0), (2, 2, 1.5)]
+FITTED = [(0, 2, 0.0), (1, 2, 0.0), (1, 1, 0.0), (2, 2, 0.0), (1, 2, 1.5)]
 PREDICTED = [(2, 1), (2, 4), (3, 1), (3, 2), (4, 2), (4, 4)]
 STEPS = [0.0, 0.5, 0.8, 1.5]  # times what a batch takes all workers
 
@@ -147,8 +147,8 @@ def fit(known: Known, seconds: float, batches: int, costs: np.ndarray, processor
     assert queue is not None
     print(
         f"  fitted: a batch {queue.batch_seconds * 1e3:.2f} ms, of which {queue.busy:.0%} computes, received in "
-        f"{queue.receive_seconds * 1e3:.2f} ms, latency {queue.latency_seconds * 1e3:.2f} ms; mean error of the rates "
-        f"{queue.relative_error:.1%}"
+        f"{queue.receive_seconds * 1e3:.2f} ms, latency {queue.latency_seconds * 1e3:.2f} ms, {queue.processors:.2f} processors; mean "
+        f"error of the rates {queue.relative_error:.1%}"
     )
     return queue
 
@@ -160,7 +160,9 @@ def compare(name: str, known: Known, seconds: float, batches: int, costs: np.nda
     """Prints all for one dataset; how many predictions do not hold."""
     processors = len(os.sched_getaffinity(0))
     print(f"{name}: batches of {seconds * 1e3:g} ms on average, {processors} processors")
-    print(f"  {'workers':>7}{'prefetch':>9}{'step':>9}{'others':>8}{'processors':>11}{'wait':>10}  predicted")
+    print(
+        f"  {'workers':>7}{'prefetch':>9}{'step':>9}{'others':>8}{'processors':>11}{'wait':>10}{'predicted':>12}{'ratio':>7}{'a batch':>9}  idle, predicted"
+    )
     queue = fit(known, seconds, batches, costs, processors)
     failed = 0
     for workers, prefetch in PREDICTED:
@@ -169,18 +171,14 @@ def compare(name: str, known: Known, seconds: float, batches: int, costs: np.nda
         for times in STEPS:
             step = times * seconds * slower / workers
             run = measure(known, setting, step, batches)
-            predicted = predict_waits(queue, setting, costs[: batches + workers * prefetch], step, processors=processors)
+            predicted = predict_waits(queue, setting, costs[: batches + workers * prefetch], step)
             wait = float(predicted.waits[: batches - 1].mean())
             held = abs(wait - run.wait) <= TOLERANCE * (run.wait + step)
             failed += not held
-            idle = wait / (wait + step) if wait + step else 1.0
-            _print_row(
-                setting,
-                step,
-                run,
-                f"{wait * 1e3:7.2f} ms, ratio {wait / run.wait:5.2f}, off by {(wait - run.wait) / (run.wait + step):+6.1%} of a batch"
-                f", idle {run.wait / (run.wait + step):4.0%} {idle:4.0%}{'' if held else '  does not hold'}",
-            )
+            idle = [mean / (mean + step) for mean in (run.wait, wait)]
+            error = (wait - run.wait) / (run.wait + step)
+            words = f"{wait * 1e3:7.2f} ms{wait / run.wait:7.2f}{error:+9.1%}{idle[0]:8.0%}{idle[1]:5.0%}"
+            _print_row(setting, step, run, words + ("" if held else "  does not hold"))
     return failed
 
 

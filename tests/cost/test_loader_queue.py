@@ -105,7 +105,12 @@ def test_workers_share_the_processors(workers: int, busy: float) -> None:
 
 def queue_of(batch: float, busy: float, receive: float, latency: float) -> LoaderQueue:
     return LoaderQueue(
-        batch_seconds=batch, busy=busy, receive_seconds=receive, latency_seconds=latency, relative_error=0.0
+        batch_seconds=batch,
+        busy=busy,
+        receive_seconds=receive,
+        latency_seconds=latency,
+        processors=4,
+        relative_error=0.0,
     )
 
 
@@ -155,7 +160,7 @@ def test_a_prediction_starts_from_its_own_measurement() -> None:
     wrong = queue_of(0.13, 0.5, 0.013, 0.0013)
     own = observed(true, 3, 2, 0.0, 0.0)
     right, scaled, off = (
-        predict_waits(queue, own.setting, 1.0, 0.02, processors=4, measured=measured)
+        predict_waits(queue, own.setting, 1.0, 0.02, measured=measured)
         for queue, measured in ((true, None), (wrong, own), (wrong, None))
     )
     assert scaled.waits == pytest.approx(right.waits)
@@ -168,14 +173,14 @@ def test_the_idle_share_is_that_of_the_steady_state() -> None:
     """Two workers give a batch each 0.05 s: steps of 0.03 s wait 0.02 s; receiving takes part of that."""
     queue = queue_of(0.1, 0.0, 0.005, 0.0)
     setting = QueueSetting(workers=2)
-    assert predict_waits(queue, setting, 1.0, 0.03, processors=4).idle == pytest.approx(0.4, rel=0.01)
-    assert predict_waits(queue, setting, 1.0, 0.095, processors=4).idle == pytest.approx(0.05, rel=0.01)
-    assert predict_waits(queue, QueueSetting(workers=0), 1.0, 0.1, processors=4).idle == pytest.approx(0.5)
+    assert predict_waits(queue, setting, 1.0, 0.03).idle == pytest.approx(0.4, rel=0.01)
+    assert predict_waits(queue, setting, 1.0, 0.095).idle == pytest.approx(0.05, rel=0.01)
+    assert predict_waits(queue, QueueSetting(workers=0), 1.0, 0.1).idle == pytest.approx(0.5)
 
 
 def test_a_million_batches_are_predicted_from_the_first() -> None:
     queue = queue_of(0.1, 0.0, 0.005, 0.0)
     costs = np.random.default_rng(1).uniform(0.5, 1.5, 1_000_000)
-    predicted = predict_waits(queue, QueueSetting(workers=2), costs, costs * 0.03, processors=4)
+    predicted = predict_waits(queue, QueueSetting(workers=2), costs, costs * 0.03)
     assert len(predicted.waits) == 19_999
     assert predicted.idle == pytest.approx(0.4, rel=0.06)  # in order, a slow batch holds up others
