@@ -168,6 +168,8 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
         busy: The share of it that computes; the rest waits for disks, networks or other processes.
         receive_seconds: What the training process itself spends on an average batch that a worker made.
         latency_seconds: How much later a batch is there if its worker had nothing to do when it was asked for it.
+        processors: How many of that speed all processes have at most: fewer than the machine has where programs or
+            threads share them, or where memory is the limit. None: as many as they need.
         relative_error: The mean relative error of its rates, for the settings that were measured.
     """
 
@@ -175,6 +177,7 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
     busy: Share
     receive_seconds: Amount
     latency_seconds: Amount = 0.0
+    processors: Amount | None = None
     relative_error: Amount
 
 
