@@ -98,7 +98,7 @@ class DaliLoader(OpenLoader):
     """A user's function that makes batches with DALI, called in this thread or in reader threads."""
 
     def __init__(self, target: Target, arguments: Arguments) -> None:
-        self._ndd = ndd = _dynamic_mode()
+        self._ndd = ndd = _dynamic_mode(target.function)
         _check_device(ndd, target.device)
         mode = arguments.get("eval_mode", "eager")
         if mode not in _EVAL_MODES:
@@ -198,11 +198,8 @@ class DaliLoader(OpenLoader):
         return times.stages(elapsed, examples)
 
     def explain(self, error: BaseException) -> str | None:
-        """Name what DALI's message about a missing or empty list of files does not say."""
-        message = str(error)
-        if "num_shards_ <= Size()" in message:
-            return "there are fewer files than reader threads"
-        return None
+        """As in the base class: DALI's own message stands; only its words for too many shards need more."""
+        return "there are fewer files than reader threads" if "num_shards_ <= Size()" in str(error) else None
 
     def close(self) -> None:
         """As in the base class. DALI may crash a process that ends while operators still run; they are awaited."""
@@ -217,8 +214,13 @@ class DaliLoader(OpenLoader):
         return Source(self._ndd, self._target, self._arguments, self._watch, (shard, shards), mode)
 
 
-def _dynamic_mode() -> Any:
-    """Import DALI's dynamic mode."""
+def _dynamic_mode(function: Callable[..., Any]) -> Any:
+    """Import DALI's dynamic mode, for a function that uses it."""
+    if _DYNAMIC not in sys.modules and not _mentions_dali(function):
+        raise LoaderError(
+            f"nothing that your code imports is {_DYNAMIC}, so it can't be measured as a loader of kind dali",
+            "Leave --kind out; DALI's pipelines, and all other iterables of batches, are measured as kind iterable.",
+        )
     try:
         return importlib.import_module(_DYNAMIC)
     except ImportError as error:

@@ -34,12 +34,12 @@ class ReaderWatch:
         def next_epoch(reader: Any, *args: Any, **kwargs: Any) -> Any:
             return self._watched(reader, original(reader, *args, **kwargs))
 
-        self._class.next_epoch = next_epoch
+        self._class.next_epoch = self._wrapper = next_epoch
 
     def close(self) -> None:
         """Leave DALI as it was."""
-        if self._class is not None:
-            self._class.next_epoch, self._class = self._original, None
+        if self._class is not None and self._class.next_epoch is self._wrapper:
+            self._class.next_epoch = self._original
 
     def forget(self) -> None:
         """Forget what was read in this thread."""
@@ -102,9 +102,7 @@ class OperatorTimes:
                 result = original(operator, ctx, *args, **kwargs)
                 if ctx is not None and ctx.cuda_stream is not None:
                     ctx.cuda_stream.synchronize()
-                name = str(
-                    getattr(operator, "_fn_path", None) or getattr(operator, "_op_path", type(operator).__name__)
-                )
+                name = _name(operator)
                 self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
                 return result
 

@@ -167,8 +167,9 @@ class ReaderThread:
 
 def synchronise(ndd: Any, device: str) -> None:
     """Wait for the streams of this thread, DALI's and torch's."""
+    if (stream := ndd.get_current_stream()) is not None:  # there is a GPU
+        stream.synchronize()
     if device.startswith("cuda"):
         import torch
 
-        ndd.get_current_stream().synchronize()
         torch.cuda.current_stream(device).synchronize()
