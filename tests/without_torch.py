@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # What only a machine that trains has.
-UNINSTALLED = ("torch", "pandas", "pynvml")
+UNINSTALLED = ("torch", "pandas", "pynvml", "nvidia")
 
 _SITECUSTOMIZE = """\
 import sys

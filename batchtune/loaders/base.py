@@ -70,7 +70,13 @@ class BatchFacts:
 
 
 class OpenLoader(ABC):
-    """A loader that was built, in the worker process."""
+    """A loader that was built, in the worker process.
+
+    Attributes:
+        kind: The kind that the target turned out to be when it was called; None: the one that opened it.
+    """
+
+    kind: ClassVar[str | None] = None
 
     @abstractmethod
     def epoch(self) -> Iterator[Any]:
@@ -104,6 +110,10 @@ class OpenLoader(ABC):
         """Return what else can be said of an error that the last epoch raised: `item 17 of the dataset raises it`."""
         return None
 
+    def emptiness(self) -> str | None:
+        """Return why an epoch has no batch, as far as that can be told: `drop_last leaves all 3 examples out`."""
+        return None
+
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure the stages of making a batch apart, in this process, for about so many seconds; empty: it can't."""
         return []
@@ -114,10 +124,16 @@ class OpenLoader(ABC):
 
 
 class LoaderKind(ABC):
-    """One kind of loader."""
+    """One kind of loader.
+
+    Attributes:
+        START_AXES: The arguments that matter for the start of an epoch only.
+        WORKERS_AXIS: The number of workers, if there may be more of them than processors.
+    """
 
     name: ClassVar[str]
-    START_AXES: ClassVar[Sequence[str]] = ()  # arguments that only decide how an epoch starts
+    START_AXES: ClassVar[tuple[str, ...]] = ()
+    WORKERS_AXIS: ClassVar[str | None] = None
 
     @abstractmethod
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:

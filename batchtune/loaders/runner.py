@@ -21,6 +21,8 @@ _WARM_UP_TIMES = 2
 # An epoch that ends at once is begun again only so many times in a trial.
 _MOST_EPOCHS = 50
 _LAST_LINES = 5
+# A trial whose epochs take so many times as long as it should has seen enough of them.
+_LATE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,7 @@ class LoaderRunner:
             seconds = max(left, plan.seconds / 4)
             taken.append(self._take(Take(batches=plan.batches, seconds=seconds, steps=steps, digests=plan.digests)))
             left -= taken[-1].seconds
-            if not taken[-1].waits:
+            if not taken[-1].waits or (len(taken) > 1 and left < -_LATE * plan.seconds):
                 break
         return taken
 

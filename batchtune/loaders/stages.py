@@ -177,7 +177,7 @@ def _stage_name(stage: Any) -> str:
     if kind in ("decode", "xdecode") or any(type(value).__name__ == "Decoder" for value in functions):
         return "decode"
     if kind == "batched":
-        return _collating(functions[0]) if functions else "batched"
+        return _collating(functions[0]) if functions else "batched" if None in given else "collate"
     if kind in _MAPS and functions:
         return ", ".join(dict.fromkeys(map(_function_name, functions)))
     return kind

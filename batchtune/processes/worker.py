@@ -39,8 +39,10 @@ _LONGEST_REPLY_BYTES = 16 << 20
 _POLL_SECONDS = 0.2
 # How long a worker whose channel has closed may take to end.
 _ENDING_SECONDS = 5.0
-# How long a worker that hangs may take to print its stack. The outermost frame is printed last.
+# How long a worker that hangs may take to print its stack, and then its children to print theirs one after another.
+# The outermost frame is printed last.
 _STACK_SECONDS = 2.0
+_NEXT_STACK_SECONDS = 0.2
 _OUTERMOST_FRAME = " in _run_module_as_main\n"
 _numbers = itertools.count(1)
 
@@ -225,13 +227,15 @@ class Nursery:
 
     def _stack(self) -> str:
         """Return where the worker is now, printed by a handler in C that needs neither Python's lock nor an answer."""
-        before = self.output().count(_OUTERMOST_FRAME)
+        printed = self.output().count(_OUTERMOST_FRAME)
         if self._ended() is None and self._started:
             with contextlib.suppress(OSError):
                 self._control.send(b"stack")
         deadline = time.monotonic() + _STACK_SECONDS
-        while self.output().count(_OUTERMOST_FRAME) <= before and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             time.sleep(0.02)
+            if (now := self.output().count(_OUTERMOST_FRAME)) > printed:
+                printed, deadline = now, time.monotonic() + _NEXT_STACK_SECONDS
         return user_stack(self.output())
 
     def _died(self) -> NoReturn:

@@ -167,12 +167,14 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
         batch_seconds: One process's time for an average batch, with a processor of its own.
         busy: The share of it that computes; the rest waits for disks, networks or other processes.
         receive_seconds: What the training process itself spends on an average batch that a worker made.
+        latency_seconds: How much later a batch is there if its worker had nothing to do when it was asked for it.
         relative_error: The mean relative error of its rates, for the settings that were measured.
     """
 
     batch_seconds: Amount
     busy: Share
     receive_seconds: Amount
+    latency_seconds: Amount = 0.0
     relative_error: Amount
 
 

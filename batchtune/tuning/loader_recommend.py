@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchtune.results import LoaderRow, LoaderTuning, argument_text
+from batchtune.results import BUSY_IDLE, LoaderRow, LoaderTuning, argument_text
 from batchtune.units import counted, format_number, format_percent, format_seconds, format_size
 
-IDLE_ALLOWED = 0.01
-"""A setting with which the step waits for at most this share of the time keeps the device busy."""
 # Rates that differ by less are equal, unless the trials differ by more.
 _EQUAL = 0.02
 # Processors kept busy beyond which the machine, not the number of workers, limits the rate.
@@ -29,7 +27,7 @@ def ranked(rows: Sequence[LoaderRow]) -> list[LoaderRow]:
     equal = max(_EQUAL, min(0.1, fastest.examples_per_second_spread or 0.0))
 
     def key(row: LoaderRow) -> tuple[int, float]:
-        if row.idle is not None and row.idle <= IDLE_ALLOWED:
+        if row.idle is not None and row.idle <= BUSY_IDLE:
             return 0, row.workers
         if _rate(row) >= (1 - equal) * _rate(fastest):
             return 1, row.workers
@@ -58,7 +56,7 @@ def reason_for(tuning: LoaderTuning, *, interrupted: bool) -> str:
         return f"{begun}{row.name} needs the fewest workers of those that are as fast as the fastest: {rate}."
     idle = row.idle or 0.0
     step = format_seconds(tuning.demand.step_seconds)
-    if idle <= IDLE_ALLOWED:
+    if idle <= BUSY_IDLE:
         fewer = "" if not row.workers else " Fewer workers don't."
         return f"{begun}With {row.name} a step of {step} waits for {format_percent(idle)} of the time.{fewer}"
     return (
@@ -87,7 +85,7 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
             "arrays or tensors)."
         )
     idle = row.idle
-    if idle is not None and idle > IDLE_ALLOWED:
+    if idle is not None and idle > BUSY_IDLE:
         yield from _how_to_go_on(tuning, row, processors)
     predicted, measured = row.gpu_idle, row.gpu_idle_measured
     if predicted is not None and measured is not None and abs(predicted - measured) > max(0.05, 0.25 * measured):

@@ -17,7 +17,9 @@ from batchtune.loaders.protocol import Opened, Taken
 from batchtune.loaders.runner import LoaderRunner, Measurement, Plan, too_small
 from batchtune.loaders.settings import LoaderSettings, swept_axes
 from batchtune.results import (
+    BUSY_IDLE,
     LOADER_FILE,
+    Argument,
     Arguments,
     LoaderRow,
     LoaderTuning,
@@ -28,12 +30,16 @@ from batchtune.results import (
 )
 from batchtune.tuning.loader_demand import Steps, steps_of_run
 from batchtune.tuning.loader_idle import IdleModel
-from batchtune.tuning.loader_recommend import IDLE_ALLOWED, ranked, reason_for, warnings_for
+from batchtune.tuning.loader_recommend import ranked, reason_for, warnings_for
 from batchtune.tuning.loader_reproduce import reproduced
 from batchtune.tuning.loader_rows import row_of
 
-# So many settings are measured most closely.
+# So many settings are measured most closely, and as many are run as training would.
 _FINALISTS = 3
+# Where the step still waits and processors are idle, workers wait for disks or networks: their number is doubled as
+# long as there are at most so many for a processor.
+_WORKERS_PER_PROCESSOR = 8
+_IDLE_PROCESSORS = 0.7
 # A consumer that computes as long as the step takes is run for so many batches, but not longer than this.
 _PACED_BATCHES = 50
 _PACED_SECONDS = 20.0
@@ -137,11 +143,30 @@ class _Tuner:
             last = len(left) <= _FINALISTS
             plan = Plan(seconds=seconds, trials=self._settings.trials if last else 1)
             found = [self._measure(arguments, plan, rounds, done, len(left)) for done, arguments in enumerate(left)]
+            while rounds == 1 and (more := self._more_workers(found, once)):
+                of = len(found) + len(more)
+                found += [self._measure(one, plan, rounds, len(found) + done, of) for done, one in enumerate(more)]
             best = ranked([row for row in found if row.outcome == "ok"])
             if last or not best:
                 return best
-            left = [row.arguments for row in best[: max(_FINALISTS, -(-len(left) // 2))]]
+            left = [row.arguments for row in best[: max(_FINALISTS, -(-len(found) // 2))]]
             seconds, rounds = 2 * seconds, rounds + 1
+
+    def _more_workers(self, found: Sequence[LoaderRow], axes: dict[str, Sequence[Argument]]) -> list[Arguments]:
+        """Return settings with twice as many workers as any, where these may help and the user named no number."""
+        name = self._kind.WORKERS_AXIS
+        working = [row for row in found if row.outcome == "ok"]
+        if name is None or name in self._settings.sweep or not working:
+            return []
+        best, processors = ranked(working)[0], len(self._settings.processors)
+        most = max(row.workers for row in found)
+        if best.idle is not None and best.idle <= BUSY_IDLE:
+            return []
+        fastest = max(working, key=lambda row: row.examples_per_second or 0.0)
+        busy = (fastest.processors or 0.0) / processors
+        if fastest.workers < most or busy > _IDLE_PROCESSORS or 2 * most > _WORKERS_PER_PROCESSOR * processors:
+            return []
+        return self._kind.settings({**axes, name: [max(1, 2 * most)]})
 
     def _measure(
         self, arguments: Arguments, plan: Plan, rounds: int, done: int, total: int, doing: Doing = "measuring"
@@ -167,16 +192,25 @@ class _Tuner:
         """Choose how epochs start, then run the best settings as training would, until one keeps its promise."""
         start = self._best_start(finalists[0])
         tried: list[LoaderRow] = []
-        for number, row in enumerate(finalists):
+        candidates = self._with_more_workers(finalists[0])
+        for number, row in enumerate(candidates):
             arguments = {**row.arguments, **{name: value for name, value in start.items() if row.workers}}
-            tried.append(self._confirmed(arguments, row.rounds, number, len(finalists)))
-            if tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= IDLE_ALLOWED:
+            tried.append(self._confirmed(arguments, row.rounds, number, len(candidates)))
+            if tried[-1].outcome == "ok" and (tried[-1].idle or 0.0) <= BUSY_IDLE:
                 break
             if not self._idle.has_steps:
                 break
         working = [row for row in tried if row.outcome == "ok"]
         if working:
             self._chosen = min(working, key=lambda row: row.idle or 0.0).name
+
+    def _with_more_workers(self, first: LoaderRow) -> list[LoaderRow]:
+        """Return a row, and of those with more workers, the best with each number, in ascending order."""
+        more = ranked([row for row in self.rows.values() if row.outcome == "ok" and row.workers > first.workers])
+        by_workers: dict[int, LoaderRow] = {}
+        for row in more:
+            by_workers.setdefault(row.workers, row)
+        return [first, *(by_workers[workers] for workers in sorted(by_workers))][:_FINALISTS]
 
     def _best_start(self, row: LoaderRow) -> Arguments:
         """Return the arguments with which an epoch of this setting starts soonest; of equal ones the first."""

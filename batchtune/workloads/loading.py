@@ -30,6 +30,10 @@ _OURS = str(Path(batchtune.__file__).parent)
 _STANDARD = sysconfig.get_path("stdlib")
 _PACKAGES = {"site-packages", "dist-packages"}
 
+# As torch's DataLoader passes a worker's error on.
+_TRACEBACK_HEAD = "Traceback (most recent call last):\n"
+_ELSEWHERE_HEAD = f"Original {_TRACEBACK_HEAD}"
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)\n(?: {4}.*\n)*', re.MULTILINE)
 # As faulthandler writes them: the innermost first, after a line that says so.
 _STACK_HEAD = "(most recent call first):\n"
 _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -221,13 +225,33 @@ def user_traceback(error: BaseException) -> str:
     return _last_lines("".join(report.format()))
 
 
+def raised_elsewhere(error: BaseException) -> tuple[str, str] | None:
+    """Return the first line of an error that a worker of torch's DataLoader raised, and its `user_traceback`.
+
+    None: it was raised in this process.
+    """
+    _, head, report = _text(error).rpartition(_ELSEWHERE_HEAD)
+    found = list(_FRAME.finditer(report))
+    if not head or not found:
+        return None
+    frames = _own_frames([traceback.FrameSummary(match[1], int(match[2]), match[3]) for match in found])
+    message = report[found[-1].end() :].strip("\n")
+    return printable(message.partition("\n")[0]), _last_lines("".join([_TRACEBACK_HEAD, *frames.format(), message]))
+
+
 def user_stack(output: str) -> str:
-    """Return the user's own frames of the last stack that faulthandler printed, the innermost last; empty: none."""
-    _, head, stack = output.rpartition(_STACK_HEAD)
-    if not head:
-        return ""
-    frames = [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)]
-    return _last_lines("".join(_own_frames(frames[::-1]).format()))
+    """Return the user's own frames of a stack that faulthandler printed, the innermost last; empty: none was.
+
+    Of the last stack that has such frames: a process prints its own, then those of its children. Without one, all
+    frames of the last.
+    """
+    stacks = [
+        [traceback.FrameSummary(name, int(line), function) for name, line, function in _STACK_LINE.findall(stack)][::-1]
+        for stack in output.split(_STACK_HEAD)[1:]
+    ]
+    own = [kept for stack in stacks if (kept := _own_frames(stack, strictly=True))]
+    found = own or [_own_frames(stack) for stack in stacks]
+    return _last_lines("".join(found[-1].format())) if found else ""
 
 
 def last_frame(stack: str) -> str:
@@ -238,11 +262,15 @@ def last_frame(stack: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return an exception's type and the first line of its message."""
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # its own __str__ fails
-        lines = []
+    lines = _text(error).strip().splitlines()
     return printable(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # its own __str__ fails
+        return ""
 
 
 def printable(line: str) -> str:
@@ -255,11 +283,12 @@ def _last_lines(text: str) -> str:
     return "\n".join(printable(line) for line in text.splitlines()[-LAST_LINES:])
 
 
-def _own_frames(stack: Iterable[traceback.FrameSummary]) -> traceback.StackSummary:
+def _own_frames(stack: Iterable[traceback.FrameSummary], *, strictly: bool = False) -> traceback.StackSummary:
+    """Return the user's own frames; unless `strictly`, all frames but batchtune's where there are none."""
     foreign = [frame for frame in stack if not frame.filename.startswith((_OURS, "<frozen"))]
     own = [
         frame
         for frame in foreign
         if not frame.filename.startswith(_STANDARD) and not _PACKAGES.intersection(Path(frame.filename).parts)
     ]
-    return traceback.StackSummary.from_list(own or foreign)
+    return traceback.StackSummary.from_list(own if strictly else own or foreign)

@@ -1,0 +1,262 @@
+"""Loaders that use DALI's dynamic mode (`nvidia.dali.experimental.dynamic`): a function that makes batches in a thread.
+
+The user's function is called with those of these parameters that it takes:
+
+- `shard_id`, `num_shards`: of the thread that calls it; 0 and 1 for a single one. A function without both of them is
+  never called by several threads.
+- `rng`: a `RNG` of the thread's own, seeded with seed + shard_id, as is the default generator of its thread.
+- `seed`: the same in every thread, for the reader's shuffling.
+- `device`: `cpu` or `gpu`.
+- `num_threads`, and each name that is swept besides (`batch_size`, the reader's `prefetch_queue_depth`).
+
+If it returns an iterator, as a generator function does, it is called anew for each epoch, and so reads its list of
+files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on.
+
+**Seeds.** A reader that shuffles without a `seed` of its own takes DALI's default: the same order in every process,
+and for a reader that is made for one epoch, in every epoch. Pass `seed` on, or keep the reader, if that is not meant.
+
+**What an epoch delivers.** `reader.next_epoch(batch_size=B)` yields full batches only. The last batch of a shard is
+filled up with the first examples of the next epoch, which then starts behind them, or with `pad_last_batch` with
+copies of the shard's last example. These do not count here: an epoch has each example once, `epoch_size` in all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from batchtune.errors import LoaderError
+from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
+from batchtune.loaders.dali_batches import DaliBatch
+from batchtune.loaders.dali_readers import OperatorTimes, ReaderWatch
+from batchtune.loaders.dali_threads import ReaderThread, Source, synchronise
+from batchtune.results import Argument, Arguments, LoaderStage
+from batchtune.workloads.loading import first_line
+
+_DYNAMIC = "nvidia.dali.experimental.dynamic"
+# DALI's default first; on the CPU the last two are the same.
+_EVAL_MODES = ("eager", "deferred", "sync_cpu", "sync_full")
+_QUEUE_DEPTH = 2
+
+
+class DaliKind(LoaderKind):
+    """DALI's dynamic mode.
+
+    - `eval_mode`: when operators run. `eager`: in the background, begun at once; `deferred`: when their results are
+      needed; `sync_cpu`: before the call returns; `sync_full`: the same, on the GPU too.
+    - `num_threads`: of DALI's pool, which all readers share; set once in each process.
+    - `reader_threads`: Python threads that call the function, each with its own shard, random numbers and CUDA stream.
+      0: the training process calls it itself, for each batch when it needs one.
+    - `queue_depth`: how many finished batches of each reader thread may wait for training.
+    """
+
+    name = "dali"
+
+    def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
+        """As in the base class: at most 36 settings, on a machine without a GPU at most 27."""
+        several = {"shard_id", "num_shards"} <= takes
+        middle = [] if machine.accelerator else [max(1, round(math.sqrt(machine.processors)))]
+        return {
+            "eval_mode": _EVAL_MODES if machine.accelerator else _EVAL_MODES[:-1],
+            "num_threads": sorted({1, *middle, machine.processors}),
+            "reader_threads": [0, 1, 2] if several else [0, 1],
+            "queue_depth": [_QUEUE_DEPTH],
+        }
+
+    def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
+        """As in the base class: without reader threads there is no queue."""
+        every = super().settings(axes)
+        for one in every:
+            if not one.get("reader_threads"):
+                one["queue_depth"] = None
+        return [one for number, one in enumerate(every) if one not in every[:number]]
+
+    def workers(self, arguments: Arguments) -> int:
+        """As in the base class: the reader threads."""
+        return _whole(arguments, "reader_threads", 0)
+
+    def recognises(self, target: Target) -> bool:
+        """Return whether the module, or the code, of the function refers to DALI's dynamic mode."""
+        return _mentions_dali(target.function)
+
+    def open(self, target: Target, arguments: Arguments) -> OpenLoader:
+        """As in the base class; sets what DALI allows to be set once in a process."""
+        return DaliLoader(target, arguments)
+
+
+class DaliLoader(OpenLoader):
+    """A user's function that makes batches with DALI, called in this thread or in reader threads."""
+
+    def __init__(self, target: Target, arguments: Arguments) -> None:
+        self._ndd = ndd = _dynamic_mode()
+        _check_device(ndd, target.device)
+        mode = arguments.get("eval_mode", "eager")
+        if mode not in _EVAL_MODES:
+            raise LoaderError(f"eval_mode={mode}: DALI has {', '.join(_EVAL_MODES)}")
+        if (num_threads := arguments.get("num_threads")) is not None:
+            try:
+                ndd.set_num_threads(num_threads)
+            except (TypeError, ValueError) as error:
+                raise LoaderError(f"num_threads={num_threads}: {' '.join(str(error).split())}") from None
+        threads = _whole(arguments, "reader_threads", 0)
+        depth = _whole(arguments, "queue_depth", _QUEUE_DEPTH)
+        if threads > 1 and not {"shard_id", "num_shards"} <= target.takes:
+            raise LoaderError(
+                f"reader_threads={threads}: your function does not take shard_id and num_shards, so each thread would "
+                "read all of the data",
+                "Let it take both, and pass them to its reader.",
+            )
+        if threads and not depth:
+            raise LoaderError("queue_depth=0: reader threads need a queue of 1 or more", "Or take reader_threads=0.")
+        self._target, self._arguments, self._watch = target, arguments, ReaderWatch(ndd)
+        self._last: tuple[Any, int] = (None, 0)
+        sources = [self._source(shard, max(threads, 1), str(mode)) for shard in range(max(threads, 1))]
+        self._own = None if threads else sources[0]
+        self._threads = [ReaderThread(source, depth) for source in sources] if threads else []
+        try:
+            if self._own:
+                self._own.start()
+            for thread in self._threads:
+                thread.take()
+        except BaseException:
+            self.close()
+            raise
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch; those of reader threads in turn, so that their order is always the same."""
+        if self._own:
+            with contextlib.closing(self._own.batches()) as batches:
+                for self._last in batches:
+                    yield self._last[0]
+            return
+        running = list(self._threads)
+        try:
+            for thread in running:
+                thread.begin()
+            while running:
+                for thread in tuple(running):
+                    made = thread.take()
+                    if made is None:
+                        running.remove(thread)
+                    else:
+                        self._last = made
+                        yield made[0]
+        finally:
+            for thread in self._threads:
+                thread.break_off()
+
+    def facts(self, batch: Any) -> BatchFacts:
+        """As in the base class. Lengths are exact: each example of a DALI batch has its own shape.
+
+        In the last batch of a shard, examples that the reader repeats or takes from the next epoch do not count.
+        """
+        return DaliBatch(self._ndd, batch).facts(self._last[1] if batch is self._last[0] else 0)
+
+    def words(self, batch: Any) -> str:
+        """As in the base class; where shapes differ, the shortest and the longest: `8 × 80 × 23 to 151`."""
+        return DaliBatch(self._ndd, batch).words()
+
+    def digests(self, batch: Any) -> dict[str, str]:
+        """As in the base class: over the shape and the values of each example."""
+        return DaliBatch(self._ndd, batch).digests()
+
+    def synchronise(self) -> None:
+        """As in the base class; a batch is finished when it is yielded, so nothing is pending but on a GPU."""
+        synchronise(self._ndd, self._target.device)
+
+    def stages(self, seconds: float) -> list[LoaderStage]:
+        """Measure each operator, one after the other (`sync_full`), without reader threads.
+
+        The rest of the time is Python's, and that of operators that DALI runs apart (padding).
+        """
+        source = self._source(0, 1, "sync_full")
+        source.start()
+        started, elapsed, examples = None, 0.0, 0
+        try:
+            with OperatorTimes(self._ndd) as times, contextlib.closing(source.epochs()) as batches:
+                for batch in batches:
+                    if started is None:  # the first one warms up
+                        started = time.perf_counter()
+                        times.clear()
+                        continue
+                    examples += DaliBatch(self._ndd, batch).examples or 1
+                    elapsed = time.perf_counter() - started
+                    if elapsed >= seconds:
+                        break
+        finally:
+            source.stop()
+        return times.stages(elapsed, examples)
+
+    def explain(self, error: BaseException) -> str | None:
+        """Name what DALI's message about a missing or empty list of files does not say."""
+        message = str(error)
+        if "num_shards_ <= Size()" in message:
+            return "there are fewer files than reader threads"
+        return None
+
+    def close(self) -> None:
+        """As in the base class. DALI may crash a process that ends while operators still run; they are awaited."""
+        for thread in self._threads:
+            thread.end()
+        if self._own:
+            self._own.stop()
+            self._own = None
+        self._watch.close()
+
+    def _source(self, shard: int, shards: int, mode: str) -> Source:
+        return Source(self._ndd, self._target, self._arguments, self._watch, (shard, shards), mode)
+
+
+def _dynamic_mode() -> Any:
+    """Import DALI's dynamic mode."""
+    try:
+        return importlib.import_module(_DYNAMIC)
+    except ImportError as error:
+        raise LoaderError(
+            f"DALI's dynamic mode can't be imported: {first_line(error)}",
+            "Install it for your CUDA: pip install 'batchtune[dali]', or nvidia-dali-cuda130. It needs DALI 2.0.",
+        ) from None
+
+
+def _check_device(ndd: Any, device: str) -> None:
+    if not device.startswith("cuda"):
+        return
+    try:
+        ndd.device(device)
+    except (RuntimeError, ValueError) as error:
+        raise LoaderError(
+            f"batches are to go to {device}, but DALI sees no such GPU: {first_line(error)}",
+            "Take --device cpu, or look at the driver: nvidia-smi lists the GPUs.",
+        ) from None
+
+
+def _whole(arguments: Arguments, name: str, default: int) -> int:
+    """Return an argument that is a whole number from 0."""
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise LoaderError(f"{name}={value}: a whole number from 0 is needed")
+    return value
+
+
+def _mentions_dali(function: Callable[..., Any]) -> bool:
+    """Return whether the dynamic mode is among the globals of the function's module, or imported in its code."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    for value in vars(module).values() if module else ():
+        name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name.startswith(_DYNAMIC):
+            return True
+    members = vars(function).values() if isinstance(function, type) else [function]
+    codes = [member.__code__ for member in members if isinstance(member, types.FunctionType)]
+    for code in codes:  # which grows
+        if any(name.startswith(_DYNAMIC) for name in code.co_names):
+            return True
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return False

@@ -1,0 +1,149 @@
+"""Looks inside DALI's dynamic mode while a loader runs: the examples that readers repeat, the time of each operator."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from batchtune.results import LoaderStage
+
+_REST = "Python"
+
+
+class ReaderWatch:
+    """Knows how many examples of the batches that readers yield belong to no epoch, or to the next one.
+
+    `next_epoch(batch_size=B)` yields ceil(size of the shard / B) batches, all of B examples. Only the reader knows the
+    size (`get_metadata`), and only the user's function holds it; so this wraps `next_epoch` until `close`.
+    """
+
+    def __init__(self, ndd: Any) -> None:
+        self._local = threading.local()
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._class = _class_with(ndd, "next_epoch")
+        if self._class is None:
+            return
+        original = self._original = self._class.next_epoch
+
+        @functools.wraps(original)
+        def next_epoch(reader: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._watched(reader, original(reader, *args, **kwargs))
+
+        self._class.next_epoch = next_epoch
+
+    def close(self) -> None:
+        """Leave DALI as it was."""
+        if self._class is not None:
+            self._class.next_epoch, self._class = self._original, None
+
+    def forget(self) -> None:
+        """Forget what was read in this thread."""
+        self._local.read = {}
+
+    def surplus(self, examples: int | None) -> int:
+        """Return how many examples of a batch, just made in this thread, do not count, and forget what was read.
+
+        It is known if a reader's batches since the last one hold as many examples; else 0.
+        """
+        read = getattr(self._local, "read", {})
+        found = max((surplus for number, surplus in read.values() if number == examples), default=0)
+        self.forget()
+        return int(found)
+
+    def _watched(self, reader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        left: int | None = None
+        with contextlib.closing(batches):  # type: ignore[type-var]
+            for outputs in batches:
+                size = _batch_size(outputs)
+                if size is not None:
+                    left = (self._epoch_size(reader, size) if left is None else left) - size
+                    number, surplus = self._read().get(id(reader), (0, 0))
+                    self._read()[id(reader)] = (number + size, surplus + min(size, max(0, -left)))
+                yield outputs
+        self._epochs[reader] = self._epochs.get(reader, 0) + 1
+
+    def _read(self) -> dict[int, tuple[int, int]]:
+        """Return what was read in this thread since the last batch: reader → examples, and surplus of them."""
+        if not hasattr(self._local, "read"):
+            self.forget()
+        found: dict[int, tuple[int, int]] = self._local.read
+        return found
+
+    def _epoch_size(self, reader: Any, batch_size: int) -> int:
+        """Return the number of examples in the shard that this epoch reads, without those that pad it."""
+        try:
+            of = reader.get_metadata(batch_size)
+            shard, shards, size = of["shard_id"], of["number_of_shards"], of["epoch_size"]
+        except (RuntimeError, KeyError):  # the reader was taken over by a captured pipeline
+            return 1 << 62
+        if not of["stick_to_shard"]:
+            shard = (shard + self._epochs.get(reader, 0)) % shards
+        return int((shard + 1) * size // shards - shard * size // shards)
+
+
+class OperatorTimes:
+    """The time that each of DALI's operators takes, while this is entered; operators must run one after the other."""
+
+    def __init__(self, ndd: Any) -> None:
+        self._class, self._seconds = _class_with(ndd, "_run"), dict[str, float]()
+
+    def __enter__(self) -> OperatorTimes:
+        if self._class is not None:
+            original = self._original = self._class._run
+
+            @functools.wraps(original)
+            def run(operator: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+                started = time.perf_counter()
+                result = original(operator, ctx, *args, **kwargs)
+                if ctx is not None and ctx.cuda_stream is not None:
+                    ctx.cuda_stream.synchronize()
+                name = str(
+                    getattr(operator, "_fn_path", None) or getattr(operator, "_op_path", type(operator).__name__)
+                )
+                self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+                return result
+
+            self._class._run = run
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._class is not None:
+            self._class._run = self._original
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._seconds.clear()
+
+    def stages(self, seconds: float, examples: int) -> list[LoaderStage]:
+        """Return the operators, in the order in which they first ran; the rest of the time comes last."""
+        if not self._seconds or not examples:
+            return []
+        rest = max(0.0, seconds - sum(self._seconds.values()))
+        whole = sum(self._seconds.values()) + rest
+        return [
+            LoaderStage(name=name, seconds_per_example=own / examples, share=own / whole)
+            for name, own in [*self._seconds.items(), (_REST, rest)]
+        ]
+
+
+def _class_with(ndd: Any, method: str) -> Any:
+    """Return the most basic of the classes that readers inherit a method from; None: it is of none."""
+    return next((one for one in reversed(ndd.readers.File.__mro__) if method in vars(one)), None)
+
+
+def _name(operator: Any) -> str:
+    """`decoders.audio`, `readers.File`: as the user writes it after `ndd.`; private operators are arithmetic."""
+    name = str(getattr(operator, "_fn_path", None) or getattr(operator, "_op_path", type(operator).__name__))
+    return "arithmetic" if name.startswith("_") else name
+
+
+def _batch_size(outputs: Any) -> int | None:
+    """Return how many examples a reader yielded; None for a single one."""
+    first = next(iter(outputs.values() if isinstance(outputs, dict) else outputs), None)
+    size = getattr(first, "batch_size", None)
+    return size if isinstance(size, int) else None

@@ -1,0 +1,357 @@
+"""torch's DataLoader over the user's data set, or with the user's arguments, those that are swept replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from batchtune.errors import LoaderError, listed
+from batchtune.loaders import torch_arguments
+from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
+from batchtune.loaders.batches import facts_of
+from batchtune.loaders.iterable import IterableLoader, call
+from batchtune.results import Argument, Arguments
+
+# The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
+_KEPT = (
+    *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("generator", "prefetch_factor", "persistent_workers", "in_order"),
+)
+_BATCHING = ("batch_size", "batch_sampler", "shuffle", "sampler", "drop_last")
+_WITHOUT_WORKERS: dict[str, Any] = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "timeout": 0,
+}
+# How long to look for the example that raises an error.
+_EXPLAINING_SECONDS = 10.0
+
+
+class TorchKind(LoaderKind):
+    """A DataLoader over a data set, with a dict of arguments, or the user's own."""
+
+    name: ClassVar[str] = "torch"
+    START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
+
+    def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
+        """As the base class says."""
+        return torch_arguments.axes(machine)
+
+    def settings(self, axes: Mapping[str, Sequence[Argument]]) -> list[Arguments]:
+        """As the base class says."""
+        return torch_arguments.distinct(super().settings(axes))
+
+    def workers(self, arguments: Arguments) -> int:
+        """As the base class says."""
+        return torch_arguments.workers(arguments)
+
+    def batches_in_flight(self, arguments: Arguments) -> int:
+        """As the base class says."""
+        return torch_arguments.batches_in_flight(arguments)
+
+    def recognises(self, target: Target) -> bool:
+        """As the base class says; only the call shows, and `open` opens what is none as another kind."""
+        return True
+
+    def open(self, target: Target, arguments: Arguments) -> OpenLoader:
+        """As the base class says; any other iterable of batches is opened as such."""
+        from torch.utils.data import DataLoader, IterableDataset
+
+        made = call(target, arguments)
+        lengths = None
+        if isinstance(made, DataLoader):
+            given = _arguments_of(made)
+        elif isinstance(made, Mapping) and "dataset" in made:
+            given = dict(made)
+            lengths = given.pop("lengths", None)
+        elif _begins_with_loader(made):
+            return IterableLoader(target, arguments, made)
+        elif isinstance(made, IterableDataset):
+            given = {"dataset": made, "batch_size": None}
+        elif hasattr(made, "__getitem__") and not isinstance(made, (Mapping, Iterator, str)):
+            given = {"dataset": made}
+        else:
+            if isinstance(made, Mapping):
+                raise LoaderError(
+                    f"the target returns a dict without `dataset`: {', '.join(map(str, made)) or 'it is empty'}",
+                    "Give it the arguments of torch's DataLoader, with the data set under `dataset`.",
+                )
+            return IterableLoader(target, arguments, made)
+        if lengths is not None:
+            given["batch_sampler"] = _recommended(target, given, lengths)
+        if given.get("generator") is not None:
+            given["generator"].manual_seed(target.seed)
+        maker = type(made) if isinstance(made, DataLoader) else DataLoader
+        return TorchLoader(target, maker, given, arguments, lengths)
+
+
+class NotingSampler:
+    """A batch sampler that notes the batches that were asked for and not delivered yet.
+
+    Attributes:
+        sent: Their indices, in order.
+        stopped: Whether to ask for no more.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.sent: deque[Any] = deque()
+        self.stopped = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sent.clear()
+        self.stopped = False
+        for indices in self.sampler:
+            if self.stopped:
+                return
+            self.sent.append(indices)
+            yield indices
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def delivered(self, batch: Any, *, in_order: bool) -> Any:
+        """Return the indices of a delivered batch: of the first that was asked for, or out of order, of its size."""
+        if not self.sent:
+            return None
+        place = 0
+        if not in_order:
+            examples = facts_of(batch).examples
+            place = next((place for place, one in enumerate(self.sent) if _size(one) == examples), 0)
+        found = self.sent[place]
+        del self.sent[place]
+        return found
+
+
+class TorchLoader(IterableLoader):
+    """A DataLoader. Of a map-style data set it is known which examples are in each batch.
+
+    Attributes:
+        loader: As it is measured.
+        plain: With the user's own arguments, but without workers.
+    """
+
+    kind: ClassVar[str | None] = "torch"
+
+    def __init__(self, target: Target, maker: Any, given: dict[str, Any], arguments: Arguments, lengths: Any) -> None:
+        import numpy as np
+        from torch.utils.data import DataLoader, IterableDataset
+
+        # What the target took itself is not the DataLoader's, but for the arguments that both have.
+        own = {k: v for k, v in arguments.items() if k not in target.takes or k in torch_arguments.DEFAULTS}
+        given = given | {name: own.pop(name) for name in _BATCHING if name in own}
+        self.plain = DataLoader(**{**given, **_WITHOUT_WORKERS})
+        self._noting: NotingSampler | None = None
+        self._indices: Any = None
+        self._lengths = None if lengths is None else np.asarray(lengths, dtype=np.float64)
+        wanted = {name: value for name, value in given.items() if name not in _BATCHING} | own
+        if not wanted.get("num_workers"):
+            wanted |= _WITHOUT_WORKERS
+        if isinstance(self.plain.dataset, IterableDataset):
+            wanted |= {name: given[name] for name in _BATCHING if name in given}
+        elif self.plain.batch_sampler is not None:
+            self._noting = wanted["batch_sampler"] = NotingSampler(self.plain.batch_sampler)
+        else:  # each item of the data set is a batch
+            wanted |= {"sampler": self.plain.sampler, "batch_size": None}
+        self.loader = _build(maker, wanted)
+        _warn_of_shards(self.plain.dataset, self.loader.num_workers)
+        super().__init__(target, {**arguments, "pin_memory": self.loader.pin_memory}, self.loader)
+
+    def epoch(self) -> Iterator[Any]:
+        """As the base class says."""
+        noting, in_order = self._noting, getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
+        batches = super().epoch()
+        try:
+            for batch in batches:
+                if noting is not None:
+                    self._indices = noting.delivered(batch, in_order=in_order)
+                yield batch
+        except GeneratorExit:
+            if noting is not None and self.loader.persistent_workers:
+                # They finish what they were asked for before they begin the next epoch, which must not count as its.
+                noting.stopped = True
+                with contextlib.suppress(Exception):
+                    deque(batches, maxlen=0)
+            raise
+
+    def facts(self, batch: Any) -> BatchFacts:
+        """As the base class says; with `lengths`, exactly."""
+        expected = _size(self._indices)
+        found = facts_of(batch, expected)
+        if self._lengths is None or self._indices is None:
+            return found
+        if found.examples != expected:  # `collate_fn` has left some out; the loader's own unit may be another
+            return replace(found, length=None, total_length=None)
+        lengths = self._lengths[self._indices]
+        return replace(found, length=float(lengths.max()), total_length=float(lengths.sum()))
+
+    def batches(self) -> int | None:
+        """As the base class says. How many all workers of an iterable data set yield together only they know."""
+        return super().batches() if self._noting is not None or self.loader.num_workers == 0 else None
+
+    def examples(self) -> int | None:
+        """As the base class says."""
+        from torch.utils.data import BatchSampler
+
+        batching: Any = self.plain.batch_sampler
+        if self._noting is None:
+            return None
+        if self._lengths is not None:
+            return len(self._lengths) - int(batching.dropped_examples)
+        if type(batching) is not BatchSampler:
+            return None
+        try:
+            count = len(batching.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        return count - count % batching.batch_size if batching.drop_last else count
+
+    def emptiness(self) -> str | None:
+        """As the base class says."""
+        if self._noting is None:
+            return "the data set yields nothing"
+        with contextlib.suppress(Exception):
+            dataset: Any = self.plain.dataset
+            count = len(dataset)
+            if count == 0:
+                return "the data set has no examples"
+            if self.plain.drop_last:
+                size = self.plain.batch_size
+                return f"{count:,} examples are fewer than a batch of {size:,}, and drop_last leaves them out"
+        return "the sampler yields nothing"
+
+    def explain(self, error: BaseException) -> str | None:
+        """As the base class says. It fetches the examples of the batch one by one in this process, to find the one."""
+        context = self.loader.multiprocessing_context
+        if "pickle" in str(error).lower() and context is not None and context.get_start_method() != "fork":
+            return self._unpickled()
+        if self._noting is None:
+            return super().explain(error)
+        in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
+        return self._culprit(error, list(self._noting.sent)[: 1 if in_order else None])
+
+    def close(self) -> None:
+        """As the base class says."""
+        super().close()
+        self.loader = None
+
+    def _culprit(self, error: BaseException, batches: Sequence[Any]) -> str | None:
+        """Return which example of the batches raises the error alone, or else which together."""
+        dataset, deadline = self.plain.dataset, time.monotonic() + _EXPLAINING_SECONDS
+        for indices in batches:
+            examples = []
+            for index in indices:
+                if time.monotonic() > deadline:
+                    return None
+                try:
+                    examples.append(
+                        dataset.__getitems__([index])[0] if hasattr(dataset, "__getitems__") else dataset[index]
+                    )
+                except Exception as found:
+                    if type(found).__name__ in f"{type(error).__name__} {error}":
+                        return f"item {index} of the data set raises it"
+            if len(examples) == len(indices):
+                try:
+                    self.plain.collate_fn(examples)
+                except Exception as found:
+                    if type(found).__name__ in f"{type(error).__name__} {error}":
+                        return f"collate_fn raises it for the items {listed(indices, 5)}"
+        return None
+
+    def _unpickled(self) -> str | None:
+        """Return what workers that are not forked can't be sent."""
+        from multiprocessing.reduction import ForkingPickler
+
+        def fails(value: Any) -> bool:
+            try:
+                ForkingPickler.dumps(value)
+            except Exception:
+                return True
+            return False
+
+        for name in ("dataset", "collate_fn", "worker_init_fn"):
+            value = getattr(self.plain, name)
+            if fails(value):
+                inner = [key for key, one in getattr(value, "__dict__", {}).items() if fails(one)]
+                return f"`{'.'.join([name, *inner[:1]])}` can't be pickled"
+        return None
+
+
+def _arguments_of(loader: Any) -> dict[str, Any]:
+    """Return the arguments that a DataLoader was made with."""
+    given = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    if type(loader.sampler).__name__ == "_InfiniteConstantSampler":  # of an IterableDataset
+        return given | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is not None:
+        return given | {"batch_sampler": loader.batch_sampler}
+    return given | {"sampler": loader.sampler, "batch_size": None}
+
+
+def _recommended(target: Target, given: Mapping[str, Any], lengths: Any) -> Any:
+    """Return the sampler of the run's recommended batches."""
+    import batchtune
+
+    if others := [name for name in _BATCHING if given.get(name)]:
+        raise LoaderError(
+            f"the target gives both `lengths` and `{others[0]}`",
+            f"Leave out `{others[0]}`: with `lengths`, the batches are those that the run recommends.",
+        )
+    if target.config is None:
+        raise LoaderError(
+            "the target gives `lengths`, but no run folder with a sampler.yaml says how to batch them",
+            "Name one with --run, or give a batch_size or a batch_sampler instead of `lengths`.",
+        )
+    try:
+        return batchtune.sampler_from_config(target.config, lengths)
+    except (ValueError, TypeError) as error:
+        raise LoaderError(f"the target's `lengths` do not fit {target.config}: {error}") from error
+
+
+def _build(maker: Any, arguments: dict[str, Any]) -> Any:
+    """Make a DataLoader of the user's own class, or if that takes other arguments, torch's."""
+    from torch.utils.data import DataLoader
+
+    if maker is not DataLoader:
+        try:
+            return maker(**arguments)
+        except TypeError:
+            warnings.warn(
+                f"{maker.__name__} can't be made from the arguments of a DataLoader: torch's own is measured with them",
+                stacklevel=2,
+            )
+    return DataLoader(**arguments)
+
+
+def _begins_with_loader(pipeline: Any) -> bool:
+    """Return whether a pipeline begins with a DataLoader, as a WebLoader does: it starts workers itself."""
+    from torch.utils.data import DataLoader
+
+    return any(isinstance(stage, DataLoader) for stage in _stages(pipeline))
+
+
+def _warn_of_shards(pipeline: Any, workers: int) -> None:
+    """Warn if a WebDataset pipeline has fewer shards than workers, which share them out."""
+    for stage in _stages(pipeline):
+        shards = getattr(stage, "urls", None)
+        if isinstance(shards, list) and 0 < len(shards) < workers:
+            warnings.warn(
+                f"{workers} workers share {len(shards)} shards: {workers - len(shards)} of them have nothing to read",
+                stacklevel=2,
+            )
+
+
+def _stages(pipeline: Any) -> list[Any]:
+    """Return the stages of a WebDataset pipeline; of anything else, none."""
+    stages = getattr(pipeline, "pipeline", None)
+    return stages if isinstance(stages, list) else []
+
+
+def _size(indices: Any) -> int | None:
+    return len(indices) if hasattr(indices, "__len__") else None

@@ -1,0 +1,283 @@
+"""The worker process: builds a loader once, and takes the batches that it is asked for.
+
+Forked by the nursery. It speaks over its socket alone: what the loader's code prints goes to the standard streams and
+disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import inspect
+import os
+import random
+import resource
+import signal
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from msgspec.structs import replace
+
+from batchtune.errors import LoaderError
+from batchtune.loaders import KINDS, kind_of, torch_arguments
+from batchtune.loaders.base import BatchFacts, OpenLoader, Target
+from batchtune.loaders.failures import failed, missing_library, report_unsent_batches
+from batchtune.loaders.protocol import (
+    Failed,
+    Open,
+    Opened,
+    Reply,
+    Request,
+    Split,
+    Stages,
+    Take,
+    Taken,
+    decode_request,
+)
+from batchtune.processes.worker import encode, oom_kills
+from batchtune.workloads.loading import load_function
+
+# What a target is given without being asked to name it.
+_GIVEN = {"seed", "device", *torch_arguments.DEFAULTS}
+
+# So that the stacks of two processes do not mix.
+_PRINTING_SECONDS = 0.02
+
+
+def work(channel: int) -> None:
+    """Serve requests until the supervisor closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when to stop
+    # To see where it hangs, and then where its workers do. Not to the stream itself: the user's code may close that.
+    signal.signal(signal.SIGUSR2, _pass_on)
+    faulthandler.register(signal.SIGUSR2, file=os.dup(2), all_threads=False, chain=True)
+    connection = socket.socket(fileno=channel)
+    connection.set_inheritable(False)
+    report_unsent_batches()
+    served = Served()
+    with connection, connection.makefile("rb") as requests:
+        for line in requests:
+            connection.sendall(encode(served.answer(decode_request(line))) + b"\n")
+    if served.loader is not None:
+        served.loader.close()
+    os._exit(0)  # no finalizer of the user's code may hang the end
+
+
+def _pass_on(number: int, frame: object) -> None:
+    """Send a signal to the workers that handle it too: those that were forked, one after another."""
+    with contextlib.suppress(OSError, psutil.Error):  # one may just have ended; or no more files can be opened
+        for process in psutil.Process().children(recursive=True):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+            if int(status["SigCgt"], 16) >> (number - 1) & 1:
+                process.send_signal(number)
+                time.sleep(_PRINTING_SECONDS)
+
+
+class Served:
+    """What one worker process holds: the loader that it opened."""
+
+    def __init__(self) -> None:
+        self.loader: OpenLoader | None = None
+        self._kills: int | None = None
+
+    def answer(self, request: Request) -> Reply:
+        """Do what a request asks for."""
+        if isinstance(request, Open):
+            return self._open(request)
+        assert self.loader is not None, "asked before the loader was opened"
+        if isinstance(request, Take):
+            return self._take(self.loader, request)
+        assert isinstance(request, Split)
+        try:
+            return Stages(stages=self.loader.stages(request.seconds))
+        except BaseException as error:
+            return failed(error, kills=self._kills)
+
+    def _open(self, request: Open) -> Opened | Failed:
+        self._kills = oom_kills()
+        target: Target | None = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            try:
+                os.sched_setaffinity(0, request.processors)
+                _seed(request.seed, len(request.processors))
+                device_name = _device_name(request.device)
+                target = _target(request)
+                self.loader, kind = _opened(request, target)
+                batches, examples = self.loader.batches(), self.loader.examples()
+            except BaseException as error:
+                found = missing_library(error, request.spec) or error
+                # Whether it is due to the arguments, others will show.
+                fatal = isinstance(found, LoaderError) or target is None or not request.arguments
+                return replace(failed(found, kills=self._kills), fatal=fatal)
+        return Opened(
+            pid=os.getpid(),
+            kind=kind,
+            takes=sorted(target.takes),
+            device_name=device_name,
+            batches=batches,
+            examples=examples,
+            warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in caught)),
+        )
+
+    def _take(self, loader: OpenLoader, request: Take) -> Taken | Failed:
+        record = _Record()
+        gc.collect()
+        busy_before = _cpu_seconds()
+        error: BaseException | None = None
+        started = time.perf_counter()
+        epoch = loader.epoch()
+        try:
+            record.take(loader, epoch, request, started)
+        except BaseException as raised:
+            error = raised
+        seconds = time.perf_counter() - started
+        taken = record.taken(seconds, _cpu_seconds() - busy_before)
+        if error is not None:
+            return replace(failed(error, loader, kills=self._kills), taken=taken, fatal=False)
+        try:
+            epoch.close()  # type: ignore[attr-defined]
+        except BaseException:  # workers that were stopped in the middle of a batch may end in disorder
+            traceback.print_exc()
+        if not taken.waits:
+            reason = loader.emptiness()
+            return Failed(
+                outcome="empty", message="an epoch has no batch" + (f": {reason}" if reason else ""), taken=taken
+            )
+        return taken
+
+
+@dataclass(slots=True)
+class _Record:
+    """What an epoch has delivered so far."""
+
+    complete: bool = False
+    waits: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    facts: list[BatchFacts] = field(default_factory=list)
+    words: str | None = None
+    digests: list[dict[str, str]] = field(default_factory=list)
+
+    def take(self, loader: OpenLoader, epoch: Iterator[Any], request: Take, started: float) -> None:
+        """Take batches until the epoch or the request ends."""
+        asked = started
+        while request.batches is None or len(self.waits) < request.batches:
+            try:
+                batch = next(epoch)
+            except StopIteration:
+                self.complete = True
+                return
+            delivered = time.perf_counter()
+            self.waits.append(delivered - asked)
+            self.facts.append(loader.facts(batch))
+            if self.words is None:
+                self.words = loader.words(batch)
+            if request.digests:
+                self.digests.append(loader.digests(batch))
+            del batch
+            if request.steps:
+                step = request.steps[(len(self.waits) - 1) % len(request.steps)]
+                time.sleep(max(0.0, delivered + step - time.perf_counter()))
+            asked = time.perf_counter()
+            self.steps.append(asked - delivered)
+            if asked - started >= request.seconds:
+                break
+        self.complete = len(self.waits) == loader.batches()
+
+    def taken(self, seconds: float, cpu_seconds: float) -> Taken:
+        return Taken(
+            complete=self.complete,
+            seconds=seconds,
+            waits=self.waits,
+            steps=self.steps,
+            examples=[one.examples for one in self.facts],
+            lengths=[one.length for one in self.facts],
+            total_lengths=[one.total_length for one in self.facts],
+            bytes=max((one.size_bytes for one in self.facts), default=0),
+            cpu_seconds=cpu_seconds,
+            words=self.words,
+            digests=self.digests,
+        )
+
+
+def _seed(seed: int, processors: int) -> None:
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)
+    torch.set_num_threads(processors)  # as if it had started with them
+
+
+def _device_name(device: str) -> str:
+    import torch
+
+    if device == "cpu":
+        return "CPU"
+    if not torch.cuda.is_available():
+        raise LoaderError(f"--device {device}: no GPU can be used here", "Measure on the CPU: --device cpu.")
+    torch.cuda.set_device(device)
+    return torch.cuda.get_device_name(device)
+
+
+def _target(request: Open) -> Target:
+    """Import what the request names."""
+    if not request.spec.rpartition(":")[0].endswith(".py"):
+        raise LoaderError(f"{request.spec!r} names no class or function in a file", "Write path/to/file.py:NAME.")
+    function = load_function(request.spec, request.options, given=_GIVEN | request.arguments.keys())
+    takes: set[str] = set()
+    try:
+        takes = {
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        }
+    except (TypeError, ValueError):  # written in C
+        pass
+    return Target(
+        function=function,
+        options=request.options,
+        takes=frozenset(takes),
+        seed=request.seed,
+        device=request.device,
+        config=request.config,
+    )
+
+
+def _opened(request: Open, target: Target) -> tuple[OpenLoader, str]:
+    """Open the target as the kind that the user named, or as the first that recognises it; return the kind, too."""
+    if request.kind is not None:
+        kind = kind_of(request.kind)
+    else:
+        kind = next(one for one in map(kind_of, KINDS) if one.recognises(target))
+    loader = kind.open(target, request.arguments)
+    found = loader.kind or kind.name
+    if request.kind not in (None, found):
+        raise LoaderError(
+            f"{request.spec} makes a loader of the kind {found}, but {request.kind} was asked for",
+            f"Leave out --kind, or ask for {found}.",
+        )
+    return loader, found
+
+
+def _cpu_seconds() -> float:
+    """Return how long this process and all that it started have computed so far, those that have ended included."""
+    total = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        total += used.ru_utime + used.ru_stime
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -1,0 +1,192 @@
+"""The stages of making a batch: named as the user knows them, each with its own time."""
+
+from __future__ import annotations
+
+import gc
+import io
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from batchtune.errors import LoaderError
+from batchtune.loaders.stages import measure_stages
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # WebDataset closes no shard
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+Examples = list[dict[str, Any]]
+
+
+def augment(sample: dict[str, Any], seconds: float = 0.003) -> dict[str, Any]:
+    time.sleep(seconds)
+    return sample
+
+
+def slow_text(text: str) -> str:
+    time.sleep(0.001)
+    return text
+
+
+def pad(examples: Examples) -> Examples:
+    time.sleep(0.008)
+    return examples
+
+
+def broken(sample: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError(f"no such speaker in {sample['__key__']}")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two shards of 20 texts."""
+    folder = tmp_path_factory.mktemp("shards")
+    paths = [folder / f"{number}.tar" for number in range(2)]
+    for path in paths:
+        with tarfile.open(path, "w") as tar:
+            for number in range(20):
+                member = tarfile.TarInfo(f"{path.stem}{number:03}.txt")
+                member.size = 5
+                tar.addfile(member, io.BytesIO(b"words"))
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def wds() -> Iterator[Any]:
+    yield pytest.importorskip("webdataset")
+    gc.collect()  # files that it left open, while that is no error
+
+
+def measured(
+    dataset: Any, arguments: dict[str, Any], seconds: float = 0.1, examples_in: Callable[[Any], int | None] = len
+) -> dict[str, float]:
+    """Milliseconds per example of each stage."""
+    stages = measure_stages(dataset, arguments, seconds, examples_in)
+    assert sum(stage.share for stage in stages) == pytest.approx(1)
+    whole = sum(stage.seconds_per_example for stage in stages)
+    for stage in stages:
+        assert stage.share == pytest.approx(stage.seconds_per_example / whole)
+    assert len({stage.name for stage in stages}) == len(stages)
+    return {stage.name: 1000 * stage.seconds_per_example for stage in stages}
+
+
+def test_stages_of_a_pipeline_have_their_names_and_costs(wds: Any, shards: list[str]) -> None:
+    source = wds.WebDataset(shards, shardshuffle=2, detshuffle=True).shuffle(10).decode()
+    pipeline = source.map(augment).rename(words="txt").map_dict(words=slow_text).batched(4, collation_fn=pad)
+    found = measured(pipeline, {"batch_size": None, "num_workers": 2, "prefetch_factor": 4})
+    assert list(found) == ["reading", "shuffle", "decode", "augment", "slow_text", "collate (pad)"]
+    assert 3 <= found["augment"] < 12
+    assert 1 <= found["slow_text"] < 4
+    assert 2 <= found["collate (pad)"] < 8
+    assert found["reading"] + found["shuffle"] + found["decode"] < 4
+
+
+def test_a_pipeline_of_plain_stages_is_read_alike(wds: Any, shards: list[str]) -> None:
+    pipeline = wds.DataPipeline(
+        wds.SimpleShardList(shards),
+        wds.split_by_worker,
+        wds.tarfile_to_samples(),
+        wds.map(partial(augment, seconds=0.001)),
+        wds.map(lambda sample: sample),
+        wds.batched(5),
+    )
+    *others, nameless, collating = measured(pipeline, {"batch_size": None}, examples_in=lambda batch: len(batch["txt"]))
+    assert others == ["reading", "augment"]
+    assert nameless.startswith("lambda at test_stages.py:")
+    assert collating == "collate"
+
+
+def test_a_loader_with_stages_of_its_own_shows_all(wds: Any, shards: list[str]) -> None:
+    inner = wds.WebDataset(shards, shardshuffle=False).map(augment).batched(10, collation_fn=list)
+    loader = wds.WebLoader(inner, batch_size=None, num_workers=2).map(pad).with_epoch(1)
+    assert list(measured(loader, {})) == ["reading", "augment", "collate (list)", "pad"]
+
+
+def test_what_fills_a_large_buffer_is_measured_while_it_does(wds: Any, shards: list[str]) -> None:
+    """The buffer holds the whole epoch, and is full before the first batch comes."""
+    early = wds.WebDataset(shards, shardshuffle=False).map(augment).shuffle(1000, initial=1000)
+    found = measured(early.batched(4, collation_fn=pad), {"batch_size": None}, seconds=0.14)
+    assert 3 <= found["augment"] < 12
+    assert 2 <= found["collate (pad)"] < 8
+
+
+def test_what_fills_a_growing_buffer_is_not_counted_twice(wds: Any, shards: list[str]) -> None:
+    """Such a buffer takes two examples for each that it gives."""
+    growing = wds.WebDataset(shards * 20, shardshuffle=False).map(augment).shuffle(1000, initial=1)
+    found = measured(growing.map(partial(slow_text)), {"batch_size": 4, "collate_fn": list}, seconds=0.15)
+    assert found["augment"] / found["slow_text"] < 4.5
+
+
+def test_the_users_pipeline_stays_as_it_was(wds: Any, shards: list[str]) -> None:
+    pipeline = wds.WebDataset(shards, shardshuffle=2, detshuffle=True, seed=3).batched(10, collation_fn=list)
+    stages = list(pipeline.pipeline)
+    threads = torch.get_num_threads()
+    measured(pipeline, {"batch_size": None}, seconds=0.02)
+    assert pipeline.pipeline == stages
+    assert torch.get_num_threads() == threads
+    fresh = wds.WebDataset(shards, shardshuffle=2, detshuffle=True, seed=3).batched(10, collation_fn=list)
+    keys = [[[sample["__key__"] for sample in batch] for batch in epoch] for epoch in (pipeline, fresh)]
+    assert keys[0] == keys[1]
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.ones(3)
+
+
+class AtOnce(Slow):
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        return [torch.ones(3) for _ in indices]
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.ones(3) for _ in range(10))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "names"),
+    [
+        (Slow(), {"batch_size": 4, "shuffle": True, "collate_fn": pad}, ["Slow.__getitem__", "collate (pad)"]),
+        (Slow(), {"batch_sampler": [[0, 1], [2]], "lengths": [1.0] * 12}, ["Slow.__getitem__", "collate"]),
+        (Slow(), {"batch_size": None}, ["Slow.__getitem__"]),
+        (Subset(Slow(), range(6)), {"batch_size": 2, "num_workers": 2, "timeout": 5}, ["Slow.__getitem__", "collate"]),
+        (Stream(), {"batch_size": 4, "drop_last": True}, ["Stream.__iter__", "collate"]),
+        (Stream(), {"batch_size": None, "persistent_workers": True}, ["Stream.__iter__"]),
+        (DataLoader(Slow(), 4, num_workers=2), {}, ["Slow.__getitem__", "collate"]),
+        ([torch.ones(2)] * 5, {}, ["list.__iter__"]),
+    ],
+)
+def test_other_loaders_show_the_stages_that_torch_knows(
+    dataset: Any, arguments: dict[str, Any], names: list[str]
+) -> None:
+    assert list(measured(dataset, arguments, seconds=0.02)) == names
+
+
+def test_costs_of_a_dataset_are_per_example() -> None:
+    found = measured(Slow(), {"batch_size": 4, "collate_fn": pad}, seconds=0.1)
+    assert 2 <= found["Slow.__getitem__"] < 8
+    assert 2 <= found["collate (pad)"] < 8
+    assert measured(AtOnce(), {"batch_size": 4}, seconds=0.02)["AtOnce.__getitem__"] < 2
+
+
+def test_an_error_names_its_stage(wds: Any, shards: list[str]) -> None:
+    source = wds.WebDataset(shards, shardshuffle=False)
+    with pytest.raises(LoaderError, match=r"stage broken: ValueError: no such speaker in 0000") as raised:
+        measure_stages(source.map(broken).batched(2), {"batch_size": None}, 0.1, len)
+    assert 'raise ValueError(f"no such speaker' in str(raised.value.traceback)
+    missing = wds.WebDataset([f"{shards[0]}.missing"], shardshuffle=False)
+    with pytest.raises(LoaderError, match=r"stage reading: FileNotFoundError"):
+        measure_stages(missing, {"batch_size": None}, 0.1, len)
+    with pytest.raises(LoaderError, match="no batch"):
+        measure_stages(source.select(lambda sample: False), {"batch_size": None}, 0.1, len)
