@@ -156,6 +156,7 @@ def render(tuned: Tuned) -> str:
     except ResultError:
         plain = None
     loading = Loading.of(tuned)
+    arguments = {} if loading is None else loading.arguments
     return from_template(
         "speechbrain.yaml.j2",
         about_row=about_row(chosen.row, sweep),
@@ -176,9 +177,7 @@ def render(tuned: Tuned) -> str:
         unit=sweep.lengths.unit,
         config=tuned.config,
         workers=None if loading is None else loading.workers,
-        options={}
-        if loading is None
-        else {name: value for name, value in loading.arguments.items() if name != "num_workers"},
+        options={name: value for name, value in arguments.items() if name != "num_workers"},
         loading=() if loading is None else loading.remarks(),
     )
 
