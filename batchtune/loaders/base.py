@@ -74,9 +74,11 @@ class OpenLoader(ABC):
 
     Attributes:
         kind: The kind that the target turned out to be when it was called; None: the one that opened it.
+        exact: Whether `facts` gives true lengths in the unit of the run.
     """
 
     kind: ClassVar[str | None] = None
+    exact = False
 
     @abstractmethod
     def epoch(self) -> Iterator[Any]:
@@ -153,6 +155,10 @@ class LoaderKind(ABC):
     def batches_in_flight(self, arguments: Arguments) -> int:
         """Return how many batches may wait in shared memory at once; 0: none is there."""
         return 0
+
+    def prefetched(self, arguments: Arguments) -> int:
+        """Return how many batches of each worker may be ready before they are taken."""
+        return max(1, self.batches_in_flight(arguments) // max(1, self.workers(arguments)))
 
     @abstractmethod
     def recognises(self, target: Target) -> bool:

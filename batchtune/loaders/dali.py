@@ -81,6 +81,10 @@ class DaliKind(LoaderKind):
         """As in the base class: the reader threads."""
         return _whole(arguments, "reader_threads", 0)
 
+    def prefetched(self, arguments: Arguments) -> int:
+        """As in the base class: the depth of its queue."""
+        return _whole(arguments, "queue_depth", _QUEUE_DEPTH)
+
     def recognises(self, target: Target) -> bool:
         """Return whether the module, or the code, of the function refers to DALI's dynamic mode."""
         return _mentions_dali(target.function)

@@ -39,6 +39,7 @@ class TorchKind(LoaderKind):
 
     name: ClassVar[str] = "torch"
     START_AXES: ClassVar[tuple[str, ...]] = torch_arguments.START_AXES
+    WORKERS_AXIS: ClassVar[str | None] = torch_arguments.WORKERS_AXIS
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As the base class says."""
@@ -150,6 +151,7 @@ class TorchLoader(IterableLoader):
         self.plain = DataLoader(**{**given, **_WITHOUT_WORKERS})
         self._noting: NotingSampler | None = None
         self._indices: Any = None
+        self.exact = lengths is not None
         self._lengths = None if lengths is None else np.asarray(lengths, dtype=np.float64)
         wanted = {name: value for name, value in given.items() if name not in _BATCHING} | own
         if not wanted.get("num_workers"):

@@ -18,6 +18,7 @@ from batchtune.workloads.loading import last_frame
 
 # A part of an epoch that warms up: so many times what may be waiting, and at most so long.
 _WARM_UP_TIMES = 2
+_WARM_UP_BATCHES = 8
 # An epoch that ends at once is begun again only so many times in a trial.
 _MOST_EPOCHS = 50
 _LAST_LINES = 5
@@ -155,7 +156,7 @@ class LoaderRunner:
 
     def _warm_up(self, in_flight: int, plan: Plan) -> None:
         if not plan.digests:
-            self._take(Take(batches=1 + _WARM_UP_TIMES * in_flight, seconds=plan.seconds))
+            self._take(Take(batches=max(_WARM_UP_BATCHES, 1 + _WARM_UP_TIMES * in_flight), seconds=plan.seconds))
 
     def _trial(self, plan: Plan) -> list[Taken]:
         """Take epochs until the time is over and as many as asked for have begun."""

@@ -9,6 +9,7 @@ from importlib import metadata
 from batchtune.loaders.base import Machine
 from batchtune.results import Argument, Arguments
 
+WORKERS_AXIS = "num_workers"
 START_AXES = ("persistent_workers", "multiprocessing_context")
 # Those of torch; `multiprocessing_context=None` is Python's own default.
 DEFAULTS: Arguments = {

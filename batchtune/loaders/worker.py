@@ -108,7 +108,8 @@ class Served:
             try:
                 os.sched_setaffinity(0, request.processors)
                 _seed(request.seed, len(request.processors))
-                device_name = _device_name(request.device)
+                device, device_name = _device(request.device)
+                request = replace(request, device=device)
                 target = _target(request)
                 self.loader, kind = _opened(request, target)
                 batches, examples = self.loader.batches(), self.loader.examples()
@@ -121,9 +122,11 @@ class Served:
             pid=os.getpid(),
             kind=kind,
             takes=sorted(target.takes),
+            device=device,
             device_name=device_name,
             batches=batches,
             examples=examples,
+            exact=self.loader.exact,
             warnings=list(dict.fromkeys(f"{one.category.__name__}: {one.message}" for one in caught)),
         )
 
@@ -217,15 +220,22 @@ def _seed(seed: int, processors: int) -> None:
     torch.set_num_threads(processors)  # as if it had started with them
 
 
-def _device_name(device: str) -> str:
+def _device(device: str) -> tuple[str, str]:
+    """Return the device that a `--device` value means, `cpu` or `cuda:N`, and its name; it is the current one then."""
     import torch
 
-    if device == "cpu":
-        return "CPU"
-    if not torch.cuda.is_available():
-        raise LoaderError(f"--device {device}: no GPU can be used here", "Measure on the CPU: --device cpu.")
-    torch.cuda.set_device(device)
-    return torch.cuda.get_device_name(device)
+    available = device != "cpu" and torch.cuda.is_available()
+    if not available and device in ("auto", "cpu"):
+        return "cpu", "CPU"
+    number = int(device.partition(":")[2] or 0) if device != "auto" else 0
+    if not available or number >= torch.cuda.device_count():
+        found = torch.cuda.device_count() if available else "no"
+        raise LoaderError(
+            f"--device {device}: torch can use {found} GPU{'' if found == 1 else 's'} here",
+            "Measure on the CPU with --device cpu, or name another.",
+        )
+    torch.cuda.set_device(number)
+    return f"cuda:{number}", torch.cuda.get_device_name(number)
 
 
 def _target(request: Open) -> Target:

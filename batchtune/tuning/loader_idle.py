@@ -7,14 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from batchtune.cost.loader_queue import QueueObservation, QueueSetting, fit_queue, predict_waits
+from batchtune.cost import QueueObservation, QueueSetting, fit_queue, predict_waits
 from batchtune.lengths import FloatArray
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.protocol import Taken
 from batchtune.results import Arguments, LoaderQueue, LoaderRow
 from batchtune.tuning.loader_demand import Steps
-
-_DEFAULT_PREFETCH = 2
 
 
 class IdleModel:
@@ -103,9 +101,8 @@ class IdleModel:
         return found.idle
 
     def _setting(self, arguments: Arguments) -> QueueSetting:
-        prefetch = arguments.get("prefetch_factor")
         return QueueSetting(
             workers=self._kind.workers(arguments),
-            prefetch_factor=prefetch if isinstance(prefetch, int) and prefetch else _DEFAULT_PREFETCH,
+            prefetch_factor=self._kind.prefetched(arguments),
             in_order=arguments.get("in_order") is not False,
         )
