@@ -2,6 +2,7 @@
 
 import atexit
 
+from batchtune.loaders.protocol import Reply
 from batchtune.probe.supervisor import worker_program
 from batchtune.processes.worker import Nursery
 
@@ -19,4 +20,6 @@ class SharedNursery(Nursery):
 
 
 SHARED = SharedNursery(*worker_program())
-atexit.register(Nursery.close, SHARED)
+OF_LOADERS = SharedNursery("batchtune.loaders.worker", Reply, {})
+for nursery in (SHARED, OF_LOADERS):
+    atexit.register(Nursery.close, nursery)

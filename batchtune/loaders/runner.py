@@ -36,7 +36,7 @@ class Plan:
         epochs: How many epochs to begin in a trial at least; to see how long one takes to start.
         batches: Of each epoch at most; None: all, as far as the time goes.
         steps: How long the consumer is busy with each batch in turn; None: not at all.
-        digests: Whether to hash each batch.
+        digests: Whether to hash each batch, of one epoch.
     """
 
     seconds: float
@@ -85,10 +85,10 @@ class LoaderRunner:
         self._nursery.close()
 
     def inspect(self) -> Opened:
-        """Build the loader once, as the user's code makes it. Raises LoaderError if that fails."""
+        """Build the loader once, with the first of the values that the user named. Raises LoaderError if that fails."""
         self._nursery.start_worker()
         try:
-            return self._open({})
+            return self._open({name: values[0] for name, values in self._settings.sweep.items()})
         except _Failure as failure:
             raise LoaderError(failure.message, failure.hint, failure.traceback) from None
         finally:
@@ -129,7 +129,7 @@ class LoaderRunner:
         """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
         self._nursery.start_worker()
         try:
-            self._open({})
+            self._open({name: values[0] for name, values in self._settings.sweep.items()})
             found = self._ask(Split(seconds=seconds), Stages, seconds * 2 + self._settings.timeout_seconds)
             assert isinstance(found, Stages)
             return found.stages
@@ -162,7 +162,8 @@ class LoaderRunner:
         """Take epochs until the time is over and as many as asked for have begun."""
         taken: list[Taken] = []
         left = plan.seconds
-        while len(taken) < plan.epochs or (left > 0 and plan.batches is None and len(taken) < _MOST_EPOCHS):
+        again = plan.batches is None and not plan.digests
+        while len(taken) < plan.epochs or (again and left > 0 and len(taken) < _MOST_EPOCHS):
             steps = None if plan.steps is None else list(plan.steps)
             seconds = max(left, plan.seconds / 4)
             taken.append(self._take(Take(batches=plan.batches, seconds=seconds, steps=steps, digests=plan.digests)))

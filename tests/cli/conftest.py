@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_once import MadeOnce
-from shared_nursery import SHARED
+from shared_nursery import OF_LOADERS, SHARED
 from typer.testing import CliRunner
 
 from batchtune.cli.app import app
@@ -60,6 +60,7 @@ def run_here(*arguments: object, env: dict[str, str] | None = None) -> subproces
     with pytest.MonkeyPatch.context() as patch:
         if env is None:
             patch.setattr("batchtune.probe.supervisor.Nursery", lambda *_: SHARED)
+            patch.setattr("batchtune.loaders.runner.Nursery", lambda *_: OF_LOADERS)
         try:
             ran = CliRunner().invoke(app, list(map(str, arguments)), env=env, prog_name="batchtune")
         finally:

@@ -1,0 +1,187 @@
+"""`batchtune tune-loader`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import Run
+from ruamel.yaml import YAML
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="loaders are measured on Linux")
+
+LOADERS = '''
+import os, random, signal, time
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+
+class Clips(Dataset):
+    """Each example takes some milliseconds, in which nothing computes."""
+
+    def __init__(self, seconds, fault=None, noise=False):
+        self.seconds, self.fault, self.noise = seconds, fault, noise
+
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        if self.fault == "raises" and index == 37:
+            raise ValueError("clip 37 is no audio")
+        if self.fault == "hangs" and index == 9:
+            time.sleep(3600)
+        if self.fault == "dies" and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return torch.full((50,), random.random() if self.noise else float(index))
+
+
+def make(ms: float = 2.0):
+    return {"dataset": Clips(ms / 1000), "batch_size": 8}
+
+
+def faulty(fault):
+    return {"dataset": Clips(0.0005, fault), "batch_size": 8, "num_workers": 1}
+
+
+def noisy(own: bool = False):
+    random.seed(time.time() if own else 0)
+    return {"dataset": Clips(0.0, noise=True), "batch_size": 8}
+
+
+def few():
+    return {"dataset": Clips(0.0), "batch_size": 500, "drop_last": True}
+
+
+class Nothing:
+    def __iter__(self):
+        return iter(())
+
+
+def broken():
+    raise RuntimeError("the corpus is not mounted")
+'''
+# Few and short measurements.
+QUICK = ["--seconds", "0.2", "--trials", "1"]
+PLAIN = ["--sweep", "persistent_workers=false", "--sweep", "multiprocessing_context=fork", "--sweep", "in_order=true"]
+ALONE = ["--sweep", "num_workers=0", *PLAIN]
+
+
+@pytest.fixture
+def tuning(batchtune: Run, tmp_path: Path) -> Run:
+    (tmp_path / "loaders.py").write_text(LOADERS)
+    return batchtune
+
+
+def written(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "batchtune-run" / "loader.json").read_text())
+    return found
+
+
+def test_the_fewest_workers_that_keep_up_are_recommended(tuning: Run, tmp_path: Path) -> None:
+    swept = [*PLAIN, "--sweep", "num_workers=0,1", "--sweep", "prefetch_factor=2"]
+    ran = tuning("tune-loader", "loaders.py:make", "--step-ms", "60", *swept, *QUICK, "--stages")
+    assert ran.returncode == 0, ran.stderr
+    found = written(tmp_path)
+    alone, one = (next(row for row in found["rows"] if row["workers"] == workers) for workers in (0, 1))
+    # 16 ms to make a batch, 60 ms to train with it, one after the other or at the same time.
+    assert 0.18 < alone["gpu_idle"] < 0.5
+    assert one["gpu_idle"] < alone["gpu_idle"] / 2
+    row = found["rows"][found["recommended"]]
+    assert row["workers"] == 1 and row["gpu_idle_measured"] < alone["gpu_idle"]
+    assert (found["epoch_examples"], found["epoch_batches"], found["demand"]["per"]) == (240, 30, "batch")
+    assert found["stages"][0]["seconds_per_example"] >= 0.002
+    config = YAML(typ="safe").load(tmp_path / "batchtune-run" / "loader.yaml")
+    assert (config["kind"], config["arguments"]) == ("torch", row["arguments"])
+    assert tuning("report", "--fail-if", "gpu_idle > 0.9").returncode == 0
+    assert tuning("report", "--fail-if", "loader.workers > 0").returncode == 3
+    again = tuning("tune-loader", "loaders.py:few", *QUICK)
+    assert again.returncode == 1 and "--force" in again.stderr
+
+
+def test_settings_that_fail_are_named_and_the_rest_goes_on(tuning: Run, tmp_path: Path) -> None:
+    swept = [*PLAIN, "--sweep", "num_workers=1", "--sweep", "prefetch_factor=2"]
+    faults = ["--sweep", "fault=none,raises,hangs,dies"]
+    ran = tuning("tune-loader", "loaders.py:faulty", *swept, *faults, *QUICK, "--timeout", "1")
+    assert ran.returncode == 0, ran.stderr
+    found = written(tmp_path)
+    rows = {row["arguments"]["fault"]: row for row in found["rows"]}
+    assert {fault: row["outcome"] for fault, row in rows.items()} == {
+        **{None: "ok", "raises": "error", "hangs": "timeout", "dies": "crash"}
+    }
+    assert "item 37" in rows["raises"]["error"] and "clip 37 is no audio" in rows["raises"]["error"]
+    assert "SIGSEGV" in rows["dies"]["error"] or "Segmentation fault" in rows["dies"]["error"]
+    assert found["rows"][found["recommended"]]["arguments"]["fault"] is None
+    assert "3 of 4" in ran.stdout
+
+
+def test_two_epochs_from_one_seed_are_compared(tuning: Run, tmp_path: Path) -> None:
+    alike = tuning("tune-loader", "loaders.py:noisy", *ALONE, *QUICK, "--check-reproducible")
+    assert alike.returncode == 0, alike.stderr
+    assert written(tmp_path)["reproduced"] == {"batches": 30, "first_difference": None, "what": None}
+    swept = [*ALONE, *QUICK, "--set", "own=true", "--force", "--check-reproducible"]
+    other = tuning("tune-loader", "loaders.py:noisy", *swept)
+    assert other.returncode == 0, other.stderr
+    assert written(tmp_path)["reproduced"]["first_difference"] == 0
+
+
+def test_no_batch_has_its_reason(tuning: Run) -> None:
+    ran = tuning("tune-loader", "loaders.py:few", *ALONE, *QUICK)
+    assert ran.returncode == 1
+    assert "240 examples" in ran.stdout and "500" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["missing.py:make"], 1, "missing.py does not exist"),
+        (["loaders.py:mak"], 1, "Did you mean make?"),
+        (["loaders.py:broken"], 1, "the corpus is not mounted"),
+        (["loaders.py:make", "--sweep", "worker=1"], 2, "num_workers"),
+    ],
+    ids=["file", "name", "raises", "argument"],
+)
+def test_a_target_that_cant_be_used_is_explained(tuning: Run, arguments: list[str], code: int, expected: str) -> None:
+    ran = tuning("tune-loader", *arguments)
+    assert ran.returncode == code
+    assert expected in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--sweep", "num_workers"], "NAME=VALUES"),
+        (["--sweep", "num_workers=4:1"], "a range goes from a smaller to a larger"),
+        (["--sweep", "a=1", "--sweep", "a=2"], "given twice"),
+        (["--kind", "tensorflow"], "--kind must be one of dali, torch, iterable"),
+        (["--ranks-per-node", "100000"], "each rank needs one"),
+        (["--step-ms", "0"], "--step-ms must be from"),
+        (["--seconds", "nan"], "--seconds must be from"),
+        (["--trials", "0"], "--trials must be from"),
+    ],
+)
+def test_wrong_options_are_refused(tuning: Run, arguments: list[str], expected: str) -> None:
+    ran = tuning("tune-loader", "loaders.py:make", *arguments)
+    assert ran.returncode == 2
+    assert expected in ran.stderr
+
+
+def test_interrupted_it_keeps_what_it_has_measured(tuning: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "batchtune", "tune-loader", "loaders.py:make", "--seconds", "0.3"]
+    started = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
+    try:
+        time.sleep(8)
+        started.send_signal(signal.SIGINT)
+        said, _ = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert started.returncode == 130, said
+    found = written(tmp_path)
+    assert found["rows"] and found["reason"].startswith("Interrupted after")
