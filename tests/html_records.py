@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from loader_records import hostile_loader, made_loader
 from report_records import COUNT, TOTAL_SECONDS, hostile_results, made_probe, made_verification, whole_sweep
 from streamed_records import hostile_stream, whole_stream
 
@@ -54,6 +55,7 @@ def full_results(count: int = COUNT) -> RunResults:
         sweep=with_data(whole_sweep(), count),
         verification=made_verification(),
         stream=whole_stream(),
+        loader=made_loader(),
     )
 
 
@@ -67,4 +69,5 @@ def hostile_full_results(text: str) -> RunResults:
         sweep=with_data(results.sweep),
         verification=results.verification,
         stream=hostile_stream(text),
+        loader=hostile_loader(text),
     )

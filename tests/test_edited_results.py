@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from cli.conftest import run_here
+from loader_records import made_loader
 from made_once import MadeOnce
 from memory_laws import LAWS, LawDevice, made_lengths
 from ruamel.yaml import YAML
@@ -27,7 +28,7 @@ from batchtune.exports import FRAMEWORKS
 from batchtune.exports.sampler import read_sampler_yaml
 from batchtune.lengths import Lengths
 from batchtune.probe.settings import ProbeSettings
-from batchtune.results import WorkloadRecord, write_result
+from batchtune.results import Probe, WorkloadRecord, read_result, write_result
 from batchtune.tuning.probing import ProbeHooks, run_probe
 from batchtune.tuning.verify_plan import Subject, VerifyPlan, VerifySettings
 from batchtune.tuning.verifying import verify
@@ -37,7 +38,10 @@ SETTINGS = ProbeSettings(
 )
 SWEEP = ["--num-buckets", "2,4", "--strategy", "optimal", "--strategy", "speechbrain", "--quiet"]
 STREAM = ["--buffer-size", 30, "--num-buckets", 4, "--quiet"]
-FILES = ("probe.json", "sweep.json", "stream.json", "verify.json", "sampler.yaml", "run.json", "trials.jsonl")
+FILES = (
+    *("probe.json", "sweep.json", "stream.json", "loader.json", "verify.json"),
+    *("sampler.yaml", "run.json", "trials.jsonl"),
+)
 KINDS = ("lengths", "pairs")
 # What no file may do to where it is shown, on a line of its own or as markup.
 EVIL = ("\x1b]0;PWNED\x07", "\n::error::PWNED", "x" * 90 + " ::add-mask::PWNED", "<img src=x onerror=PWNED>", "\u202eA")
@@ -68,6 +72,8 @@ def recorded(made_once: MadeOnce) -> Path:
             swept = run_here("sweep-stream", *manifest_of(folder, kind), "--run", run, *STREAM, "--current", now)
             assert swept.returncode == 0, swept.stderr
             write_result(run / "verify.json", verified(lengths, run, device))
+            lengths_of_run = read_result(run / "probe.json", Probe).lengths
+            write_result(run / "loader.json", made_loader(lengths=lengths_of_run))
 
     return made_once("edited-results", make)
 
@@ -170,6 +176,7 @@ def commands(folder: Path, kind: str, run: Path, file: str | None = None) -> Ite
     for report_format in ("terminal", "markdown", "html", "json"):
         yield ["report", run, "--format", report_format]
     rules = ("batches > 1", "padding_ratio > 8%", "verify.holds == false", "batches worse 2%", "stale > 2%")
+    rules += ("gpu_idle > 5%", "loader.memory_bytes worse 5%")
     gate = [word for rule in rules for word in ("--fail-if", rule)]
     gate += ["--baseline", run, "--junit-xml", run.with_name("gate.xml"), "--github"]
     yield ["report", run, *gate, "--manifest", *manifest]

@@ -116,6 +116,7 @@ def tuned_run(results: RunResults) -> Tuned:
         sweep=results.sweep,
         stream=results.stream,
         probe=results.probe,
+        loader=results.loader,
         config=(folder / SAMPLER_FILE).as_posix(),
         stream_config=(folder / STREAM_CONFIG_FILE).as_posix(),
     )

@@ -14,6 +14,7 @@ from batchtune.results import (
     STREAM_CONFIG_FILE,
     STREAM_FILE,
     SWEEP_FILE,
+    LoaderTuning,
     Probe,
     Row,
     StreamRow,
@@ -32,12 +33,14 @@ class Tuned:
         sweep: Its sweep; None without one.
         stream: Its sweep of a stream; None without one.
         probe: Its probe; None without one.
+        loader: The tuning of its data loader; None without one.
         config, stream_config: The paths of its `sampler.yaml` and `stream.yaml`, as a snippet should name them.
     """
 
     sweep: Sweep | None = None
     stream: StreamSweep | None = None
     probe: Probe | None = None
+    loader: LoaderTuning | None = None
     config: str = f"batchtune-run/{SAMPLER_FILE}"
     stream_config: str = f"batchtune-run/{STREAM_CONFIG_FILE}"
 

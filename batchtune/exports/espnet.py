@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.cutting import AUDIO_UNITS, SAMPLE_RATE, about_batches, at_least, counting_remark, what_runs
+from batchtune.exports.loader import Loading
 from batchtune.exports.text import LengthLimits, from_template, number
 from batchtune.results import Sweep
 from batchtune.units import counted, format_length
@@ -76,7 +77,7 @@ def render(tuned: Tuned) -> str:
     sweep = tuned.needed_sweep
     unit = sweep.lengths.unit
     scale = AUDIO_UNITS.get(unit, 1.0)
-    bins = batch_bins(sweep, scale=scale)
+    bins, loading = batch_bins(sweep, scale=scale), Loading.of(tuned)
     return from_template(
         "espnet.yaml.j2",
         runs=what_runs(tuned, "ESPnet", lambda length: bins // (length * scale) + 1),
@@ -85,6 +86,9 @@ def render(tuned: Tuned) -> str:
         counting=counting_remark(unit, "batch_bins"),
         audio=unit in AUDIO_UNITS,
         bins=bins,
+        workers=None if loading is None else loading.workers,
+        # Its trainer pins memory where it has a GPU.
+        loading=() if loading is None else loading.remarks("ESPnet", ("num_workers", "pin_memory")),
         batch_size=max(1, int(sweep.max_batch_length / sweep.lengths.max)),
         fold_length=at_least(sweep.lengths.max, scale),
     )

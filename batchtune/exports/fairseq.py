@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.cutting import AUDIO_UNITS, at_least, at_most, counting_remark, what_runs
+from batchtune.exports.loader import Loading
 from batchtune.exports.text import LengthLimits, from_template
 from batchtune.units import format_length
 
@@ -38,6 +39,8 @@ def render(tuned: Tuned) -> str:
         task["min-sample-size"] = str(at_least(limits.shortest, scale))
     if limits.longest is not None and not audio:
         data["skip-invalid-size-inputs-valid-test"] = ""
+    if (loading := Loading.of(tuned)) is not None:
+        data["num-workers"] = str(loading.workers)
     return from_template(
         "fairseq.txt.j2",
         file=_FILE,
@@ -53,6 +56,7 @@ def render(tuned: Tuned) -> str:
         flags=" ".join(f"--{flag} {value}".rstrip() for flag, value in {**data, **task}.items()),
         data=data,
         task=task,
+        loading=() if loading is None else loading.remarks("fairseq", ("num_workers",)),
     )
 
 

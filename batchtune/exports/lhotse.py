@@ -7,7 +7,8 @@ from typing import Any
 
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Tuned, choose_table
-from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields
+from batchtune.exports.loader import loading_fields
+from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields, swept_workers
 from batchtune.exports.text import LengthLimits, about_data, about_row, from_template, one_line, padded_remark
 from batchtune.results import Row, StreamRow, StreamSweep, Sweep
 from batchtune.units import format_number
@@ -102,6 +103,7 @@ def render(tuned: Tuned) -> str:
         **_table_fields(row, sweep),
         unit=sweep.lengths.unit,
         seed=sweep.settings.get("seed", 0),
+        **loading_fields(tuned),
     )
 
 
@@ -122,6 +124,7 @@ def render_shar(tuned: Tuned) -> str:
         two_dimensional=False,
         buffer_size=max(chosen.row.buffer_size, least_buffer(chosen.row.batch_sizes)),
         **{**stream_fields(chosen, sweep), **_table_fields(chosen.row, sweep)},
+        **loading_fields(tuned, swept_workers(sweep)),
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from batchtune.cost import Frontier
 from batchtune.exports.base import Export, Tuned
 from batchtune.exports.lhotse import check_covers, covering_table, in_seconds, least_buffer, unit_remark
-from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields
+from batchtune.exports.loader import Loading
+from batchtune.exports.stream import BUCKETS, choose_stream, stream_fields, swept_workers
 from batchtune.exports.text import (
     LengthLimits,
     about_data,
@@ -22,9 +23,11 @@ from batchtune.exports.text import (
     number,
     padded_remark,
 )
-from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, unproven_sizes
+from batchtune.results import Probe, Row, StreamRow, StreamSweep, Sweep, argument_text, unproven_sizes
 from batchtune.units import counted, format_number, format_seconds, rounded_down
 
+# Of the DataLoader's arguments; for tarred data NeMo keeps workers by itself.
+_OF_LOADERS = ("num_workers", "pin_memory")
 # NeMo's own default of bucket_buffer_size.
 _BUFFER = 10_000
 # A limit that Lhotse can express must give the longest examples this share of their proven batch size.
@@ -54,6 +57,7 @@ def render(tuned: Tuned) -> str:
         buffer_size=max(_BUFFER, least_buffer(sizes)),
         sizes=sizes,
         joint=_two_dimensional(sweep),
+        **_loader_fields(tuned, None),
         **_table_fields(row, sweep, tuned.probe),
     )
 
@@ -79,6 +83,7 @@ def render_tarred(tuned: Tuned) -> str:
         joint=None,
         last_shard=max(0, sweep.shards.count - 1),
         **{**stream_fields(chosen, sweep), **_table_fields(chosen.row, sweep, tuned.probe)},
+        **_loader_fields(tuned, swept_workers(sweep)),
     )
 
 
@@ -98,6 +103,16 @@ def _table_fields(row: Row | StreamRow, sweep: Sweep | StreamSweep, probe: Probe
         "probed": probe is not None,
         "limit": None if probe is None else duration_limit(probe, row.boundaries),
     }
+
+
+def _loader_fields(tuned: Tuned, workers: int | None) -> dict[str, Any]:
+    """Return the settings of the loader; without a recommendation, only the workers that a stream was swept with."""
+    loading = Loading.of(tuned)
+    if loading is None:
+        return {"loader": {} if workers is None else {"num_workers": workers}, "loading": ()}
+    known = {name: argument_text(value) for name, value in loading.arguments.items() if name in _OF_LOADERS}
+    own = () if workers is None else ("persistent_workers",)
+    return {"loader": known, "loading": list(loading.remarks("NeMo", (*_OF_LOADERS, *own)))}
 
 
 def _most_examples(sweep: Sweep, row: Row) -> list[int]:

@@ -127,7 +127,9 @@ def render_yaml(document: dict[str, Any], header: str) -> str:
     stream = io.StringIO()
     yaml.dump(document, stream)
     lists = tuple(f"{name}: [" for name in _LISTS)
-    lines = stream.getvalue().splitlines(keepends=True)
+    # What isn't printable stands in double quotes, where YAML reads escapes.
+    text = "".join(one if one == "\n" or one.isprintable() else f"\\U{ord(one):08x}" for one in stream.getvalue())
+    lines = text.splitlines(keepends=True)
     return header + "".join(broken(line, indent=2) if line.startswith(lists) else line for line in lines)
 
 

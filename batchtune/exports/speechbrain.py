@@ -12,6 +12,7 @@ from batchtune.batching.samplers import speechbrain_boundaries
 from batchtune.batching.table import batch_sizes_for
 from batchtune.errors import ResultError
 from batchtune.exports.base import Chosen, Export, Patched, Tuned, choose_table, recommended_row
+from batchtune.exports.loader import Loading
 from batchtune.exports.text import (
     LengthLimits,
     Written,
@@ -154,6 +155,8 @@ def render(tuned: Tuned) -> str:
         plain = plain_row(sweep).row
     except ResultError:
         plain = None
+    loading = Loading.of(tuned)
+    arguments = {} if loading is None else loading.arguments
     return from_template(
         "speechbrain.yaml.j2",
         about_row=about_row(chosen.row, sweep),
@@ -173,6 +176,9 @@ def render(tuned: Tuned) -> str:
         length_key=key,
         unit=sweep.lengths.unit,
         config=tuned.config,
+        workers=None if loading is None else loading.workers,
+        options={name: value for name, value in arguments.items() if name != "num_workers"},
+        loading=() if loading is None else loading.remarks(),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from batchtune.exports.base import Export, Patched, Tuned
-from batchtune.exports.stream import SPEECHBRAIN, ChosenStream, choose_stream, stream_fields
+from batchtune.exports.loader import loading_fields
+from batchtune.exports.stream import SPEECHBRAIN, ChosenStream, choose_stream, stream_fields, swept_workers
 from batchtune.exports.text import LengthLimits, from_template, number, padded_remark
 
 _WHO = "SpeechBrain's dynamic_bucketed_batch"
@@ -57,6 +58,7 @@ def render(tuned: Tuned) -> str:
         most="" if row.max_batch_numel is None else in_samples.format(number(row.max_batch_numel)),
         sample_lengths=[(name, in_samples.format(number(end))) for name, end in ends if end is not None],
         **stream_fields(chosen, sweep),
+        **loading_fields(tuned, swept_workers(sweep)),
     )
 
 

@@ -99,10 +99,14 @@ def stream_fields(chosen: ChosenStream, sweep: StreamSweep) -> dict[str, Any]:
         "limits": LengthLimits.of(sweep),
         "unit": sweep.lengths.unit,
         "seed": streamed.seed,
-        "workers": max(1, streamed.workers),
         "shard_shuffle": streamed.shuffle_shards or False,
         "sample_shuffle": streamed.shuffle_buffer or False,
     }
+
+
+def swept_workers(sweep: StreamSweep) -> int:
+    """Return the workers of each rank that the stream was swept with, at least 1."""
+    return max(1, sweep.streamed.workers)
 
 
 def _per_rank(row: StreamRow, sweep: StreamSweep) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from batchtune.exports.base import Export, Tuned
-from batchtune.exports.stream import OWN, choose_stream, stream_fields
+from batchtune.exports.loader import loading_fields
+from batchtune.exports.stream import OWN, choose_stream, stream_fields, swept_workers
 from batchtune.exports.text import from_template, padded_remark
 from batchtune.results import STREAM_ALGORITHMS
 
@@ -19,6 +20,7 @@ def _render(tuned: Tuned, *, name: str, title: str) -> str:
         nominal=sweep.batches_per_rank is not None,
         padded=padded_remark(sweep),
         **stream_fields(choose_stream(sweep, OWN, STREAM_ALGORITHMS), sweep),
+        **loading_fields(tuned, swept_workers(sweep)),
     )
 
 

@@ -71,6 +71,7 @@ def _environment() -> Any:
         flow=flow_list,
         broken=lambda line: Written(broken(line).rstrip("\n")),
         literal=lambda text: Written(literal(text)),
+        python=lambda value: Written(repr(value).replace("'", '"')),
     )
     return environment
 

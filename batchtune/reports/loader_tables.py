@@ -92,7 +92,7 @@ def _titled(values: dict[str, str], taken: Collection[str]) -> dict[str, str]:
     titled: dict[str, str] = {}
     for name, value in values.items():
         title = _SHORT.get(name, name).replace("_", " ")
-        titled[name if title in (*taken, *titled) or not title else title] = value
+        titled[f"{name}=" if title in (*taken, *titled) or not title else title] = value
     return titled
 
 

@@ -42,9 +42,7 @@ def loader_headline(loader: LoaderTuning) -> str:
     """Say what to set, and whether it keeps the step busy, or that the loader is the bottleneck and why."""
     row = loader.recommended_row
     if row is None:
-        return (
-            f"No setting of the loader is recommended{with_full_stop(f': {loader.reason}' if loader.reason else '.')}"
-        )
+        return f"Loader: {with_full_stop(loader.reason) or 'no setting is recommended.'}"
     rate, idle, name = f"{format_number(_speed(row))} examples/s", row.idle, setting_name(loader, row)
     if idle is None:
         set_it = f"Set {name} for the loader: {rate}" if row.arguments else f"The loader as it is makes {rate}"

@@ -97,7 +97,7 @@ def make_table(
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     return Table(
         title=clean(title),
-        columns=tuple(map(Column, names)),
+        columns=tuple(Column(clean(name)) for name in names),
         rows=tuple(tuple(clean(row[name] or UNKNOWN) for name in names) for row in rows),
         notes=tuple(map(clean, notes)),
         marked=marked,

@@ -21,11 +21,13 @@ from typing import Any
 import pytest
 from cli.conftest import Run, run_here
 from jsonschema import Draft202012Validator
+from loader_records import all_failed, made_dali, made_iterable, made_loader
 from made_once import MadeOnce
 from report_records import failed_verification, made_probe, made_sweep, made_verification, without_recommendation
 from ruamel.yaml import YAML
 from streamed_records import made_stream, streamed, whole_stream
 
+from batchtune.exports.loader import render_loader_yaml
 from batchtune.reports import RunResults, render
 from batchtune.results import StreamSweep, encode
 from batchtune.schemas import SCHEMAS, identifier_of, read_docstring, render_schema, schema_of
@@ -112,6 +114,16 @@ def test_a_stream_holds_to_its_schema(stream: StreamSweep) -> None:
     assert errors("stream", {**document, "shards": {**document["shards"], "broken": -1}})
 
 
+def test_a_loader_holds_to_its_schema() -> None:
+    for loader in (made_loader(), made_dali(), made_iterable(), all_failed()):
+        document = json.loads(encode(loader))
+        assert errors("loader", document) == []
+        assert errors("loader", {**document, "rows": [{**document["rows"][0], "gpu_idle": 1.5}]})
+    config = YAML(typ="safe").load(render_loader_yaml(made_loader()))
+    assert errors("loader-config", config) == []
+    assert errors("loader-config", {**config, "more": 1})
+
+
 def test_another_format_or_a_newer_version_does_not_hold() -> None:
     document = json.loads(encode(made_sweep()))
     assert errors("sweep", document) == []
@@ -130,6 +142,7 @@ def test_another_format_or_a_newer_version_does_not_hold() -> None:
         RunResults(name="e", probe=None, sweep=without_recommendation(made_sweep())),
         streamed(sweep=True),
         RunResults(name="f", probe=None, sweep=None, stream=made_stream(timed=False)),
+        RunResults(name="g", probe=None, sweep=None, loader=made_iterable()),
     ],
     ids=lambda results: results.name,
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from loader_records import all_failed, bottleneck, hostile_loader, loaded, made_dali, made_iterable, made_loader
 from report_records import (
     failed_verification,
     hostile_results,
@@ -70,8 +71,14 @@ RUNS = {
     "stream": RunResults(name="run", probe=None, sweep=None, stream=made_stream(timed=False, unit=None)),
     "stream and all": streamed(sweep=True),
     "no stream recommended": RunResults(name="run", probe=None, sweep=None, stream=made_stream(recommended=None)),
+    "loader": loaded(bottleneck()),
+    "loader and sweep": loaded(sweep=True),
+    "loader of DALI": loaded(made_dali()),
+    "one loader": loaded(made_iterable()),
+    "loader failed": loaded(all_failed()),
+    "no settings of a loader": loaded(made_loader(rows=[], recommended=None)),
     "no rows of a stream": RunResults(name="run", probe=None, sweep=None, stream=empty_stream()),
-    "hostile": replace(hostile_results(HOSTILE), stream=hostile_stream(HOSTILE)),
+    "hostile": replace(hostile_results(HOSTILE), stream=hostile_stream(HOSTILE), loader=hostile_loader(HOSTILE)),
 }
 
 
@@ -97,6 +104,12 @@ def test_the_recommendation_for_a_stream_is_in_every_format(name: str) -> None:
     # Quotation marks are written in different ways, and a terminal breaks lines.
     for run in ("stream", "stream and all"):
         assert "buffer_size=4096) with max_batch_length = 600" in " ".join(render(name, RUNS[run]).split())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_loader_does_is_in_every_format(name: str) -> None:
+    assert "the step waits for data 34.0% of the time" in " ".join(render(name, RUNS["loader"]).split())
+    assert "keeps the step busy" in " ".join(render(name, RUNS["loader and sweep"]).split())
 
 
 @pytest.mark.parametrize("name", FORMATS)

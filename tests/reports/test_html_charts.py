@@ -48,7 +48,7 @@ def traces(figure: Figure | None, view: int = 0) -> dict[str, dict[str, Any]]:
 def test_a_whole_run_has_all_charts() -> None:
     streams = ["stream", "stream-randomness"]
     assert [figure.name for figure in figures(FULL)] == [
-        *("sweep", "histogram", "padding", "randomness", *streams, "frontier"),
+        *("sweep", "histogram", "padding", "randomness", *streams, "frontier", "loader"),
     ]
     assert [figure.name for figure in figures(streamed())] == [*streams, "frontier"]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from loader_records import all_failed, bottleneck, loaded, made_dali
 from pooled_records import pooled_sweep
 from report_records import (
     failed_verification,
@@ -55,6 +56,11 @@ RUNS = {
     "pooled": RunResults(name="librispeech-100", probe=made_probe(), sweep=pooled_sweep()),
     "stream": streamed(),
     "stream-and-sweep": streamed(sweep=True),
+    "loader": loaded(),
+    "loader-bottleneck": loaded(bottleneck()),
+    "loader-dali": loaded(made_dali()),
+    "loader-and-sweep": loaded(sweep=True),
+    "loader-failed": loaded(all_failed()),
     "probe": RunResults(name="librispeech-100", probe=made_probe(), sweep=None),
     "sweep-untimed": RunResults(name="librispeech-100", probe=None, sweep=made_sweep(timed=False)),
     "nothing-recommended": RunResults(name="librispeech-100", probe=None, sweep=without_recommendation(made_sweep())),
@@ -63,7 +69,7 @@ RUNS = {
 
 BRIEF = (
     *("proven", "partly-proven", "does-not-hold", "everything", "pooled", "stream", "stream-and-sweep"),
-    *("probe", "sweep-untimed", "nothing-recommended"),
+    *("probe", "sweep-untimed", "nothing-recommended", "loader", "loader-bottleneck", "loader-and-sweep"),
 )
 
 
@@ -92,7 +98,8 @@ def test_the_brief_report_has_20_lines_for_a_short_warning() -> None:
     for name, results in RUNS.items():
         lines = render(results, full=False).splitlines()
         shown = sum(line.startswith("! ") for line in lines)
-        both = results.sweep is not None and results.stream is not None  # two sections, with warnings of both
+        sections = [results.sweep, results.stream, results.loader]
+        both = sum(section is not None for section in sections) > 1  # with warnings of both
         assert len(lines) <= 20 or shown == 1 or "1 more warning" in str(lines) or both, name
 
 

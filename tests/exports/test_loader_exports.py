@@ -1,0 +1,200 @@
+"""The recommended arguments of a data loader: in loader.yaml, and in the config of every framework."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+from exports.stream_runs import tuned
+from exports.test_export_conformance import check, content, prose
+from loader_records import all_failed, hostile_loader, made_dali, made_iterable, made_loader
+from msgspec.structs import replace
+from report_records import made_sweep
+from ruamel.yaml import YAML
+
+from batchtune.errors import ResultError
+from batchtune.exports import FRAMEWORKS, export_of
+from batchtune.exports.loader import loader_config, render_loader_yaml
+from batchtune.results import Arguments, LoaderTuning
+
+BESIDE = {"prefetch_factor": 4, "pin_memory": True, "persistent_workers": True}
+OTHERS = {"multiprocessing_context": "spawn", "in_order": False}
+# What makes its own DataLoader, of all arguments.
+IN_PYTHON = ("pytorch", "accelerate", "lightning", "webdataset", "hf-streaming", "lhotse", "lhotse-shar")
+
+
+def recommending(arguments: Arguments, **changes: Any) -> LoaderTuning:
+    """A loader that recommends these arguments."""
+    made = made_loader()
+    rows = [*made.rows]
+    workers = arguments.get("num_workers")
+    rows[5] = replace(rows[5], arguments=arguments, workers=workers if isinstance(workers, int) else 0)
+    return replace(made, rows=rows, **changes)
+
+
+ALL = recommending({"num_workers": 6, **BESIDE, **OTHERS})
+
+
+def exported(name: str, loader: LoaderTuning | None) -> str:
+    return export_of(name).render(tuned(made_sweep(), loader=loader))
+
+
+def keywords(text: str) -> dict[str, str]:
+    """The keyword arguments of the call that makes the loader."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    (made,) = [call for call in calls if ast.unparse(call.func) in ("DataLoader", "make_dataloader")]
+    return {str(keyword.arg): ast.unparse(keyword.value) for keyword in made.keywords}
+
+
+# loader.yaml
+
+
+def test_loader_yaml_reads_back_the_same_and_has_the_same_bytes() -> None:
+    text = render_loader_yaml(ALL)
+    assert text == render_loader_yaml(ALL)
+    document = YAML(typ="safe").load(text)
+    assert document["arguments"] == {"num_workers": 6, **BESIDE, **OTHERS}
+    assert document["kind"] == "torch" and document["version"] == 1
+    assert document["evidence"] == {
+        **{"target": "train.py:make_dataset root=data", "device_name": "NVIDIA H200", "processors": 8},
+        **{"ranks_per_node": 2, "examples_per_second": pytest.approx(870.7, abs=0.1), "step_seconds": 0.0384},
+        "gpu_idle": 0.006,
+    }
+    assert text.startswith("# batchtune's recommendation for torch's DataLoader")
+
+
+@pytest.mark.parametrize("loader", [made_dali(), made_iterable()])
+def test_loader_yaml_of_other_kinds(loader: LoaderTuning) -> None:
+    document = YAML(typ="safe").load(render_loader_yaml(loader))
+    row = loader.recommended_row
+    assert row is not None and document["arguments"] == row.arguments and document["evidence"]["gpu_idle"] is None
+
+
+def test_what_recommends_nothing_has_no_yaml() -> None:
+    with pytest.raises(ResultError, match="No setting of the loader is recommended: Nothing is recommended"):
+        loader_config(all_failed())
+
+
+@pytest.mark.parametrize(
+    "text", ["a: b\n- !!python/object:os.system {}", "\x1b[31m", "'\"\\ \u2028#", "\u202eA\U000e0041"]
+)
+def test_strings_of_strangers_stay_strings_in_yaml(text: str) -> None:
+    loader = recommending({text: text, "num_workers": 2})
+    written = render_loader_yaml(replace(loader, target=replace(loader.target, spec=text)))
+    document = YAML(typ="safe").load(written)
+    assert document["arguments"][text] == text
+    assert all(character == "\n" or character.isprintable() for character in written)
+
+
+# Frameworks
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("loader", [made_dali(), made_iterable(), all_failed()])
+def test_other_kinds_and_failures_change_no_export(name: str, loader: LoaderTuning) -> None:
+    assert exported(name, loader) == exported(name, None)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_export_names_the_workers_and_what_was_measured(name: str) -> None:
+    text = exported(name, ALL)
+    check(name, text)
+    assert content(name, text) != content(name, exported(name, None))
+    assert "as `batchtune tune-loader` measured them: 870.7 examples/s" in prose(text)
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_a_dataloader_gets_all_arguments(name: str) -> None:
+    workers = "self.num_workers" if name == "lightning" else "num_workers"
+    found = keywords(exported(name, ALL))
+    assert {argument: found[argument] for argument in ("num_workers", *BESIDE, *OTHERS)} == {
+        "num_workers": workers,
+        "prefetch_factor": f"4 if {workers} else None",
+        "pin_memory": "True",
+        "persistent_workers": f"{workers} > 0",
+        "multiprocessing_context": f"'spawn' if {workers} else None",
+        "in_order": "False",
+    }
+    assert "num_workers=6" in exported(name, ALL)
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_without_workers_nothing_of_workers_is_written(name: str) -> None:
+    text = exported(name, recommending({"num_workers": 0, "pin_memory": True, "prefetch_factor": None}))
+    assert "num_workers=0" in text and "pin_memory=True" in text and "prefetch_factor" not in text
+
+
+def test_what_the_code_makes_is_a_dataloader_with_these_arguments() -> None:
+    names: dict[str, Any] = {}
+    code = exported("pytorch", recommending({"num_workers": 2, **BESIDE})).split("\n\n\ndef train(")[0]
+    exec(code, names)
+    names["sampler_from_config"] = lambda *_: [[0]]
+    for workers, factor in ((2, 4), (0, None)):
+        loader = names["train_loader"]([1], [1.0], list, num_workers=workers)
+        assert (loader.prefetch_factor, loader.persistent_workers) == (factor, workers > 0)
+        assert loader.pin_memory is True
+
+
+def test_speechbrains_stream_gets_them_besides_its_own() -> None:
+    found = keywords(exported("speechbrain-stream", ALL))
+    assert found["persistent_workers"] == "num_workers > 0" and found["prefetch_factor"] == "4 if num_workers else None"
+
+
+def test_transformers_gets_them_in_its_own_words() -> None:
+    text = exported("transformers", ALL)
+    names: dict[str, Any] = {}
+    exec(text[text.index("LOADER = {") : text.index("class TunedTrainer")], names)
+    assert names["LOADER"] == {f"dataloader_{name}": value for name, value in {"num_workers": 6, **BESIDE}.items()}
+    assert keywords(text)["in_order"] == "False"
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    assert set(names["LOADER"]) <= set(arguments.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "beyond"),
+    [
+        ("nemo", {"num_workers": 6, "pin_memory": True}, "NeMo has no setting for what else was recommended: "
+         "prefetch_factor=4, persistent_workers=true, multiprocessing_context=spawn, in_order=false."),
+        ("nemo-tarred", {"num_workers": 6, "pin_memory": True}, "prefetch_factor=4, multiprocessing_context=spawn, "
+         "in_order=false."),
+        ("espnet", {"num_workers": 6}, "ESPnet has no setting for what else was recommended: prefetch_factor=4, "),
+        ("speechbrain", {"num_workers": 6}, 'train_dataloader_opts |= {"prefetch_factor": 4, "pin_memory": True, '),
+    ],
+)  # fmt: skip
+def test_configs_hold_what_they_can_and_name_the_rest(name: str, settings: dict[str, Any], beyond: str) -> None:
+    text = exported(name, ALL)
+    document = content(name, text)
+    if name.startswith("nemo"):
+        document = document["model"]["train_ds"]
+    assert {key: document[key] for key in settings} == settings
+    assert beyond in prose(text)
+
+
+def test_fairseq_gets_a_flag() -> None:
+    text = exported("fairseq", ALL)
+    assert " --num-workers 6 " in text and "#     num_workers: 6\n" in text
+    assert "fairseq has no setting for what else was recommended: prefetch_factor=4, pin_memory=true" in prose(text)
+
+
+def test_defaults_of_torch_need_no_word() -> None:
+    defaults = {"prefetch_factor": 2, "pin_memory": False, "persistent_workers": False, "in_order": True}
+    assert "has no setting" not in exported("espnet", recommending({"num_workers": 2, **defaults}))
+
+
+def test_the_stream_says_that_it_was_swept_with_other_workers() -> None:
+    assert "batchtune sweep-stream` with --workers 6 sweeps for them" in prose(exported("webdataset", ALL))
+    assert "--workers" not in exported("webdataset", recommending({"num_workers": 2}))
+
+
+def test_arguments_of_the_users_own_function_are_named() -> None:
+    text = exported("pytorch", recommending({"num_workers": 2, "crop": 3}))
+    assert "Recommended besides, for the function that was tuned: crop=3." in prose(text)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("text", ["\n__import__('os').abort()", '"""\nimport os', "\u2028import os", "\x1b[31m"])
+def test_strings_of_strangers_stay_in_comments(name: str, text: str) -> None:
+    hostile = hostile_loader(text)
+    check(name, exported(name, hostile))
+    assert content(name, exported(name, hostile)) == content(name, exported(name, hostile_loader("plain")))
