@@ -23,7 +23,7 @@ def installed(package: str) -> bool:
         return False
 
 
-# Prints for each loader the largest difference from torch's features, the clips in each batch, and how many are missing.
+# Prints for each loader the largest difference from torch's features, the size of each batch, and how many clips lack.
 COMPARE = """
 import json, sys
 from pathlib import Path
