@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         found[name] = tune(options, name, target, place, f"{axis}={int(axis == 'num_threads')}:{options.workers}")
 
-    print(f"{'':12}{'clips/s':>8}{'GPU idle':>10}  recommended")
+    print(f"{'':15}{'clips/s':>8}{'GPU idle':>10}  recommended")
     for name, tuning in found.items():
         show(name, tuning["rows"][tuning["recommended"]])
     if "DALI" in found:
