@@ -15,7 +15,7 @@ from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import facts_of
 from batchtune.loaders.iterable import IterableLoader, call
-from batchtune.results import Argument, Arguments
+from batchtune.results import Argument, Arguments, LoaderStage
 
 # The arguments that a DataLoader keeps as attributes, from which the same one is built with others.
 _KEPT = (
@@ -238,6 +238,10 @@ class TorchLoader(IterableLoader):
             return super().explain(error)
         in_order = getattr(self.loader, "in_order", True) or self.loader.num_workers < 2
         return self._culprit(error, list(self._noting.sent)[: 1 if in_order else None])
+
+    def stages(self, seconds: float) -> list[LoaderStage]:
+        """As the base class says."""
+        return self._stages_of(self.plain, seconds)
 
     def close(self) -> None:
         """As the base class says."""

@@ -10,7 +10,7 @@ from batchtune.errors import LoaderError
 from batchtune.loaders import torch_arguments
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
 from batchtune.loaders.batches import digests_of, facts_of, moved, words_of
-from batchtune.results import Argument, Arguments
+from batchtune.results import Argument, Arguments, LoaderStage
 
 
 class IterableLoader(OpenLoader):
@@ -78,6 +78,15 @@ class IterableLoader(OpenLoader):
         """As the base class says."""
         count = self.delivered
         return f"raised after {count:,} {'batch' if count == 1 else 'batches'}"
+
+    def stages(self, seconds: float) -> list[LoaderStage]:
+        """As the base class says."""
+        return self._stages_of(self._made, seconds)
+
+    def _stages_of(self, loader: Any, seconds: float) -> list[LoaderStage]:
+        from batchtune.loaders.stages import measure_stages
+
+        return measure_stages(loader, {}, seconds, lambda batch: facts_of(batch).examples)
 
     def close(self) -> None:
         """As the base class says."""

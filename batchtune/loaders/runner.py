@@ -88,7 +88,7 @@ class LoaderRunner:
         """Build the loader once, with the first of the values that the user named. Raises LoaderError if that fails."""
         self._nursery.start_worker()
         try:
-            return self._open({name: values[0] for name, values in self._settings.sweep.items()})
+            return self._inspect()
         except _Failure as failure:
             raise LoaderError(failure.message, failure.hint, failure.traceback) from None
         finally:
@@ -129,7 +129,7 @@ class LoaderRunner:
         """Measure the stages of making a batch in a fresh process. Raises LoaderError if a stage fails."""
         self._nursery.start_worker()
         try:
-            self._open({name: values[0] for name, values in self._settings.sweep.items()})
+            self._inspect()
             found = self._ask(Split(seconds=seconds), Stages, seconds * 2 + self._settings.timeout_seconds)
             assert isinstance(found, Stages)
             return found.stages
@@ -138,7 +138,10 @@ class LoaderRunner:
         finally:
             self._nursery.end_worker()
 
-    def _open(self, arguments: Arguments) -> Opened:
+    def _inspect(self) -> Opened:
+        return self._open({name: values[0] for name, values in self._settings.sweep.items()}, inspect=True)
+
+    def _open(self, arguments: Arguments, *, inspect: bool = False) -> Opened:
         settings = self._settings
         request = Open(
             spec=settings.target,
@@ -148,6 +151,7 @@ class LoaderRunner:
             processors=settings.processors,
             device=settings.device,
             seed=settings.seed,
+            inspect=inspect,
             config=settings.config,
         )
         opened = self._ask(request, Opened, settings.setup_timeout_seconds)

@@ -111,6 +111,9 @@ class Served:
                 device, device_name = _device(request.device)
                 request = replace(request, device=device)
                 target = _target(request)
+                if request.inspect:
+                    taken = {name: value for name, value in request.arguments.items() if name in target.takes}
+                    request = replace(request, arguments=taken)
                 self.loader, kind = _opened(request, target)
                 batches, examples = self.loader.batches(), self.loader.examples()
             except BaseException as error:
