@@ -6,6 +6,7 @@ import contextlib
 import errno
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from multiprocessing import queues
 from typing import Any
@@ -75,7 +76,7 @@ def failed(error: BaseException, loader: OpenLoader | None = None, *, kills: int
         fatal = isinstance(error, WorkloadError)
         return Failed(outcome="error", message=error.message, hint=error.hint, traceback=last_lines, fatal=fatal)
     said = "\n".join(f"{type(one).__name__}: {_text(one)}" for one in _linked(error))
-    outcome, message, hint = _known(said, kills)
+    outcome, message, hint = _known(said, loader, kills)
     if message is not None:
         return Failed(outcome=outcome, message=message, hint=hint)
     first, last_lines = raised_elsewhere(error) or (first_line(error), user_traceback(error))
@@ -99,10 +100,8 @@ def missing_library(error: BaseException, spec: str) -> LoaderError | None:
     return None
 
 
-def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str | None]:
+def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[LoaderOutcome, str | None, str | None]:
     """Recognise what torch and the system say; no message: it is the user's own error."""
-    killed, exited = _KILLED.search(said), _EXITED.search(said)
-    code = _EXIT_CODE.search(said)
     if _NO_FILES.search(said) or f"[Errno {errno.EMFILE}]" in said:
         return (
             "error",
@@ -110,32 +109,29 @@ def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str
             "Raise the limit (ulimit -n 65536), or call torch.multiprocessing.set_sharing_strategy('file_system') in "
             "your file.",
         )
-    if (killed and killed[1].startswith("Bus error")) or _NO_SHARED_MEMORY.search(said):
+    killed, code = _KILLED.search(said), _exit_code(said, loader)
+    if code == -signal.SIGBUS or _NO_SHARED_MEMORY.search(said):
         size = ""
         with contextlib.suppress(OSError):
             size = f": it holds {format_size(shutil.disk_usage(_SHARED_MEMORY).total)}"
-        how = "a worker was killed by a bus error: " if killed else ""
+        how = "a worker was killed by a bus error: " if code == -signal.SIGBUS else ""
         return (
             "shared_memory",
             f"{how}{_SHARED_MEMORY} is too small for the batches in flight{size}",
             "Enlarge it (docker run --shm-size=8g, or --ipc=host), or use fewer workers or a lower prefetch_factor.",
         )
-    if killed and killed[1].strip() == "Killed":
+    if code == -signal.SIGKILL:
         now = oom_kills()
         if kills is not None and now is not None and now > kills:
             return "oom", "the kernel killed a worker for want of memory", "Use fewer workers or prefetch less."
-        return "crash", "a worker was killed by SIGKILL", None
-    if killed:
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return "crash", f"a worker was killed by {name}", "Look at what it printed, and run it with num_workers=0."
+    if killed or _EXITED.search(said):
         return (
             "crash",
-            f"a worker was killed by a signal: {killed[1].strip()}",
-            "Run it with num_workers=0 to see where.",
-        )
-    if exited:
-        return (
-            "crash",
-            "a worker ended unexpectedly" + (f" with exit code {code[1]}" if code else ""),
-            "It may have printed why. Under spawn and forkserver, workers import your file anew, by its name.",
+            "a worker ended unexpectedly" + (f" with exit code {code}" if code else ""),
+            "Look at what it printed. Under spawn and forkserver, workers import your file anew, by its name.",
         )
     if "MemoryError:" in said or _NO_MEMORY.search(said):
         return "oom", None, "Use fewer workers, a lower prefetch_factor or smaller batches."
@@ -146,6 +142,20 @@ def _known(said: str, kills: int | None) -> tuple[LoaderOutcome, str | None, str
     if "pickle" in said.lower():
         return "error", None, _PICKLE
     return "error", None, None
+
+
+def _exit_code(said: str, loader: OpenLoader | None) -> int | None:
+    """Return the exit code of a worker that died, negative for a signal; None: none has, or it can't be told.
+
+    torch knows it only if it looks at the worker before multiprocessing does.
+    """
+    if killed := _KILLED.search(said):
+        names = {signal.strsignal(number): -number for number in signal.Signals}
+        return names.get(killed[1].strip())
+    if code := _EXIT_CODE.search(said):
+        return int(code[1])
+    codes = loader.exit_codes() if loader is not None and _EXITED.search(said) else []
+    return codes[0] if codes else None
 
 
 def _text(error: BaseException) -> str:
