@@ -7,6 +7,7 @@ import errno
 import re
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from multiprocessing import queues
 from typing import Any
@@ -23,6 +24,7 @@ _SHARED_MEMORY = "/dev/shm"
 # As torch, Python and the C library write them.
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([\w ]+)")
 _EXITED = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly")
+_CUT = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|FileNotFound)Error: (?!Caught)")
 _EXIT_CODE = re.compile(r"exited unexpectedly with exit code (\d+)")
 _NO_SHARED_MEMORY = re.compile(
     r"unable to (?:allocate|open|resize) shared memory|(?:shm|torch_)\S*.*No space left on device|out of shared memory"
@@ -39,6 +41,8 @@ _PICKLE = (
     "the top level of the file and open files and locks in the worker, or use fork."
 )
 
+# How long a process may take to end after its connections are cut.
+_ENDING_SECONDS = 0.5
 _SENDING = "while a worker sent a batch"
 _UNSENT = "Return tensors, arrays and plain values from the data set and from collate_fn."
 
@@ -109,7 +113,7 @@ def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[Loa
             "Raise the limit (ulimit -n 65536), or call torch.multiprocessing.set_sharing_strategy('file_system') in "
             "your file.",
         )
-    killed, code = _KILLED.search(said), _exit_code(said, loader)
+    code = _exit_code(said, loader)
     if code == -signal.SIGBUS or _NO_SHARED_MEMORY.search(said):
         size = ""
         with contextlib.suppress(OSError):
@@ -127,7 +131,7 @@ def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[Loa
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         return "crash", f"a worker was killed by {name}", "Look at what it printed, and run it with num_workers=0."
-    if killed or _EXITED.search(said):
+    if code is not None or _KILLED.search(said) or _EXITED.search(said):
         return (
             "crash",
             "a worker ended unexpectedly" + (f" with exit code {code}" if code else ""),
@@ -147,14 +151,18 @@ def _known(said: str, loader: OpenLoader | None, kills: int | None) -> tuple[Loa
 def _exit_code(said: str, loader: OpenLoader | None) -> int | None:
     """Return the exit code of a worker that died, negative for a signal; None: none has, or it can't be told.
 
-    torch knows it only if it looks at the worker before multiprocessing does.
+    torch knows it only if it looks at the worker before multiprocessing does, and may find its connection cut first.
     """
     if killed := _KILLED.search(said):
         names = {signal.strsignal(number): -number for number in signal.Signals}
         return names.get(killed[1].strip())
     if code := _EXIT_CODE.search(said):
         return int(code[1])
-    codes = loader.exit_codes() if loader is not None and _EXITED.search(said) else []
+    if loader is None or not (_EXITED.search(said) or _CUT.match(said)):
+        return None
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while not (codes := loader.exit_codes()) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return codes[0] if codes else None
 
 
