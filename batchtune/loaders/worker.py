@@ -62,6 +62,7 @@ def work(channel: int) -> None:
     connection.set_inheritable(False)
     report_unsent_batches()
     served = Served()
+    _watch_workers_while_taking(served)
     with connection, connection.makefile("rb") as requests:
         for line in requests:
             connection.sendall(encode(served.answer(decode_request(line))) + b"\n")
@@ -80,11 +81,24 @@ def _pass_on(number: int, frame: object) -> None:
                 time.sleep(_PRINTING_SECONDS)
 
 
+def _watch_workers_while_taking(served: Served) -> None:
+    """Let torch raise its error for a worker that died only where the error is expected.
+
+    Its handler of SIGCHLD raises wherever this process happens to be.
+    """
+    from torch.utils.data._utils import signal_handling
+
+    signal_handling._set_SIGCHLD_handler()
+    raising: Any = signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda number, frame: raising(number, frame) if served.taking else None)
+
+
 class Served:
-    """What one worker process holds: the loader that it opened."""
+    """What one worker process holds: the loader that it opened, and whether batches are being taken from it."""
 
     def __init__(self) -> None:
         self.loader: OpenLoader | None = None
+        self.taking = False
         self._kills: int | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -141,8 +155,11 @@ class Served:
         started = time.perf_counter()
         epoch = loader.epoch()
         try:
+            self.taking = True
             record.take(loader, epoch, request, started)
+            self.taking = False
         except BaseException as raised:
+            self.taking = False
             error = raised
         taken = record.taken(_cpu_seconds() - busy_before)
         if error is not None:

@@ -136,6 +136,11 @@ def generator(rows: int = 3) -> Iterator[torch.Tensor]:
         yield torch.ones(rows, 7 + number)
 
 
+class Endless(Dataset[torch.Tensor]):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3)
+
+
 def number() -> int:
     return 3
 

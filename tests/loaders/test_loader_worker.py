@@ -244,7 +244,7 @@ def test_an_item_that_raises_is_named(asker: Asker, workers: Arguments) -> None:
         ("memory", "oom", "MemoryError: no room for a clip (item 17 of the data set raises it)"),
         ("exit", "crash", "a worker ended unexpectedly with exit code 3"),
         ("SIGKILL", "crash", "a worker was killed by SIGKILL"),
-        ("SIGSEGV", "crash", "a worker was killed by a signal: Segmentation fault"),
+        ("SIGSEGV", "crash", "a worker was killed by SIGSEGV"),
         ("SIGBUS", "shared_memory", "a worker was killed by a bus error: /dev/shm is too small"),
     ],
 )
@@ -289,7 +289,8 @@ def test_an_epoch_without_batches_has_its_reason(asker: Asker, options: dict[str
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("number", "the target returns an object of type int: not a data set, and not iterable"),
+        ("number", "the target returns an object of type int: neither a data set nor an iterable"),
+        ("Endless", "the target returns an object of type Endless without __len__"),
         ("without_data", "the target returns a dict without `dataset`: batch_size"),
         ("misspelt", "unexpected keyword argument 'batch_sise'"),
         ("nothing_of_that_name", "has no 'nothing_of_that_name'"),
