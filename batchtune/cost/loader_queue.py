@@ -33,6 +33,8 @@ _USUAL_ERROR = 0.03
 _WITHOUT_WORKERS = 0.3
 _OF_COMPUTING = 0.3
 _DRAWN = np.array([1e-3, 1e-2, 1e-2, 1e-2])
+# The first of these where no setting says how much it computed.
+_DRAWN_UNKNOWN = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +151,12 @@ def fit_queue(
         weights = [1.0 if one.setting.workers else _WITHOUT_WORKERS for one in observations]
         computing = [_computing_error(queue, one) for one in observations if _says_computing(one)]
         batch, busy, receive, latency, share = map(float, values)
-        drawn = [1.0 - busy, receive / batch, latency / batch, math.log(share)]
+        drawn = [(1.0 - busy) * unsure, receive / batch, latency / batch, math.log(share)]
         return np.concatenate(
             (log_ratios(queue) * weights, np.multiply(computing, _OF_COMPUTING), np.multiply(drawn, _DRAWN))
         )
 
+    unsure = 1.0 if any(map(_says_computing, observations)) else _DRAWN_UNKNOWN / _DRAWN[0]
     computing = [min(1.0, _computed(one) / scale) for one in with_workers if _says_computing(one)]
     busy = float(np.median(computing)) if computing else 1.0
     bounds = ([1e-6, 0.0, 0.0, 0.0, 0.01], [10.0, 1.0, 10.0, 10.0, 1.0])
