@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -25,12 +26,15 @@ _FITTED_BATCHES = 100
 _LEAST_BATCHES = 1000
 # By how much parameters are changed to see what that changes, as a share.
 _DIFFERENCE = np.array([1e-3])
+_CONVERGED = 1e-4
 # The relative error of a usual measurement.
 _USUAL_ERROR = 0.03
 # What counts less than a rate with workers: a rate without, the processors kept busy, and where parameters are drawn.
 _WITHOUT_WORKERS = 0.3
 _OF_COMPUTING = 0.3
 _DRAWN = np.array([1e-3, 1e-2, 1e-2, 1e-2])
+# The first of these where no setting says how much it computed.
+_DRAWN_UNKNOWN = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,8 @@ def fit_queue(
     scale = float(max(_period(one) * max(1, one.setting.workers) for one in observations))
     fastest = min(map(_period, with_workers)) / scale
 
+    different = {_alike(one) for one in observations}
+
     def queue_of(values: FloatArray) -> LoaderQueue:
         batch, busy, receive, latency, share = map(float, values)
         return LoaderQueue(
@@ -137,30 +143,35 @@ def fit_queue(
         )
 
     def log_ratios(queue: LoaderQueue) -> FloatArray:
-        return np.log([_simulated(queue, one, relative) / one.batches_per_second for one in observations])
+        rates = {one: _simulated(queue, one, relative) for one in different}
+        return np.log([rates[_alike(one)] / one.batches_per_second for one in observations])
 
     def residuals(values: FloatArray) -> FloatArray:
         queue = queue_of(values)
         weights = [1.0 if one.setting.workers else _WITHOUT_WORKERS for one in observations]
         computing = [_computing_error(queue, one) for one in observations if _says_computing(one)]
         batch, busy, receive, latency, share = map(float, values)
-        drawn = [1.0 - busy, receive / batch, latency / batch, math.log(share)]
+        drawn = [(1.0 - busy) * unsure, receive / batch, latency / batch, math.log(share)]
         return np.concatenate(
             (log_ratios(queue) * weights, np.multiply(computing, _OF_COMPUTING), np.multiply(drawn, _DRAWN))
         )
 
+    unsure = 1.0 if any(map(_says_computing, observations)) else _DRAWN_UNKNOWN / _DRAWN[0]
     computing = [min(1.0, _computed(one) / scale) for one in with_workers if _says_computing(one)]
     busy = float(np.median(computing)) if computing else 1.0
     bounds = ([1e-6, 0.0, 0.0, 0.0, 0.01], [10.0, 1.0, 10.0, 10.0, 1.0])
     # Receiving shows in a rate only where it is the narrowest place: from below, least squares may not find that.
     starts = [[1.0, busy, receive, 1e-3, 1.0] for receive in (1e-3, fastest)] + [[1.0, busy, 1e-3, 1e-3, 0.5]]
-    fits = [
-        least_squares(residuals, start, "2-point", bounds, loss="soft_l1", f_scale=_USUAL_ERROR, diff_step=_DIFFERENCE)
-        for start in starts
-    ]
-    best = queue_of(min(fits, key=lambda fit: float(fit.cost)).x)
+    fit = partial(least_squares, residuals, bounds=bounds, loss="soft_l1", f_scale=_USUAL_ERROR)
+    fits = [fit(start, diff_step=_DIFFERENCE, ftol=_CONVERGED, xtol=_CONVERGED) for start in starts]
+    best = queue_of(min(fits, key=lambda one: float(one.cost)).x)
     error = float(np.mean(np.abs(np.expm1(log_ratios(best)))))
     return msgspec.structs.replace(best, relative_error=error)
+
+
+def _alike(one: QueueObservation) -> QueueObservation:
+    """Return what an observation's simulated rate depends on; other arguments of a loader do not change it."""
+    return replace(one, batches_per_second=0.0, processors=None)
 
 
 def _says_computing(one: QueueObservation) -> bool:

@@ -1,8 +1,9 @@
 """Predicted against measured waits of real DataLoaders: `python tests/benchmarks/loaders.py`.
 
-Three datasets whose batches have a known cost: `sleeping` (a wait for a disk or a network), `busy` (a fixed amount of
-computing, which takes as long alone) and `mixed` (half of each, alternating). Each batch costs 0.5 to 1.5 times the
-average. The consumer sleeps for each step, as a training process does that waits for its GPU.
+Datasets whose batches have a known cost: `sleeping` (a wait for a disk or a network), `busy` (a fixed amount of
+computing, which takes as long alone), `mixed` (half of each, alternating), and `sharing`, whose workers sleep as if
+they computed on 2 processors that nothing else uses: the more of them at once, the longer. Each batch costs 0.5 to 1.5
+times the average. The consumer sleeps for each step, as a training process does that waits for its GPU.
 
 The queue is fitted to few settings: no worker, 1 and 2, and one of them with long steps. It then predicts the mean
 wait, the first batch apart, of settings that were not used: other numbers of workers and other prefetch factors, each
@@ -19,12 +20,14 @@ prediction does not hold, or where more than half were disturbed.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import resource
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,6 +39,7 @@ from batchtune.results import LoaderQueue
 
 TOLERANCE = 0.1
 PROCESSORS = len(os.sched_getaffinity(0))
+SHARED = 2  # processors of the dataset `sharing`
 QUIET, TRIES, MOST = 0.15, 3, 8
 PARTS = 4  # waiting and computing alternate so often in a batch
 FITTED = [(0, 2, 0.0), (1, 2, 0.0), (1, 1, 0.0), (2, 2, 0.0), (1, 2, 1.5)]
@@ -50,9 +54,18 @@ class Known(Dataset[torch.Tensor]):
     sleep_seconds: np.ndarray
     units: np.ndarray
     floats: int
+    computing: Any = None  # how many workers share processors now: a multiprocessing.Value
+
+    @property
+    def processors(self) -> int:
+        """That its workers share."""
+        return PROCESSORS if self.computing is None else SHARED
 
     def __getitem__(self, index: int) -> torch.Tensor:
         place = index % len(self.units)
+        if self.computing is not None:
+            share_processors(self.sleep_seconds[place], self.computing)
+            return torch.zeros(self.floats)
         for _ in range(PARTS):
             if self.sleep_seconds[place]:
                 time.sleep(self.sleep_seconds[place] / PARTS)
@@ -69,6 +82,19 @@ class Measured:
     rate: float
     processors: float
     others: float
+
+
+def share_processors(seconds: float, computing: Any) -> None:
+    """Sleeps for as long as so much computing takes on shared processors."""
+    with computing.get_lock():
+        computing.value += 1
+    now = time.perf_counter()
+    while seconds > 0:
+        time.sleep(min(seconds, 1e-3))
+        before, now = now, time.perf_counter()
+        seconds -= (now - before) * min(1.0, SHARED / computing.value)
+    with computing.get_lock():
+        computing.value -= 1
 
 
 def compute(units: int) -> int:
@@ -161,7 +187,7 @@ def observe(
         setting=setting,
         batches=batches,
         batches_per_second=run.rate,
-        processors=run.processors,
+        processors=run.processors if known.computing is None else float(np.mean(known.sleep_seconds)) * run.rate,
         step_seconds=run.step if step else 0.0,
     )
     return observation, run
@@ -175,7 +201,7 @@ def fit(known: Known, seconds: float, batches: int, costs: np.ndarray, until: fl
         observation, run = observe(known, setting, times * seconds / max(1, workers), batches, until)
         observations.append(observation)
         _print_row(setting, run, "")
-    queue = fit_queue(observations, PROCESSORS, costs)
+    queue = fit_queue(observations, known.processors, costs)
     assert queue is not None
     times_ms = (1e3 * value for value in (queue.batch_seconds, queue.receive_seconds, queue.latency_seconds))
     print(
@@ -195,7 +221,7 @@ def predicted_wait(queue: LoaderQueue, setting: QueueSetting, step: float, batch
 
 def compare(name: str, known: Known, seconds: float, batches: int, costs: np.ndarray, until: float) -> list[bool]:
     """Prints all for one dataset; for each prediction that can be judged, whether it holds."""
-    print(f"{name}: batches of {seconds * 1e3:g} ms on average, {PROCESSORS} processors")
+    print(f"{name}: batches of {seconds * 1e3:g} ms on average, {known.processors} processors")
     print(
         f"  {'workers':>7}{'prefetch':>9}{'step':>9}{'others':>8}{'processors':>11}{'wait':>10}"
         f"{'predicted':>12}{'ratio':>7}{'a batch':>9}  idle, predicted"
@@ -204,7 +230,7 @@ def compare(name: str, known: Known, seconds: float, batches: int, costs: np.nda
     judged = []
     for workers, prefetch in PREDICTED:
         setting = QueueSetting(workers=workers, prefetch_factor=prefetch)
-        alone = seconds / workers * max(1.0, workers * queue.busy / PROCESSORS)
+        alone = seconds / workers * max(1.0, workers * queue.busy / known.processors)
         for times in STEPS:
             run = measure(known, setting, times * alone, batches, until)
             wait = predicted_wait(queue, setting, run.step, batches, costs)
@@ -237,13 +263,14 @@ def known_datasets(seconds: float, batches: int, floats: int = 50_000) -> tuple[
         "sleeping": Known(sleeping, 0 * computing, floats),
         "busy": Known(0 * sleeping, computing, floats),
         "mixed": Known(sleeping / 2, computing / 2, floats),
+        "sharing": Known(sleeping, 0 * computing, floats, multiprocessing.Value("i", 0)),
     }
     return datasets, costs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("datasets", nargs="*", help="sleeping, busy or mixed; all unless given")
+    parser.add_argument("datasets", nargs="*", help="sleeping, busy, mixed or sharing; all unless given")
     parser.add_argument("--ms", type=float, default=40.0, help="of an average batch")
     parser.add_argument("--batches", type=int, default=60, help="taken of each setting")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for quiet moments, in all")
