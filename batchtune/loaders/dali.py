@@ -176,8 +176,8 @@ class DaliLoader(OpenLoader):
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each operator, one after the other (`sync_full`), without reader threads.
 
-        The rest of the time is Python's, with what it runs besides operators. The operators of a captured pipeline can't
-        be told apart.
+        The rest of the time is Python's, with what it runs besides operators. Operators of a captured pipeline can't be
+        told apart.
         """
         source = self._source(0, 1, "sync_full")
         source.start()
