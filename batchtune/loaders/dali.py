@@ -10,7 +10,8 @@ The user's function is called with those of these parameters that it takes:
 - `num_threads`, and each name that is swept besides (`batch_size`, the reader's `prefetch_queue_depth`).
 
 If it returns an iterator, as a generator function does, it is called anew for each epoch, and so reads its list of
-files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on.
+files again. An object with `__iter__` is made once in each thread, and iterated once an epoch: its readers live on,
+except after an epoch that was broken off if they capture a pipeline (`capture=True`), for then DALI gives them up.
 
 **Seeds.** A reader that shuffles without a `seed` of its own takes DALI's default: the same order in every process,
 and for a reader that is made for one epoch, in every epoch. Pass `seed` on, or keep the reader, if that is not meant.
@@ -29,7 +30,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import BatchFacts, LoaderKind, Machine, OpenLoader, Target
@@ -57,6 +58,8 @@ class DaliKind(LoaderKind):
     """
 
     name = "dali"
+    # Parameters that the user's function gets though nothing sweeps them: they need no default.
+    GIVEN: ClassVar[frozenset[str]] = frozenset({"shard_id", "num_shards", "rng", "seed", "device"})
 
     def axes(self, machine: Machine, takes: frozenset[str]) -> dict[str, Sequence[Argument]]:
         """As in the base class: at most 36 settings, on a machine without a GPU at most 27."""
@@ -177,7 +180,8 @@ class DaliLoader(OpenLoader):
     def stages(self, seconds: float) -> list[LoaderStage]:
         """Measure each operator, one after the other (`sync_full`), without reader threads.
 
-        The rest of the time is Python's, and that of operators that DALI runs apart (padding).
+        The rest of the time is Python's, with what it runs besides operators. Operators of a captured pipeline can't be
+        told apart.
         """
         source = self._source(0, 1, "sync_full")
         source.start()
@@ -195,7 +199,7 @@ class DaliLoader(OpenLoader):
                         break
         finally:
             source.stop()
-        return times.stages(elapsed, examples)
+        return [] if self._watch.captured else times.stages(elapsed, examples)
 
     def explain(self, error: BaseException) -> str | None:
         """As in the base class: DALI's own message stands; only its words for too many shards need more."""

@@ -71,6 +71,17 @@ class Labels:
             yield labels
 
 
+class Captured:
+    """Keeps a reader that captures the operators in a pipeline."""
+
+    def __init__(self, folder: str, shard_id: int = 0, num_shards: int = 1) -> None:
+        self.reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards, stick_to_shard=True)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for encoded, labels in self.reader.next_epoch(batch_size=4, capture=True):
+            yield {"mel": log_mel(encoded), "label": labels}
+
+
 def fails(folder: str, shard_id: int = 0, num_shards: int = 1) -> Iterator[Any]:
     reader = reader_of(folder, shard_id=shard_id, num_shards=num_shards)
     for number, (encoded, _) in enumerate(reader.next_epoch(batch_size=2)):
@@ -121,4 +132,7 @@ def where(folder: str, device: str = "cpu", shard_id: int = 0, num_shards: int =
         samples, _ = ndd.decoders.audio(encoded, dtype=ndd.float32, downmix=True)
         samples = samples.gpu() if device == "gpu" else samples
         stream = ndd.get_current_stream()
-        yield {"power": ndd.spectrogram(samples, nfft=64), "stream": stream and stream.handle}
+        yield {
+            "power": ndd.spectrogram(samples, nfft=64, window_length=64, window_step=32),
+            "stream": stream and stream.handle,
+        }

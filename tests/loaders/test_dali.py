@@ -29,7 +29,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "loaders" / "dali_loader.py"
 DYNAMIC = "nvidia.dali.experimental.dynamic"
 MODES = ("eager", "deferred", "sync_cpu", "sync_full")
 FILES = 11
-GIVEN = ("seed", "batch_size", "shard_id", "num_shards", "rng", "device")
 
 needs_dali = pytest.mark.skipif(
     importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
@@ -66,7 +65,7 @@ def opened(wavs: str) -> Iterator[Callable[..., OpenLoader]]:
 
 def target_of(name: str, options: dict[str, Any], device: str = "cpu", seed: int = 3) -> Target:
     """Its options are those that it takes."""
-    function = load_function(name if ":" in name else f"{TARGETS}:{name}", {}, given=(*GIVEN, *options))
+    function = load_function(name if ":" in name else f"{TARGETS}:{name}", {}, given={*DaliKind.GIVEN, *options})
     takes = frozenset(inspect.signature(function).parameters)
     options = {name: value for name, value in options.items() if name in takes}
     return Target(function=function, options=options, takes=takes, seed=seed, device=device, config=None)
@@ -196,6 +195,16 @@ def test_an_epoch_can_be_broken_off_and_begun_again(opened: Callable[..., OpenLo
 
 
 @needs_dali
+def test_a_captured_pipeline_is_measured_too(opened: Callable[..., OpenLoader]) -> None:
+    for threads, wanted in ((0, [4, 4, 3]), (2, [4, 4, 1, 2])):
+        loader = opened("Captured", reader_threads=threads)
+        for _ in range(2):
+            assert [loader.facts(batch).examples for batch in loader.epoch()] == wanted
+        assert len(digests(loader, 1)) == 1
+        assert [loader.facts(batch).examples for batch in loader.epoch()] == wanted
+
+
+@needs_dali
 def test_the_argument_batch_size_reaches_the_function(opened: Callable[..., OpenLoader]) -> None:
     loader = opened("mels", batch_size=5)
     assert [loader.facts(batch).examples for batch in loader.epoch()] == [5, 5, 1]
@@ -210,7 +219,7 @@ def test_the_stages_are_dalis_operators(opened: Callable[..., OpenLoader]) -> No
         *("mel_filter_bank", "to_decibels", "Python"),
     ]
     assert sum(stage.share for stage in stages) == pytest.approx(1)
-    assert opened("nothing").stages(0.05) == []
+    assert opened("nothing").stages(0.05) == opened("Captured").stages(0.05) == []
 
 
 # How it ends
