@@ -77,10 +77,10 @@ def tune(options: argparse.Namespace, name: str, target: str, place: str, sweep:
     """Runs `batchtune tune-loader`, which prints its report, and returns what it writes."""
     key, folder = place.split("=")
     run = options.out / f"run-{name.lower()}"
-    command = ["batchtune", "tune-loader", str(HERE / target), "--run", str(run), "--force", "--sweep", sweep]
+    command = ["batchtune", "tune-loader", str(HERE / target), "--run", str(run), "--force", "--stages"]
     command += ["--set", f"{key}={options.out / folder}", "--set", f"batch_size={options.batch_size}"]
     command += ["--step-ms", str(options.step_ms), "--seconds", str(options.seconds), "--trials", str(options.trials)]
-    command += ["--stages"]
+    command += ["--sweep", sweep]
     if name == "DALI":
         command += ["--sweep", "eval_mode=eager,sync_cpu"]
     else:
