@@ -110,9 +110,10 @@ def test_loaders_deliver_the_same_features(name: str, compared: dict[str, tuple[
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not all(map(installed, PACKAGES.values())), reason="WebDataset and DALI are not both installed")
 def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
-    small = ["--clips", "96", "--seconds", "0.3", "--trials", "1", "--workers", "2", "--out", str(tmp_path / "out")]
+    small = ["--clips", "96", "--seconds", "0.3", "--trials", "1", "--workers", "1", "--out", str(tmp_path / "out")]
     printed = ran(["tune_loaders.py", *small], tmp_path)
     lines = printed[printed.index("clips/s") :].splitlines()
     for name in ("torch", "WebDataset", "DALI", "DALI eager", "DALI sync_cpu"):
@@ -125,5 +126,10 @@ def test_each_loader_is_tuned_by_the_command(tmp_path: Path) -> None:
         assert tuning["epoch_examples"] == 96
         assert tuning["kind"] == ("dali" if name == "dali" else "torch")
         assert {row["outcome"] for row in tuning["rows"]} == {"ok"}
-    stages = json.loads((tmp_path / "out" / "run-webdataset" / "loader.json").read_text())["stages"]
-    assert [stage["name"] for stage in stages] == ["reading", "decode", "augmented", "log_mel", "collate (padded)"]
+        stages = [stage["name"] for stage in tuning["stages"]]
+        if name == "torch":
+            assert {"decoded", "augmented", "log_mel", "Clips.__getitem__", "collate (padded)"} <= set(stages)
+        elif name == "webdataset":
+            assert stages == ["reading", "decode", "augmented", "log_mel", "collate (padded)"]
+        else:
+            assert "decoders.audio" in " ".join(stages)
