@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import psutil
+
 from batchtune.errors import LoaderError
 from batchtune.loaders.base import LoaderKind
 from batchtune.loaders.memory import MemoryUse, MemoryWatch, shared_memory_free
@@ -55,6 +57,7 @@ class Measurement:
         trials: Of each, its epochs or parts of one; complete trials only, unless the first failed.
         memory: None where the loader was not built.
         started: When the first trial began, on `time.monotonic`'s clock.
+        busy_processors: How many all programs of the machine kept busy during the trials; None if it failed.
     """
 
     arguments: Arguments
@@ -64,6 +67,7 @@ class Measurement:
     trials: list[list[Taken]] = field(default_factory=list)
     memory: MemoryUse | None = None
     started: float = 0.0
+    busy_processors: float | None = None
 
     @property
     def epochs(self) -> list[Taken]:
@@ -102,9 +106,10 @@ class LoaderRunner:
             opened = self._open(arguments)
             with MemoryWatch(opened.pid) as memory:
                 self._warm_up(kind.batches_in_flight(arguments), plan)
-                started = time.monotonic()
+                started, busy_before = time.monotonic(), _busy_seconds()
                 for _ in range(plan.trials):
                     trials.append(self._trial(plan))
+                busy = (_busy_seconds() - busy_before) / (time.monotonic() - started)
             if not any(taken.waits for trial in trials for taken in trial):
                 raise _Failure("empty", "the loader delivers no batch")
         except _Failure as failure:
@@ -122,7 +127,13 @@ class LoaderRunner:
         finally:
             self._nursery.end_worker()
         return Measurement(
-            arguments=arguments, outcome="ok", opened=opened, trials=trials, memory=memory, started=started
+            arguments=arguments,
+            outcome="ok",
+            opened=opened,
+            trials=trials,
+            memory=memory,
+            started=started,
+            busy_processors=busy,
         )
 
     def stages(self, seconds: float) -> list[LoaderStage]:
@@ -202,6 +213,12 @@ class LoaderRunner:
         if isinstance(reply, Failed):
             raise _Failure(reply.outcome, reply.message, reply.hint, reply.traceback, fatal=reply.fatal)
         return reply
+
+
+def _busy_seconds() -> float:
+    """Return for how long all processors together have been busy since the machine was started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - times.guest)
 
 
 class _Failure(Exception):
