@@ -82,8 +82,8 @@ def warnings_for(tuning: LoaderTuning, processors: int) -> Iterator[str]:
     machine = processors * tuning.measured_with.ranks_per_node
     if others > _OTHERS * machine:
         yield (
-            f"Other programs kept {others:.1f} of {counted(machine, 'processor')} busy: rates are too low, and waits too "
-            "long. Measure on an idle machine."
+            f"Other programs kept {others:.1f} of {counted(machine, 'processor')} busy: rates are too low, and waits "
+            "too long. Measure on an idle machine."
         )
     if row.growth_bytes_per_batch:
         epoch = tuning.epoch_batches

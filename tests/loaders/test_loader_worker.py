@@ -321,7 +321,7 @@ def test_an_iterable_that_breaks_says_when(asker: Asker) -> None:
 def test_a_gpu_that_is_not_there(asker: Asker) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there may be one")
-    assert asker.failure("Clips", device="cuda:0").message == "--device cuda:0: no GPU can be used here"
+    assert asker.failure("Clips", device="cuda:0").message == "--device cuda:0: torch can use no GPUs here"
 
 
 @pytest.mark.slow
