@@ -125,6 +125,23 @@ def test_a_row_is_named_by_what_tells_it_apart() -> None:
     assert "Set num_workers=2 pin_memory=true for" in said(replace(made_iterable(), rows=rows[1:], recommended=0))
 
 
+def test_defaults_of_torch_go_without_saying() -> None:
+    rows = [
+        replace(row, arguments={**row.arguments, "in_order": in_order})
+        for row in made_loader().rows[:9]
+        for in_order in (True, False)
+    ]
+    first = [summary_sentences(loaded(replace(made_loader(), rows=rows, recommended=place)))[0] for place in (10, 11)]
+    assert first[0].startswith("num_workers=4 prefetch_factor=2 keeps the step busy")
+    assert first[1].startswith("num_workers=4 prefetch_factor=2 in_order=false keeps the step busy")
+
+
+def test_the_fastest_is_one_of_those_that_were_measured_longest() -> None:
+    fast = with_row(made_loader(), 3, examples_per_second=9000.0)  # in the first, short round
+    (table,) = brief_tables(loaded(fast))
+    assert table.rows[1][:3] == ("fastest", "6", "1234")
+
+
 def test_sentences_beside_those_of_a_sweep_say_that_they_are_of_the_loader() -> None:
     sentences = summary_sentences(loaded(sweep=True))
     assert sentences[0].startswith("Set 13 buckets") and "keeps the step busy" in sentences[1]
@@ -233,6 +250,13 @@ def test_arguments_that_matter_have_a_line_each() -> None:
     drawn = traces(faster)
     assert {"eval_mode=eager", "eval_mode=sync_cpu"} <= set(drawn)
     assert drawn["eval_mode=eager"]["x"] == [1, 2]
+
+
+def test_an_argument_that_varies_with_one_number_of_workers_has_no_lines() -> None:
+    rows = [row for row in made_loader().rows[:9] if row.arguments.get("prefetch_factor") != 4]
+    spawned = replace(rows[3], arguments={**rows[3].arguments, "multiprocessing_context": "spawn"})
+    drawn = traces(made_loader(rows=[*rows, replace(spawned, examples_per_second=10.0)], recommended=3))
+    assert "best of each number of workers" in drawn and drawn["other settings"]["y"] == [10.0]
 
 
 def test_a_demand_far_above_all_is_named_above_the_scale() -> None:
